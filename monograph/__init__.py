@@ -1,0 +1,3 @@
+"""monograph: the whole training step as one graph."""
+
+__version__ = "0.1.0"

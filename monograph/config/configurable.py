@@ -1,0 +1,105 @@
+"""The one rule of configuration: a component owns its Config, and the Config builds the component.
+
+A Config is a keyword-only, slotted dataclass, so a typo in a recipe is an error at once. It may be nested in its owner:
+
+    class Clock(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            tick_seconds: float = 1.0
+        def __init__(self, config: Config): ...
+
+or stand in a file of its own and name its owner, which `build` then imports:
+
+    @dataclass(kw_only=True, slots=True)
+    class ClockConfig(Configurable.Config):
+        owner: ClassVar[str] = "package.clock:Clock"
+        tick_seconds: float = 1.0
+
+    class Clock(Configurable):      # package/clock.py
+        Config = ClockConfig
+
+monograph's own Configs use the second form. Importing torch takes longer than the time we allow ourselves to reject
+wrong input, so everything needed to read and check a configuration must load without it (docs/decisions/0001).
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from monograph.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class BaseConfig:
+    """What every Config can do: name its owner, build it, and check its own values."""
+
+    owner: ClassVar[Any] = None
+    """The class that `build` makes: the class itself, or "module:Class" to import it on demand."""
+
+    def build(self, **context: Any) -> Any:
+        """Make the component this Config describes; `context` is what it needs besides its own settings."""
+        return find_owner(type(self))(self, **context)
+
+    def check(self) -> None:
+        """Raise ConfigError when the values contradict each other. Subclasses say what they require."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+class Configurable:
+    """A component that is described, and built, by its `Config`."""
+
+    Config: ClassVar[Any] = BaseConfig
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        config = cls.__dict__.get("Config")
+        if config is None:
+            return
+        check_config_class(config)
+        if config.__dict__.get("owner") is None:
+            config.owner = cls
+
+
+def check_config_class(config: type) -> None:
+    """Refuse a Config class that is not a keyword-only, slotted dataclass derived from Configurable.Config."""
+    if not (isinstance(config, type) and issubclass(config, BaseConfig)):
+        raise TypeError(f"{config!r} must derive from Configurable.Config")
+    is_dataclass = "__dataclass_params__" in config.__dict__ and "__slots__" in config.__dict__
+    if not is_dataclass or not all(field.kw_only for field in dataclasses.fields(config)):
+        raise TypeError(f"{config.__qualname__} must be decorated with @dataclass(kw_only=True, slots=True)")
+
+
+def find_owner(config: type[BaseConfig]) -> type:
+    """The component class a Config class belongs to, imported if it is only named."""
+    owner = config.owner
+    if isinstance(owner, str):
+        module, _, name = owner.partition(":")
+        owner = getattr(importlib.import_module(module), name)
+    if owner is None:
+        raise TypeError(f"{config.__qualname__} describes settings only; it has no component to build")
+    return owner
+
+
+def walk_configs(config: BaseConfig, path: str = "") -> Iterator[tuple[str, BaseConfig]]:
+    """The config and every config nested in it, outermost first, with dotted paths."""
+    yield path, config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, BaseConfig):
+            yield from walk_configs(value, f"{path}.{field.name}" if path else field.name)
+
+
+def check_config(config: BaseConfig) -> None:
+    """Run every nested `check`, innermost first, so that the most specific complaint is the one shown."""
+    for path, nested in reversed(list(walk_configs(config))):
+        try:
+            nested.check()
+        except ConfigError as error:
+            if path and path not in error.what:
+                raise ConfigError(f"{path}: {error.what}", why=error.why, do=error.do) from None
+            raise

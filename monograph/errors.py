@@ -1,0 +1,52 @@
+"""Errors that teach: what was written, why it cannot work, what to write instead.
+
+Everything a user can get wrong ends in one of these, printed without a traceback by the command line.
+A traceback is for our bugs only.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FAILED = 1
+"""The run itself failed: a training fault, a comparison that differs."""
+EXIT_WRONG_INPUT = 2
+"""The request could not be carried out as written; nothing was started."""
+
+
+class MonographError(Exception):
+    """An error meant for a person: `what` happened, `why`, and what to `do` about it."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, what: str, *, why: str = "", do: str = "") -> None:
+        self.what, self.why, self.do = what, why, do
+        super().__init__("\n".join(part for part in (what, why and f"why: {why}", do and f"do:  {do}") if part))
+
+
+class ConfigError(MonographError):
+    """The configuration or the command line asks for something that cannot work."""
+
+    exit_code = EXIT_WRONG_INPUT
+
+
+class DataError(MonographError):
+    """The training data is missing, empty, or does not fit the model."""
+
+    exit_code = EXIT_WRONG_INPUT
+
+
+class CheckpointError(MonographError):
+    """A checkpoint is damaged, incomplete or does not fit this run."""
+
+
+def find_nearest(name: str, choices: Iterable[str]) -> str:
+    """The choice that looks most like `name`, or an empty string when none is close."""
+    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return found[0] if found else ""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """A sentence for an error's `do` part: the nearest choice, or all of them when none is close."""
+    choices = sorted(choices)
+    nearest = find_nearest(name, choices)
+    return f"did you mean '{nearest}'?" if nearest else f"choose one of: {', '.join(choices)}"

@@ -1,0 +1,50 @@
+"""One log for the whole run: rank 0 speaks on the terminal, every rank can write a file.
+
+Plain `logging` underneath, so users' own handlers and levels keep working.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname).1s %(message)s"
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to whatever `sys.stderr` is at the time, so that captured or redirected output stays whole."""
+
+    @property
+    def stream(self):  # type: ignore[no-untyped-def, override]
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value):  # type: ignore[no-untyped-def, override]
+        pass
+
+
+def get_log(name: str = "monograph") -> logging.Logger:
+    """The logger of one module; all of them hang below `monograph`."""
+    return logging.getLogger(name if name.startswith("monograph") else f"monograph.{name}")
+
+
+def find_rank() -> int:
+    """This process's rank as its launcher set it; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def set_up_log(*, level: str = "info", file: Path | None = None) -> None:
+    """Send the log to the terminal (rank 0 only) and, when given, to a file of this rank. Safe to call again."""
+    root = get_log()
+    root.setLevel(level.upper())
+    root.propagate = False
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    handlers: list[logging.Handler] = [_Stderr()] if find_rank() == 0 else []
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    for handler in handlers or [logging.NullHandler()]:
+        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+        root.addHandler(handler)

@@ -1,0 +1,230 @@
+"""The configuration of one training run: `Trainer.Config` and the sections it nests. Loads without torch."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.models.config import DecoderConfig
+from monograph.parallel.config import ParallelismConfig
+from monograph.train.checkpoint.config import CheckpointConfig
+from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(kw_only=True, slots=True)
+class JobConfig(Configurable.Config):
+    """Where this run keeps what it writes."""
+
+    dump_folder: str = "outputs"
+    """Folder of the run: metrics, logs, traces and, unless moved, checkpoints."""
+    description: str = ""
+    """Free text, kept with the run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingConfig(Configurable.Config):
+    """Batch, length, precision and duration."""
+
+    steps: int = 100
+    """Optimizer updates to make."""
+    seq_len: int = 2048
+    """Tokens in one sequence."""
+    local_batch_size: int = 1
+    """Sequences one device handles at a time (one micro-batch)."""
+    global_batch_size: int = -1
+    """Sequences in one optimizer update over all devices; -1 means no gradient accumulation."""
+    max_norm: float = 1.0
+    """Clip the global gradient norm to this; 0 switches clipping off."""
+    dtype: Precision = "float32"
+    """The stored (master) weights, their gradients and the optimizer's moments."""
+    compute_dtype: Precision = "bfloat16"
+    """Forward and backward: weights are cast to this as each block uses them."""
+    gc_interval: int = 50
+    """Collect Python garbage every so many steps, at the same step on every rank; 0 leaves Python's own timing."""
+
+    def check(self) -> None:
+        for name in ("steps", "seq_len", "local_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it must be at least 1")
+        if self.global_batch_size != -1 and self.global_batch_size < 1:
+            raise ConfigError(
+                f"global_batch_size is {self.global_batch_size}",
+                why="it counts sequences",
+                do="write a positive number, or -1 for no gradient accumulation",
+            )
+        if self.max_norm < 0:
+            raise ConfigError(f"max_norm is {self.max_norm}", why="a norm is not negative", do="write 0 to switch it off")
+        if self.dtype == "bfloat16" and self.compute_dtype == "float32":
+            raise ConfigError(
+                "dtype is bfloat16 while compute_dtype is float32",
+                why="weights stored in fewer bits than they are used in gain nothing",
+                do="--training.dtype float32 or --training.compute_dtype bfloat16",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig(Configurable.Config):
+    """AdamW; weight decay leaves one-dimensional parameters (norms, biases) alone."""
+
+    owner: ClassVar[str] = "monograph.train.optimizer:Optimizer"
+    lr: float = 3e-4
+    """Peak learning rate."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay."""
+    implementation: Literal["auto", "fused", "foreach", "for_loop"] = "auto"
+    """Which of torch's loops to use; auto takes the fused one where the device has it."""
+
+    def check(self) -> None:
+        if self.lr <= 0:
+            raise ConfigError(f"lr is {self.lr}", why="a learning rate is positive")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it must lie in [0, 1)")
+
+
+@dataclass(kw_only=True, slots=True)
+class LrSchedulerConfig(Configurable.Config):
+    """Linear warmup, a constant stretch, then decay to a floor."""
+
+    owner: ClassVar[str] = "monograph.train.lr_scheduler:LrScheduler"
+    warmup_steps: int = 200
+    """Steps over which the rate rises linearly to its peak."""
+    decay: Literal["constant", "linear", "cosine", "sqrt"] = "cosine"
+    """Shape of the decay; constant keeps the peak."""
+    decay_fraction: float = 1.0
+    """Share of the steps after warmup that decay; what is left before them stays at the peak."""
+    min_factor: float = 0.1
+    """The floor, as a fraction of the peak."""
+
+    def check(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}", why="it counts steps", do="write 0 for no warmup")
+        for name in ("decay_fraction", "min_factor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it is a fraction between 0 and 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class MetricsConfig(Configurable.Config):
+    """What is measured and where it goes; metrics.jsonl is always written."""
+
+    owner: ClassVar[str] = "monograph.train.metrics:Metrics"
+    log_interval: int = 10
+    """Steps between lines on the terminal (every step is in metrics.jsonl)."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (extra: tensorboard)."""
+    wandb: bool = False
+    """Also send to Weights & Biases (extra: wandb)."""
+    progress: Literal["auto", "bar", "lines", "off"] = "auto"
+    """auto shows a live bar on a terminal and plain lines elsewhere."""
+    peak_flops: float = 0.0
+    """The device's peak FLOP/s for MFU; 0 looks the device up and leaves MFU out when it is unknown."""
+
+    def check(self) -> None:
+        if self.log_interval < 1:
+            raise ConfigError(f"log_interval is {self.log_interval}", why="it counts steps", do="write 1 or more")
+
+
+@dataclass(kw_only=True, slots=True)
+class ProfilerConfig(Configurable.Config):
+    """Windows of steps recorded as Chrome traces."""
+
+    owner: ClassVar[str] = "monograph.train.profiler:Profiler"
+    start: int = 0
+    """First step to record; 0 records nothing."""
+    steps: int = 3
+    """Length of a window."""
+    every: int = 0
+    """Start a new window every so many steps; 0 records one window."""
+
+    def check(self) -> None:
+        if self.start < 0 or self.steps < 1 or self.every < 0:
+            raise ConfigError("start and every cannot be negative, and steps must be at least 1")
+        if self.every and self.every < self.steps:
+            raise ConfigError(f"every is {self.every} but a window has {self.steps} steps", why="windows would overlap")
+
+
+@dataclass(kw_only=True, slots=True)
+class ValidatorConfig(Configurable.Config):
+    """Loss on data held out from training."""
+
+    owner: ClassVar[str] = "monograph.train.validate:Validator"
+    interval: int = 0
+    """Steps between validations; 0 switches them off."""
+    steps: int = 8
+    """Micro-batches in one validation, always the same ones."""
+
+    def check(self) -> None:
+        if self.interval < 0 or self.steps < 1:
+            raise ConfigError("interval cannot be negative, and steps must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class DebugConfig(Configurable.Config):
+    """Seeds and reproducibility."""
+
+    seed: int = 42
+    """Decides initial weights and the order of the data."""
+    deterministic: bool = False
+    """Use only deterministic kernels, so that two runs give the same bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+    log_level: Literal["debug", "info", "warning"] = "info"
+    """How much is said."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerConfig(Configurable.Config):
+    """One experiment, whole. A recipe is a function that returns one of these."""
+
+    owner: ClassVar[str] = "monograph.train.trainer:Trainer"
+    model: DecoderConfig
+    """The model."""
+    job: JobConfig = field(default_factory=JobConfig)
+    """Where the run lives."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """Batch, length, precision, duration."""
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    """How the work is spread over devices."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The update rule."""
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    """The learning rate over time."""
+    dataloader: DataLoaderConfig = field(default_factory=DataLoaderConfig)
+    """What is read, and in which order."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """How text becomes numbers."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Saving and resuming."""
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    """What is reported."""
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
+    """Chrome traces of chosen steps."""
+    validator: ValidatorConfig = field(default_factory=ValidatorConfig)
+    """Loss on held-out data."""
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    """Seeds and reproducibility."""
+
+    def check(self) -> None:
+        if self.training.seq_len > self.model.rope.max_seq_len:
+            raise ConfigError(
+                f"training.seq_len is {self.training.seq_len} but model.rope.max_seq_len is {self.model.rope.max_seq_len}",
+                why="positions beyond the rotary table do not exist",
+                do=f"--training.seq_len {self.model.rope.max_seq_len} or --model.rope.max_seq_len {self.training.seq_len}",
+            )
+        global_batch, local = self.training.global_batch_size, self.training.local_batch_size
+        if global_batch != -1 and global_batch % local:
+            nearest = max(local, round(global_batch / local) * local)
+            raise ConfigError(
+                f"training.global_batch_size {global_batch} is not a multiple of training.local_batch_size {local}",
+                why="an update is a whole number of micro-batches",
+                do=f"--training.global_batch_size {nearest}",
+            )

@@ -1,0 +1,48 @@
+"""Settings of saving and resuming. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig(Configurable.Config):
+    """When checkpoints are written, how many are kept, and what a run starts from."""
+
+    owner: ClassVar[str] = "monograph.train.checkpoint.manager:CheckpointManager"
+    enabled: bool = True
+    """Write checkpoints; loading works either way."""
+    folder: str = "checkpoints"
+    """Where they are kept, relative to job.dump_folder; an absolute path stands for itself."""
+    interval: int = 500
+    """Steps between checkpoints; 0 writes none on the way."""
+    save_last: bool = True
+    """Also write one when training ends."""
+    keep_last: int = 3
+    """Delete this run's older checkpoints beyond so many, once a newer one is committed; 0 keeps all."""
+    async_save: bool = False
+    """Copy the state to host memory and go on training while a thread writes it."""
+    on_error: Literal["continue", "stop"] = "continue"
+    """A checkpoint that cannot be written (disk full, I/O error): log it and train on, or stop; the last one always stops."""
+    load: str = ""
+    """Start from: latest, auto (latest, or from scratch when there is none), a step number, or a path."""
+    load_model_only: bool = False
+    """Take only the weights from `load`, for fine-tuning: step, optimizer, data position and rng start anew."""
+
+    def check(self) -> None:
+        if not self.folder:
+            raise ConfigError(
+                "folder is empty", why="checkpoints need a place", do="--checkpoint.enabled False writes none"
+            )
+        if self.interval < 0:
+            raise ConfigError(f"interval is {self.interval}", why="it counts steps", do="write 0 for none on the way")
+        if self.keep_last < 0:
+            raise ConfigError(f"keep_last is {self.keep_last}", why="it counts checkpoints", do="write 0 to keep all")
+        if self.load_model_only and not self.load:
+            raise ConfigError(
+                "load_model_only is set but load is empty",
+                why="there is nothing to take the weights from",
+                do="--checkpoint.load PATH",
+            )

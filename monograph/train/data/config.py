@@ -1,0 +1,95 @@
+"""Settings of the data: how text becomes numbers, what is read and in which order. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+BUILTIN = "builtin"
+"""The dataset that every machine has: the source files of Python's standard library."""
+HUB_PREFIX = "hf:"
+"""A dataset name that starts with this is streamed from the Hugging Face hub."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenizerConfig(Configurable.Config):
+    """How text becomes numbers: the built-in byte tokenizer, or a Hugging Face tokenizer.json."""
+
+    owner: ClassVar[str] = "monograph.train.data.tokenizer:Tokenizer"
+    path: str = ""
+    """A tokenizer.json, or a folder that holds one; empty uses the built-in byte tokenizer."""
+    bos_token: str = ""
+    """Token that begins a document; empty asks tokenizer_config.json, then tries the usual names."""
+    eos_token: str = ""
+    """Token that ends a document; empty asks tokenizer_config.json, then tries the usual names."""
+    add_bos: bool = False
+    """Begin every document with the bos token (it always ends with the eos token)."""
+
+    def check(self) -> None:
+        for name in ("bos_token", "eos_token"):
+            if getattr(self, name) and not self.path:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r} but path is empty",
+                    why="the built-in byte tokenizer has its own special tokens",
+                    do=f"write --tokenizer.path as well, or leave --tokenizer.{name} out",
+                )
+
+
+@dataclass(kw_only=True, slots=True)
+class DataLoaderConfig(Configurable.Config):
+    """What is read, what is held out, and in which order it is seen."""
+
+    owner: ClassVar[str] = "monograph.train.data.loader:DataLoader"
+    dataset: str = BUILTIN
+    """'builtin', a text/jsonl/parquet file, a folder of these, a folder of packed token shards, or 'hf:NAME'."""
+    validation_dataset: str = ""
+    """Validate on this instead (same forms as dataset); empty holds documents of the dataset out."""
+    held_out_fraction: float = 0.01
+    """Share of the documents kept for validation and never trained on; a document's text decides, not its place."""
+    text_field: str = "text"
+    """Field (jsonl, streams) or column (parquet) that holds a document's text."""
+    document_separator: str = ""
+    """Cut text files into documents at this string; empty makes each file one document."""
+    shuffle: bool = True
+    """Shuffle documents and samples anew each epoch, decided by the seed alone."""
+    prefetch: int = 4
+    """Micro-batches made ahead in the background."""
+    verify_shards: Literal["hashes", "sizes"] = "hashes"
+    """How token shards are checked at the start: read and hash everything, or compare sizes only (very large sets)."""
+    hf_subset: str = ""
+    """Subset (configuration name) of an 'hf:' dataset."""
+    hf_split: str = "train"
+    """Split of an 'hf:' dataset."""
+    hf_revision: str = ""
+    """Commit or tag of an 'hf:' dataset; pin it when a run must be repeatable."""
+    stream_buffer: int = 1000
+    """Documents a stream holds back to shuffle them, since it cannot be reordered as a whole."""
+    stream_retries: int = 8
+    """Attempts in a row, with growing pauses, before a failing stream ends the run."""
+
+    def check(self) -> None:
+        if not self.dataset:
+            raise ConfigError("dataset is empty", do=f"--dataloader.dataset {BUILTIN}, a path, or {HUB_PREFIX}NAME")
+        for name in ("dataset", "validation_dataset"):
+            if getattr(self, name) == HUB_PREFIX:
+                raise ConfigError(
+                    f"{name} is '{HUB_PREFIX}' without a name", do=f"--dataloader.{name} {HUB_PREFIX}NAME"
+                )
+        if not 0 <= self.held_out_fraction < 1:
+            raise ConfigError(
+                f"held_out_fraction is {self.held_out_fraction}",
+                why="it is a share of the documents: at least 0 and below 1",
+                do="--dataloader.held_out_fraction 0.01",
+            )
+        if not self.text_field:
+            raise ConfigError(
+                "text_field is empty", why="a row's text is found by its name", do="--dataloader.text_field text"
+            )
+        if self.prefetch < 1:
+            raise ConfigError(
+                f"prefetch is {self.prefetch}", why="the loader needs room for one batch", do="write 1 or more"
+            )
+        for name in ("stream_buffer", "stream_retries"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it is a count", do="write 0 or more")

@@ -1,0 +1,312 @@
+"""The configs of the model parts that all families share. Loads without torch.
+
+Each one is named after the component it builds; a family (`models/<family>/config.py`) puts them together.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
+
+
+def check_positive(config: Configurable.Config, *names: str) -> None:
+    """Refuse sizes and counts below one, naming the field."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}", why="it must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class RopeConfig(Configurable.Config):
+    """Rotary positions: a table of cosines and sines, optionally stretched beyond the length trained on."""
+
+    owner: ClassVar[str] = "monograph.models.rope:Rope"
+    max_seq_len: int = 2048
+    """Positions in the table: the longest sequence the model accepts."""
+    theta: float = 10000.0
+    """Base of the geometric series of wavelengths."""
+    layout: Literal["half", "interleaved"] = "half"
+    """Which two channels rotate together: (i, i + dim/2), or the neighbours (2i, 2i + 1)."""
+    scaling: Literal["none", "llama3", "yarn"] = "none"
+    """How slow frequencies are stretched for contexts longer than the original one."""
+    factor: float = 1.0
+    """How much longer the context becomes (llama3, yarn)."""
+    original_max_seq_len: int = 8192
+    """The context length before stretching (llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    """Wavelengths above original_max_seq_len / this are stretched fully (llama3)."""
+    high_freq_factor: float = 4.0
+    """Wavelengths below original_max_seq_len / this are left alone (llama3)."""
+    beta_fast: float = 32.0
+    """Frequencies turning more often than this within the original context are left alone (yarn)."""
+    beta_slow: float = 1.0
+    """Frequencies turning less often than this within the original context are stretched fully (yarn)."""
+    mscale: float = 1.0
+    """Strength of yarn's correction of the rotated channels, relative to mscale_all_dim (yarn)."""
+    mscale_all_dim: float = 0.0
+    """Strength of yarn's correction of the attention scores; 0 leaves them alone (yarn)."""
+
+    def check(self) -> None:
+        check_positive(self, "max_seq_len", "original_max_seq_len")
+        if self.theta <= 0:
+            raise ConfigError(
+                f"theta is {self.theta}", why="wavelengths are powers of it", do="write a positive number"
+            )
+        if self.factor < 1:
+            raise ConfigError(
+                f"factor is {self.factor}", why="a context is stretched, never shortened", do="write 1 or more"
+            )
+        if self.scaling == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ConfigError(
+                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}",
+                why="the stretch fades out between the two",
+                do="write a low_freq_factor below high_freq_factor",
+            )
+        if self.scaling == "yarn" and self.beta_slow >= self.beta_fast:
+            raise ConfigError(
+                f"beta_slow is {self.beta_slow} and beta_fast is {self.beta_fast}",
+                why="the stretch fades out between the two",
+                do="write a beta_slow below beta_fast",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class SdpaConfig(Configurable.Config):
+    """How the attention product itself is computed."""
+
+    backends: tuple[AttentionBackend, ...] = ("cudnn", "flash", "efficient", "math")
+    """Kernels in order of preference; the first that serves the device and shapes is used."""
+
+    def check(self) -> None:
+        if not self.backends or len(set(self.backends)) != len(self.backends):
+            raise ConfigError(
+                f"backends is {list(self.backends)}",
+                why="it lists each kernel to try once, the preferred one first",
+                do="write for example: flash math",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class AttentionConfig(Configurable.Config):
+    """Grouped-query attention."""
+
+    owner: ClassVar[str] = "monograph.models.attention:Attention"
+    n_heads: int
+    """Query heads."""
+    n_kv_heads: int
+    """Key and value heads; each serves n_heads / n_kv_heads query heads."""
+    head_dim: int = 0
+    """Channels of one head; 0 divides the model's width by n_heads."""
+    qk_norm: bool = False
+    """Normalise every query and key head before rotating it."""
+    sdpa: SdpaConfig = field(default_factory=SdpaConfig)
+    """Kernels of the attention product."""
+
+    def check(self) -> None:
+        check_positive(self, "n_heads", "n_kv_heads")
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                f"n_heads is {self.n_heads} and n_kv_heads is {self.n_kv_heads}",
+                why="every key and value head serves the same number of query heads",
+                do="write an n_kv_heads that divides n_heads",
+            )
+        if self.head_dim < 0 or self.head_dim % 2:
+            raise ConfigError(
+                f"head_dim is {self.head_dim}", why="rotary positions turn channels in pairs", do="write an even number"
+            )
+
+    def find_head_dim(self, dim: int) -> int:
+        """Channels of one head in a model of width `dim`."""
+        if self.head_dim:
+            return self.head_dim
+        if dim % self.n_heads or dim // self.n_heads % 2:
+            raise ConfigError(
+                f"dim is {dim} and attention.n_heads is {self.n_heads}",
+                why=f"{dim} / {self.n_heads} is not a whole, even number of channels per head",
+                do="change n_heads or dim, or write attention.head_dim",
+            )
+        return dim // self.n_heads
+
+
+@dataclass(kw_only=True, slots=True)
+class LatentAttentionConfig(Configurable.Config):
+    """Multi-head latent attention: keys and values are rebuilt from a small shared latent."""
+
+    owner: ClassVar[str] = "monograph.models.latent_attention:LatentAttention"
+    n_heads: int
+    """Heads."""
+    q_lora_rank: int = 0
+    """Width of the query latent; 0 projects queries directly."""
+    kv_lora_rank: int
+    """Width of the latent that keys and values share."""
+    qk_nope_head_dim: int
+    """Channels of a query/key head without position."""
+    qk_rope_head_dim: int
+    """Rotated channels of a query/key head; the rotated key is shared by all heads."""
+    v_head_dim: int
+    """Channels of a value head."""
+    sdpa: SdpaConfig = field(default_factory=SdpaConfig)
+    """Kernels of the attention product."""
+
+    def check(self) -> None:
+        check_positive(self, "n_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if self.q_lora_rank < 0:
+            raise ConfigError(
+                f"q_lora_rank is {self.q_lora_rank}", why="it is a width", do="write 0 for a direct projection"
+            )
+        if self.qk_rope_head_dim % 2:
+            raise ConfigError(
+                f"qk_rope_head_dim is {self.qk_rope_head_dim}",
+                why="rotary positions turn channels in pairs",
+                do="write an even number",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class FeedForwardConfig(Configurable.Config):
+    """The gated feed-forward layer (SwiGLU) of a dense block."""
+
+    owner: ClassVar[str] = "monograph.models.feed_forward:FeedForward"
+    hidden_dim: int
+    """Width between the two projections."""
+
+    def check(self) -> None:
+        check_positive(self, "hidden_dim")
+
+
+@dataclass(kw_only=True, slots=True)
+class RouterConfig(Configurable.Config):
+    """Which experts a token goes to, and with which weights."""
+
+    owner: ClassVar[str] = "monograph.models.router:Router"
+    top_k: int = 1
+    """Experts per token."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    """How gate logits become scores (always in fp32)."""
+    n_groups: int = 1
+    """Groups the experts are divided into; 1 means no group limit."""
+    top_groups: int = 1
+    """Groups a token may choose experts from."""
+    group_score: Literal["top2_sum", "max"] = "top2_sum"
+    """A group's standing: the sum of its two best scores (DeepSeek-V3) or its best one (V2)."""
+    norm: bool = True
+    """Divide the chosen scores by their sum."""
+    scale: float = 1.0
+    """Multiply the chosen scores by this."""
+    expert_bias: bool = False
+    """Keep a bias per expert that steers the selection (never the weights) towards an even load."""
+    bias_update_rate: float = 1e-3
+    """How far one step moves a bias towards an even load; 0 freezes the biases."""
+    force_balance: bool = False
+    """Ignore the scores when choosing and deal tokens out evenly; for measuring speed only."""
+
+    def check(self) -> None:
+        check_positive(self, "top_k", "n_groups", "top_groups")
+        if self.top_groups > self.n_groups:
+            raise ConfigError(f"top_groups is {self.top_groups} but there are {self.n_groups} groups")
+        if self.bias_update_rate < 0:
+            raise ConfigError(f"bias_update_rate is {self.bias_update_rate}", why="it would make the load less even")
+
+    def check_experts(self, n_experts: int) -> None:
+        """Refuse a number of experts that this selection cannot choose from."""
+        if n_experts % self.n_groups:
+            raise ConfigError(
+                f"n_experts is {n_experts} and router.n_groups is {self.n_groups}", why="all groups have the same size"
+            )
+        group_size = n_experts // self.n_groups
+        if self.n_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
+            raise ConfigError(
+                f"router.n_groups {self.n_groups} leaves one expert to a group",
+                why="a group's standing is the sum of its two best experts",
+                do="write fewer groups, or router.group_score max",
+            )
+        if self.top_k > group_size * self.top_groups:
+            raise ConfigError(
+                f"router.top_k is {self.top_k} but a token may choose from {group_size * self.top_groups} experts",
+                why=f"{self.top_groups} of {self.n_groups} groups with {group_size} experts each are open to it",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ExpertsConfig(Configurable.Config):
+    """How the routed experts compute."""
+
+    owner: ClassVar[str] = "monograph.models.experts:Experts"
+    backend: Literal["auto", "grouped_mm", "loop"] = "auto"
+    """grouped_mm: one kernel, bf16 only, no host synchronisation; loop: any dtype; auto: the first if it can serve."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MoeConfig(Configurable.Config):
+    """A mixture of experts in place of the feed-forward layer."""
+
+    owner: ClassVar[str] = "monograph.models.moe:Moe"
+    n_experts: int = 0
+    """Routed experts; 0 means that every layer is dense."""
+    hidden_dim: int = 1
+    """Width between the two projections of one expert."""
+    n_shared_experts: int = 0
+    """Experts that see every token, computed as one of this many times the width."""
+    router: RouterConfig = field(default_factory=RouterConfig)
+    """The choice of experts."""
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    """The experts' computation."""
+
+    def check(self) -> None:
+        if self.n_experts < 0 or self.n_shared_experts < 0:
+            raise ConfigError(
+                f"n_experts is {self.n_experts} and n_shared_experts is {self.n_shared_experts}", why="both are counts"
+            )
+        check_positive(self, "hidden_dim")
+        if self.n_experts:
+            self.router.check_experts(self.n_experts)
+
+
+@dataclass(kw_only=True, slots=True)
+class LossConfig(Configurable.Config):
+    """Cross entropy over slices of tokens."""
+
+    owner: ClassVar[str] = "monograph.models.loss:SlicedLoss"
+    slice_tokens: int = 2048
+    """Tokens whose fp32 logits exist at one time."""
+
+    def check(self) -> None:
+        check_positive(self, "slice_tokens")
+
+
+@dataclass(kw_only=True, slots=True)
+class DecoderConfig(Configurable.Config):
+    """What every decoder-only model has; a family adds its attention and feed-forward layers."""
+
+    vocab_size: int
+    """Rows of the embedding: token ids run below it."""
+    dim: int
+    """Width of the residual stream."""
+    n_layers: int
+    """Blocks."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in every RMS norm."""
+    tied_embeddings: bool = False
+    """Use the embedding as the output projection too."""
+    mask: Literal["causal", "document"] = "causal"
+    """What a token sees: everything before it, or only its own packed document."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; what writes to the residual stream starts smaller with depth."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    """Rotary positions."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """The training loss."""
+
+    def check(self) -> None:
+        check_positive(self, "vocab_size", "dim", "n_layers")
+        if self.norm_eps <= 0 or self.init_std <= 0:
+            raise ConfigError(
+                f"norm_eps is {self.norm_eps} and init_std is {self.init_std}", why="both must be positive"
+            )
+
+    def find_bias_update_rate(self) -> float:
+        """How far one step moves the experts' selection biases; 0 where the model keeps none."""
+        return 0.0

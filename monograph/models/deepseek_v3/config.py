@@ -1,0 +1,41 @@
+"""The DeepSeek family (V2 and V3): latent attention, dense first blocks, then experts. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from monograph.errors import ConfigError
+from monograph.models.config import DecoderConfig, FeedForwardConfig, LatentAttentionConfig, MoeConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class DeepseekV3Config(DecoderConfig):
+    """A DeepSeek-V3 (or V2) model."""
+
+    owner: ClassVar[str] = "monograph.models.deepseek_v3.model:DeepseekV3"
+    n_dense_layers: int = 1
+    """First blocks that have a feed-forward layer; the others have experts."""
+    attention: LatentAttentionConfig
+    """The attention of every block."""
+    feed_forward: FeedForwardConfig
+    """The feed-forward layer of the dense blocks."""
+    moe: MoeConfig
+    """The experts of the other blocks."""
+
+    def check(self) -> None:
+        DecoderConfig.check(self)
+        if not 0 <= self.n_dense_layers <= self.n_layers:
+            raise ConfigError(
+                f"n_dense_layers is {self.n_dense_layers}",
+                why=f"the model has {self.n_layers} layers, dense ones first",
+            )
+        if self.n_dense_layers < self.n_layers and self.moe.n_experts < 1:
+            raise ConfigError(
+                f"moe.n_experts is {self.moe.n_experts}",
+                why=f"the last {self.n_layers - self.n_dense_layers} layers are made of experts",
+                do=f"write a number of experts, or n_dense_layers {self.n_layers}",
+            )
+
+    def find_bias_update_rate(self) -> float:
+        """How far one step moves the experts' selection biases; 0 where the model keeps none."""
+        has_bias = self.n_dense_layers < self.n_layers and self.moe.router.expert_bias
+        return self.moe.router.bias_update_rate if has_bias else 0.0

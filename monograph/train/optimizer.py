@@ -1,0 +1,86 @@
+"""AdamW over named tensors, with its moments as named tensors too, so that checkpoints and reports can read them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.train.config import OptimizerConfig
+
+_FUSED_DEVICES = ("cuda", "cpu")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer(Configurable):
+    """torch's AdamW with its state made up front: a checkpoint can be read straight into it before the first step."""
+
+    Config = OptimizerConfig
+
+    def __init__(self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor]) -> None:
+        self.parameters = dict(parameters)
+        decayed = [p for p in self.parameters.values() if p.ndim >= 2]
+        plain = [p for p in self.parameters.values() if p.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self._broken: Tensor | None = None
+        self.is_fused = _plan_fused(config, self.parameters)
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=self.is_fused,
+            foreach=config.implementation == "foreach" and not self.is_fused,
+        )
+        for parameter in self.parameters.values():
+            counter_device = parameter.device if self.is_fused else torch.device("cpu")
+            self._adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=counter_device),
+                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+            }
+
+    def step(self, lr: float, grad_norm: Tensor) -> None:
+        """Make one update, or none at all once a gradient was not finite.
+
+        The verdict stays on the device where the fused kernel reads it, so a healthy run never waits for it, and it
+        is sticky: updates launched before the host has seen the bad norm leave the parameters alone as well.
+        """
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        broken = (~torch.isfinite(grad_norm)).float()
+        self._broken = broken if self._broken is None else torch.maximum(self._broken, broken)
+        if self.is_fused:
+            self._adamw.found_inf = self._broken  # type: ignore[attr-defined]
+        elif self._broken.item():
+            return
+        self._adamw.step()
+
+    def clear_gradients(self) -> None:
+        """Drop the gradients; the next backward allocates them anew."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def moments(self) -> dict[tuple[str, str], Tensor]:
+        """The running averages by (kind, parameter name); each is shaped and laid out like its parameter."""
+        return {
+            (kind, name): self._adamw.state[parameter][kind]
+            for kind in _MOMENTS
+            for name, parameter in self.parameters.items()
+        }
+
+    def set_updates(self, count: int) -> None:
+        """Continue after `count` updates: bias correction depends on it."""
+        for parameter in self.parameters.values():
+            self._adamw.state[parameter]["step"].fill_(count)
+
+
+def _plan_fused(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> bool:
+    devices = {parameter.device.type for parameter in parameters.values()}
+    can = devices <= set(_FUSED_DEVICES)
+    if config.implementation == "fused" and not can:
+        raise ConfigError(
+            "optimizer.implementation is fused",
+            why=f"torch has no fused AdamW for {', '.join(sorted(devices))}",
+            do="--optimizer.implementation auto",
+        )
+    return can and config.implementation in ("auto", "fused")

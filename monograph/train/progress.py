@@ -1,0 +1,72 @@
+"""What a person sees while training: a live bar on a terminal, plain lines in a file or a pipe."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from monograph.log import get_log
+
+log = get_log("progress")
+Style = Literal["auto", "bar", "lines", "off"]
+
+
+class ProgressView:
+    """Shows steps as they finish. The bar and the lines say the same things."""
+
+    def __init__(self, style: Style, *, steps: int, done: int, interval: int) -> None:
+        if style == "auto":
+            style = "bar" if sys.stderr.isatty() else "lines"
+        self.style = style
+        self.steps = steps
+        self.interval = interval
+        self._first = done + 1
+        self._bar: Progress | None = None
+        if style == "bar":
+            self._bar = Progress(
+                TextColumn("[bold]training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("training", total=steps, completed=done, numbers="")
+            self._bar.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """One finished step."""
+        step = record["step"]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=_numbers(record))
+        elif self.style == "lines" and (step == self._first or step % self.interval == 0 or step == self.steps):
+            eta = _clock(record["ms"] / 1000 * (self.steps - step))
+            log.info("step %*d/%d  %s  ETA %s", len(str(self.steps)), step, self.steps, _numbers(record), eta)
+
+    def close(self) -> None:
+        """Take the bar down and leave its last state on the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _numbers(record: Mapping[str, Any]) -> str:
+    parts = [
+        f"loss {record['loss']:.4f}",
+        f"grad norm {record['grad_norm']:.3f}",
+        f"{record['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {100 * record['mfu']:.1f} %")
+    if record.get("peak_memory_gib"):
+        parts.append(f"{record['peak_memory_gib']:.2f} GiB")
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}"

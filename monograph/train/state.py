@@ -1,0 +1,75 @@
+"""Everything a run needs to continue as if it had never stopped: what is saved, and how it is put back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.errors import CheckpointError
+from monograph.train.data.cursor import Cursor
+from monograph.train.data.loader import DataLoader
+from monograph.train.optimizer import Optimizer
+from monograph.train.step import Step
+
+
+@dataclass(kw_only=True)
+class Position:
+    """How far the run has come."""
+
+    step: int = 0
+    cursor: Cursor = Cursor(epoch=0, sample=0)
+    tokens: int = 0
+
+
+def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by key; parameters and moments are the live ones, not copies."""
+    tensors = {f"model/{name}": value for name, value in step.state().items()}
+    for (kind, name), value in optimizer.moments().items():
+        tensors[f"optimizer/{kind}/{name}"] = step.laid_out_like(name, value)
+    return tensors | read_rng(step.device)
+
+
+def model_tensors(step: Step) -> dict[str, Tensor]:
+    """Only the model: what fine-tuning starts from."""
+    return {f"model/{name}": value for name, value in step.state().items()}
+
+
+def collect_values(position: Position, data: DataLoader) -> dict[str, Any]:
+    """The plain values of a checkpoint; the data's hash proves on resume that the cursor still means the same."""
+    return {
+        "step": position.step,
+        "tokens": position.tokens,
+        "cursor": position.cursor.to_json(),
+        "data": {"content_hash": data.content_hash, "samples_per_epoch": data.samples_per_epoch},
+    }
+
+
+def restore_position(values: dict[str, Any], data: DataLoader) -> Position:
+    """The position a checkpoint was saved at, refused when the data is not the data it was counted on."""
+    saved = values["data"]
+    now = {"content_hash": data.content_hash, "samples_per_epoch": data.samples_per_epoch}
+    differing = [name for name in now if saved[name] != now[name]]
+    if differing:
+        listed = "; ".join(f"{name}: checkpoint {saved[name]}, this run {now[name]}" for name in differing)
+        raise CheckpointError(
+            "the checkpoint was trained on other data",
+            why=f"its position in the data would point at other samples ({listed})",
+            do="use the same dataset, tokenizer, seed and training.seq_len, or --checkpoint.load_model_only true",
+        )
+    return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
+
+
+def read_rng(device: torch.device) -> dict[str, Tensor]:
+    """The random number generators' states."""
+    states = {"rng/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_rng(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what `read_rng` returned, after a checkpoint was read into it."""
+    torch.set_rng_state(states["rng/cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["rng/cuda"], device)

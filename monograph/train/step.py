@@ -1,0 +1,57 @@
+"""What the trainer trains: anything that can run one micro-batch. It knows nothing of models, meshes or graphs."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from monograph.train.data.loader import Batch
+
+
+class Step(Protocol):
+    """Forward, loss and backward of one micro-batch, and what surrounds an update."""
+
+    device: torch.device
+    parameters: Mapping[str, Tensor]
+    """The stored tensors the optimizer updates, by name; gradients add up in `.grad`."""
+    data_part: tuple[int, int]
+    """Which part of each global batch this process reads, and into how many it is divided."""
+
+    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        """Add this micro-batch's gradients; return its share of the loss, detached."""
+        ...
+
+    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        """This micro-batch's share of the loss without gradients or counters."""
+        ...
+
+    def total_valid(self, count: int) -> Tensor:
+        """This process's number of valid tokens summed over all processes, as a tensor on the device."""
+        ...
+
+    def total_loss(self, share: Tensor) -> Tensor:
+        """This process's share of the loss summed over all processes."""
+        ...
+
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of the whole gradient, every element counted once."""
+        ...
+
+    def balance(self) -> Tensor | None:
+        """Before an update: move the expert biases; return tokens per expert and layer since the last update."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's part of a checkpoint."""
+        ...
+
+    def laid_out_like(self, name: str, value: Tensor) -> Tensor:
+        """A tensor shaped like parameter `name`, in the form a checkpoint needs to know its layout."""
+        ...
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a batch by name, moved to the device."""
+    tensors = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
+    return {name: value.to(device, non_blocking=True) for name, value in tensors.items()}

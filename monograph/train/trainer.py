@@ -1,0 +1,247 @@
+"""The training loop: read, step, update, measure, save. Everything it uses is handed in or built from its config."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.config.configurable import Configurable
+from monograph.errors import MonographError
+from monograph.log import get_log
+from monograph.train.config import TrainerConfig
+from monograph.train.data.loader import Batch, DataLoader
+from monograph.train.garbage import controlled_gc
+from monograph.train.flops import FlopsPerToken
+from monograph.train.measure import Measured, Meter
+from monograph.train.progress import ProgressView
+from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
+from monograph.train.startup import Startup
+from monograph.train.state import (
+    Position,
+    collect_tensors,
+    collect_values,
+    model_tensors,
+    restore_position,
+    restore_rng,
+)
+from monograph.train.step import Step, to_device
+
+log = get_log("trainer")
+
+
+class TrainingFailed(MonographError):
+    """The numbers went bad; the parameters are as they were before the step that did it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a finished run has to say for itself."""
+
+    steps: int
+    first: Mapping[str, Any]
+    last: Mapping[str, Any]
+    tokens_per_second: float
+    validation_loss: float | None
+    checkpoint: Path | None
+    metrics: Path
+
+
+class Trainer(Configurable):
+    """Runs updates from wherever its checkpoint left off to the last step."""
+
+    Config = TrainerConfig
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        step: Step,
+        data: DataLoader,
+        held_out: DataLoader | None,
+        folder: Path,
+        startup: Startup,
+        flops: FlopsPerToken,
+        run: Mapping[str, Any],
+    ) -> None:
+        self.config = config
+        self.step = step
+        self.data = data
+        self.startup = startup
+        training = config.training
+        self.optimizer = config.optimizer.build(parameters=step.parameters)
+        self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)
+        self.checkpoints = config.checkpoint.build(folder=folder / config.checkpoint.folder)
+        self.metrics = config.metrics.build(folder=folder, run=run)
+        self.profiler = config.profiler.build(folder=folder / "traces")
+        self.validator = None
+        if held_out is not None:
+            self.validator = config.validator.build(
+                step=step, loader=held_out, local_batch_size=training.local_batch_size
+            )
+        _, parts = step.data_part
+        self.global_batch = training.global_batch_size
+        if self.global_batch == -1:
+            self.global_batch = training.local_batch_size * parts
+        self.meter = Meter(device=step.device, flops=flops, peak_flops=config.metrics.peak_flops, world_size=parts)
+        self.position = Position()
+        self.validation_loss: float | None = None
+        self.records: list[dict[str, Any]] = []
+
+    def load(self) -> None:
+        """Continue from the checkpoint the config asks for, if it asks for one."""
+        config = self.config.checkpoint
+        if not config.load:
+            return
+        if config.load_model_only:
+            loaded = self.checkpoints.load(config.load, model_tensors(self.step))
+            log.info("model weights from %s", loaded.path)
+            return
+        tensors = collect_tensors(self.step, self.optimizer)
+        loaded = self.checkpoints.load(config.load, tensors)
+        if loaded is None:
+            log.info("no checkpoint yet: starting from the beginning")
+            return
+        self.position = restore_position(loaded.values, self.data)
+        self.optimizer.set_updates(self.position.step)
+        restore_rng(tensors, self.step.device)
+        log.info("resumed after step %d from %s", self.position.step, loaded.path)
+
+    def train(self) -> Summary:
+        """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
+        steps, done = self.config.training.steps, self.position.step
+        self.metrics.start(done)
+        style = self.config.metrics.progress
+        view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
+        try:
+            with closing(self._batches()) as batches, watch_for_stop() as stop:
+                with controlled_gc(self.config.training.gc_interval) as collect:
+                    self.meter.start()
+                    for number in range(done + 1, steps + 1):
+                        self._one_step(number, batches, view)
+                        collect(number)
+                        self._leave_if_asked(stop)
+                self._publish(self.meter.flush(), view)
+        finally:
+            view.close()
+            self.profiler.close()
+            self.metrics.close()
+        if self.config.checkpoint.enabled:
+            self.checkpoints.close()
+        return self._summary()
+
+    def _one_step(self, number: int, batches: Iterator[Batch], view: ProgressView) -> None:
+        self.profiler.before_step(number)
+        if "first step" not in self.startup.seconds:
+            with self.startup.phase("first step"):
+                measured = self._update(number, batches)
+                measured.loss.item()
+            for line in self.startup.lines():
+                log.info(line)
+        else:
+            measured = self._update(number, batches)
+        self._publish(self.meter.add(measured), view)
+        self.profiler.after_step(number)
+        last = self.config.training.steps
+        if self.validator is not None and self.validator.is_due(number, last):
+            self._publish(self.meter.flush(), view)
+            self.validation_loss = self.validator.loss()
+            self.metrics.write({"step": number, "validation_loss": self.validation_loss})
+            log.info("step %d: validation loss %.4f", number, self.validation_loss)
+            self.meter.start()
+        if self._is_save_due(number):
+            self._publish(self.meter.flush(), view)
+            self._save()
+            self.meter.start()
+
+    def _update(self, number: int, batches: Iterator[Batch]) -> Measured:
+        """One optimizer update: every micro-batch's gradients, the norm, the biases, the weights."""
+        training = self.config.training
+        _, parts = self.step.data_part
+        chosen = [next(batches) for _ in range(self.global_batch // (training.local_batch_size * parts))]
+        self._check_position(chosen[0])
+        valid = self.step.total_valid(sum(int((batch.labels != -100).sum()) for batch in chosen))
+        shares = [self.step(to_device(batch, self.step.device), valid) for batch in chosen]
+        loss = self.step.total_loss(sum(shares[1:], shares[0]))
+        norm = self.step.grad_norm()
+        if training.max_norm:
+            gradients = [p.grad for p in self.step.parameters.values() if p.grad is not None]
+            torch._foreach_mul_(gradients, (training.max_norm / (norm + 1e-6)).clamp(max=1.0))
+        load = self.step.balance()
+        lr = self.scheduler.lr(number)
+        self.optimizer.step(lr, norm)
+        self.optimizer.clear_gradients()
+        tokens = self.global_batch * training.seq_len
+        self.position.step = number
+        self.position.tokens += tokens
+        self.position.cursor = self.position.cursor.advance(self.global_batch, self.data.samples_per_epoch)
+        known = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
+        return Measured(step=number, loss=loss, grad_norm=norm, tokens=tokens, load=load, known=known)
+
+    def _check_position(self, batch: Batch) -> None:
+        """The loader must be where the trainer is: a stream that silently restarted is the field's classic."""
+        if batch.cursor != self.position.cursor:
+            raise RuntimeError(f"the loader is at {batch.cursor}, the trainer at {self.position.cursor}")
+
+    def _batches(self) -> Any:
+        part, parts = self.step.data_part
+        return self.data.batches(
+            self.position.cursor,
+            local_batch_size=self.config.training.local_batch_size,
+            global_batch_size=self.global_batch,
+            part=part,
+            parts=parts,
+        )
+
+    def _publish(self, records: list[dict[str, Any]], view: ProgressView) -> None:
+        for record in records:
+            self.records.append(record)
+            self.metrics.write(record)
+            view.step(record)
+            if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
+                raise TrainingFailed(
+                    f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
+                    why="a number that is not finite would spoil every weight; this update was not applied",
+                    do="resume from the last checkpoint with a lower optimizer.lr, or look at the data at "
+                    f"{record['cursor']}",
+                )
+
+    def _is_save_due(self, number: int) -> bool:
+        config = self.config.checkpoint
+        is_last = config.save_last and number == self.config.training.steps
+        is_interval = config.interval > 0 and number % config.interval == 0
+        return config.enabled and (is_last or is_interval)
+
+    def _save(self) -> None:
+        values = collect_values(self.position, self.data)
+        self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
+
+    def _leave_if_asked(self, stop: StopRequest) -> None:
+        if not stop or self.position.step == self.config.training.steps:
+            return
+        where = "without a checkpoint (checkpoint.enabled is false)"
+        if self.config.checkpoint.enabled:
+            self._save()
+            self.checkpoints.close()
+            where = "with a checkpoint"
+        raise StoppedOnRequest(
+            f"{stop.signal_name}: stopped after step {self.position.step}, {where}",
+            do="the same command with --checkpoint.load latest continues" if self.config.checkpoint.enabled else "",
+        )
+
+    def _summary(self) -> Summary:
+        timed = self.records[1:] or self.records
+        seconds = sum(record["ms"] for record in timed) / 1000
+        tokens = self.global_batch * self.config.training.seq_len * len(timed)
+        return Summary(
+            steps=self.position.step,
+            first=self.records[0] if self.records else {},
+            last=self.records[-1] if self.records else {},
+            tokens_per_second=tokens / seconds if seconds else 0.0,
+            validation_loss=self.validation_loss,
+            checkpoint=self.checkpoints.latest() if self.config.checkpoint.enabled else None,
+            metrics=self.metrics.path,
+        )

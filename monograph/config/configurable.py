@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from monograph.config.annotations import describe, find_annotations, is_valid
 from monograph.errors import ConfigError
 
 
@@ -85,21 +86,59 @@ def find_owner(config: type[BaseConfig]) -> type:
     return owner
 
 
+def find_children(config: BaseConfig) -> Iterator[tuple[str, Any]]:
+    """Field name -> value, one level down. Configs kept in a list, tuple or dict appear one by one: `stages.0`."""
+    for field in dataclasses.fields(config):
+        yield from expand_field(field.name, getattr(config, field.name))
+
+
+def expand_field(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """One field as the entries `find_children` shows for it."""
+    if has_configs(value):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{name}.{key}", entry) for key, entry in entries)
+    else:
+        yield name, value
+
+
+def has_configs(value: Any) -> bool:
+    """Whether a value is a container whose entries are Configs, so that each entry is a section of its own."""
+    if not isinstance(value, (list, tuple, dict)) or not value:
+        return False
+    return all(isinstance(entry, BaseConfig) for entry in (value.values() if isinstance(value, dict) else value))
+
+
 def walk_configs(config: BaseConfig, path: str = "") -> Iterator[tuple[str, BaseConfig]]:
     """The config and every config nested in it, outermost first, with dotted paths."""
     yield path, config
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+    for name, value in find_children(config):
         if isinstance(value, BaseConfig):
-            yield from walk_configs(value, f"{path}.{field.name}" if path else field.name)
+            yield from walk_configs(value, f"{path}.{name}" if path else name)
 
 
 def check_config(config: BaseConfig) -> None:
-    """Run every nested `check`, innermost first, so that the most specific complaint is the one shown."""
-    for path, nested in reversed(list(walk_configs(config))):
+    """Compare every value with its annotation, then run every nested `check`.
+
+    Types first, so that a `check` may rely on them. Innermost first, so that the most specific complaint is shown.
+    """
+    nested = list(walk_configs(config))
+    for path, section in nested:
+        check_types(section, path)
+    for path, section in reversed(nested):
         try:
-            nested.check()
+            section.check()
         except ConfigError as error:
             if path and path not in error.what:
                 raise ConfigError(f"{path}: {error.what}", why=error.why, do=error.do) from None
             raise
+
+
+def check_types(config: BaseConfig, path: str = "") -> None:
+    """Refuse a value that is not what its field's annotation promises."""
+    for name, annotation in find_annotations(type(config)).items():
+        value = getattr(config, name)
+        if not is_valid(value, annotation):
+            raise ConfigError(
+                f"{path}.{name} is {value!r}" if path else f"{name} is {value!r}",
+                why=f"it takes {describe(annotation)}, not {type(value).__name__}",
+            )

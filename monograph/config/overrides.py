@@ -1,0 +1,178 @@
+"""`--section.field value` for every field of a configuration.
+
+Each thing a person can get wrong here (a name, a section, a type, a count) is answered with what they wrote, what the
+field takes, and the nearest thing that would have worked.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal, get_args, get_origin
+
+from monograph.config.annotations import describe, find_annotations, find_members, is_valid, make_example
+from monograph.config.configurable import BaseConfig
+from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_leaf
+from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
+from monograph.config.text import format_words
+from monograph.errors import ConfigError, find_nearest
+
+_SIMILAR = 0.45
+"""Below this two names are different words, and suggesting one for the other would only confuse."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One flag as it was written: the path it names and the words that follow it."""
+
+    path: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join([f"--{self.path}", *(shlex.quote(word) for word in self.words)])
+
+
+def split_flags(arguments: Sequence[str]) -> list[Override]:
+    """Group command-line words into flags. `--a.b=v` and `--a.b v` are the same; so are `-` and `_` inside a name."""
+    overrides: list[Override] = []
+    for argument in arguments:
+        if argument.startswith("--") and len(argument) > 2:
+            name, equals, value = argument[2:].partition("=")
+            overrides.append(Override(name.replace("-", "_"), (value,) if equals else ()))
+        elif overrides:
+            last = overrides[-1]
+            overrides[-1] = Override(last.path, (*last.words, argument))
+        else:
+            name, equals, value = argument.lstrip("-").partition("=")
+            hint = f"did you mean --{name} {value}".rstrip() + "?" if equals or "." in name else ""
+            raise ConfigError(f"'{argument}' is not a flag", why="flags are written --section.field value", do=hint)
+    return overrides
+
+
+def apply_overrides(config: BaseConfig, overrides: Iterable[Override]) -> Any:
+    """A copy of the config with every override applied. The caller checks the result as a whole."""
+    seen: dict[str, Override] = {}
+    for override in overrides:
+        if override.path in seen:
+            raise ConfigError(
+                f"--{override.path} is given twice: {seen[override.path]} and {override}",
+                why="only one of them could take effect",
+                do="remove one",
+            )
+        seen[override.path] = override
+        config = replace_leaf(config, override.path, _read_override(override, config))
+    return config
+
+
+def _read_override(override: Override, config: BaseConfig) -> Any:
+    leaves = {leaf.path: leaf for leaf in find_leaves(config)}
+    if is_nothing(override.words) and _is_optional_section(override.path, config):
+        return None
+    if override.path not in leaves:
+        raise _make_unknown(override, config, list(leaves))
+    leaf = leaves[override.path]
+    if not override.words and bool in find_members(leaf.annotation):
+        return True
+    try:
+        return _read_value(override, leaf)
+    except UnparsableTypeError:
+        raise ConfigError(
+            f"--{leaf.path} cannot be set on the command line",
+            why=f"it takes {describe(leaf.annotation)}",
+            do="set it in a recipe of your own",
+        ) from None
+    except ValueError:
+        raise ConfigError(
+            str(override),
+            why=f"{leaf.path} takes {describe(leaf.annotation)}",
+            do=_suggest_choice(override, leaf) or f"for example: {_make_example(leaf)}",
+        ) from None
+
+
+def _read_value(override: Override, leaf: Leaf) -> Any:
+    if not override.words:
+        raise ConfigError(
+            f"--{leaf.path} has no value",
+            why=f"it takes {describe(leaf.annotation)}",
+            do=f"for example: {_make_example(leaf)}",
+        )
+    if len(override.words) > 1 and not takes_several_words(leaf.annotation):
+        raise _make_too_many(override, leaf)
+    return parse_words(override.words, leaf.annotation)
+
+
+def _is_optional_section(path: str, config: BaseConfig) -> bool:
+    """Whether the path is a section that may be None: a part a recipe switched on and a flag may switch off."""
+    parent, _, name = path.rpartition(".")
+    holder = find_sections(config).get(parent) if parent else config
+    annotation = find_annotations(type(holder)).get(name) if holder else None
+    return annotation is not None and is_valid(None, annotation)
+
+
+def _make_too_many(override: Override, leaf: Leaf) -> ConfigError:
+    joined = " ".join(override.words)
+    takes_text = str in find_members(leaf.annotation)
+    return ConfigError(
+        f"--{leaf.path} {joined}",
+        why=f"{leaf.path} takes one value ({describe(leaf.annotation)}), and {len(override.words)} words follow it",
+        do=f"--{leaf.path} {shlex.quote(joined)}" if takes_text else f"for example: {_make_example(leaf)}",
+    )
+
+
+def _suggest_choice(override: Override, leaf: Leaf) -> str:
+    choices = [
+        str(choice)
+        for member in find_members(leaf.annotation)
+        if get_origin(member) is Literal
+        for choice in get_args(member)
+    ]
+    nearest = find_nearest(override.words[0], choices)
+    return f"did you mean --{leaf.path} {nearest}?" if nearest else ""
+
+
+def _make_example(leaf: Leaf) -> str:
+    current = "" if leaf.value is None else format_words(leaf.value)
+    return f"--{leaf.path} {current or make_example(leaf.annotation)}"
+
+
+def _make_unknown(override: Override, config: BaseConfig, paths: Sequence[str]) -> ConfigError:
+    if override.path in find_sections(config):
+        inside = [path for path in paths if path.startswith(f"{override.path}.")]
+        return ConfigError(
+            str(override),
+            why=f"{override.path} is a section, not a value",
+            do=f"set one of its fields, such as --{inside[0]}" if inside else "",
+        )
+    found = find_similar(override.path, paths)
+    if not found:
+        top = sorted({path.split(".")[0] for path in paths})
+        return ConfigError(str(override), why=f"there is no field {override.path}", do=f"sections: {', '.join(top)}")
+    others = f" (or {', '.join(f'--{path}' for path in found[1:])})" if len(found) > 1 else ""
+    return ConfigError(
+        str(override), why=f"there is no field {override.path}", do=f"did you mean --{found[0]}{others}?"
+    )
+
+
+def find_similar(path: str, choices: Sequence[str], limit: int = 3) -> list[str]:
+    """The dotted names that look most like `path`, best first; empty when none does.
+
+    The last name counts most, so that a forgotten or mistaken section is still recognised: `steps`, `optim.lr`.
+    Only names about as close as the best one are returned.
+    """
+    section, _, name = path.rpartition(".")
+    scores = []
+    for order, choice in enumerate(choices):
+        choice_section, _, choice_name = choice.rpartition(".")
+        same_name, same_path = _compare(name, choice_name), 0.9 * _compare(path, choice)
+        by_parts = 0.6 * same_name + 0.4 * _compare(section, choice_section) if same_name > 0.5 else 0.0
+        scores.append((-max(by_parts, same_path), choice.count("."), order, choice))
+    scores.sort()
+    if not scores or -scores[0][0] < _SIMILAR:
+        return []
+    return [choice for score, _, _, choice in scores[:limit] if score <= scores[0][0] + 0.02]
+
+
+def _compare(left: str, right: str) -> float:
+    if left == right:
+        return 1.0
+    return SequenceMatcher(None, left, right, autojunk=False).ratio()

@@ -1,0 +1,95 @@
+"""Classes and functions by name: "package.module:Outer.Inner".
+
+Two ways to look one up, because two kinds of people write names. What a person types on the command line is imported:
+they could have run it anyway. What is read from a file is only looked up among code that is already loaded or is our
+own, so that opening a configuration someone else wrote can never run their code.
+"""
+
+import importlib
+import sys
+import traceback
+import types
+from typing import Any
+
+from monograph.errors import ConfigError, MonographError, find_nearest
+
+_OURS = "monograph"
+
+
+def name_of(thing: Any) -> str:
+    """The name under which a class or function can be found again; ConfigError when it has none."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if module and name and "<" not in name and _follow(sys.modules.get(module), name) is thing:
+        return f"{module}:{name}"
+    raise ConfigError(
+        f"{thing!r} cannot be referred to by name",
+        why="a configuration is written to files, and lambdas, partials and inner functions have no name",
+        do="define it at the top of a module",
+    )
+
+
+def import_reference(reference: str) -> Any:
+    """The thing a person named, imported. An error in their module is reported with its place in their file."""
+    module, name = _split(reference)
+    try:
+        loaded = importlib.import_module(module)
+    except MonographError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"'{reference}' cannot be imported", why=describe_exception(error)) from error
+    found = _follow(loaded, name)
+    if found is None:
+        public = [each for each in vars(loaded) if not each.startswith("_")]
+        raise ConfigError(
+            f"'{reference}' does not exist",
+            why=f"{getattr(loaded, '__file__', None) or module} defines no {name}",
+            do=f"did you mean {module}:{nearest}?" if (nearest := find_nearest(name, public)) else "",
+        )
+    return found
+
+
+def describe_exception(error: BaseException) -> str:
+    """An exception in one line, with the innermost place in the code that raised it."""
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({error.filename}:{error.lineno})"
+    elif frames := [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]:
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames[-1].filename != __file__ else ""
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {message}{place}"
+
+
+def find_loaded(reference: str) -> Any:
+    """The thing a file names, without running any code that is not already loaded or our own."""
+    module, name = _split(reference)
+    if module.split(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"'{reference}' may not appear in a configuration file", why="it is not a part of monograph")
+    if module == _OURS or module.startswith(f"{_OURS}."):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            raise ConfigError(f"'{reference}' does not exist", why=f"there is no module {module}") from None
+    if module not in sys.modules:
+        raise ConfigError(
+            f"'{reference}' may not be loaded from a configuration file",
+            why=f"module {module} has not been imported, and reading a file must not run code",
+            do=f"import {module} first, if you trust it",
+        )
+    found = _follow(sys.modules[module], name)
+    if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
+        raise ConfigError(f"'{reference}' does not exist", why=f"module {module} defines no {name}")
+    return found
+
+
+def _split(reference: str) -> tuple[str, str]:
+    module, colon, name = reference.partition(":")
+    if not (colon and module and name):
+        raise ConfigError(f"'{reference}' is not a name", do="write package.module:name")
+    return module, name
+
+
+def _follow(module: types.ModuleType | None, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

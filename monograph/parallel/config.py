@@ -1,6 +1,6 @@
 """How the work is spread over devices. Loads without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
@@ -26,9 +26,11 @@ class ParallelismConfig(Configurable.Config):
     """Devices that share each sequence."""
 
     def check(self) -> None:
-        for name in self.__dataclass_fields__:
+        for name in (field.name for field in fields(self)):
             degree = getattr(self, name)
             if degree == -1 and name == "data_parallel_shard_degree":
                 continue
             if degree != 1:
-                raise ConfigError(f"{name} is {degree}", why="this version trains on one device", do=f"--parallelism.{name} 1")
+                raise ConfigError(
+                    f"{name} is {degree}", why="this version trains on one device", do=f"--parallelism.{name} 1"
+                )

@@ -1,0 +1,72 @@
+"""Finding a recipe by name: one of ours, by its function's name, or a user's own, as package.module:function."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+
+from monograph.config.references import describe_exception, import_reference
+from monograph.errors import ConfigError, MonographError, did_you_mean
+from monograph.recipes import deepseek_v3, llama3, qwen3
+from monograph.train.config import TrainerConfig
+
+Recipe = Callable[[], TrainerConfig]
+
+FAMILIES = (llama3, qwen3, deepseek_v3)
+
+
+def find_recipes() -> dict[str, Recipe]:
+    """Name -> recipe, family by family. A recipe is a public function of a family's file; its name is unique."""
+    recipes: dict[str, Recipe] = {}
+    for family in FAMILIES:
+        for name, function in vars(family).items():
+            if inspect.isfunction(function) and function.__module__ == family.__name__ and not name.startswith("_"):
+                if name in recipes:
+                    raise TypeError(f"two recipes are called {name}")
+                recipes[name] = function
+    return recipes
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name; ConfigError with the nearest name when there is none."""
+    if ":" in name:
+        return _import_recipe(name)
+    recipes = find_recipes()
+    if name in recipes:
+        return recipes[name]
+    why = "a recipe of your own is written package.module:function" if "." in name or "/" in name else ""
+    raise ConfigError(f"there is no recipe '{name}'", why=why, do=did_you_mean(name, recipes))
+
+
+def load_recipe(name: str) -> TrainerConfig:
+    """The configuration a recipe returns. What goes wrong inside a user's recipe is reported with its place."""
+    recipe = find_recipe(name)
+    try:
+        config = recipe()
+    except MonographError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"recipe '{name}' failed", why=describe_exception(error)) from error
+    if not isinstance(config, TrainerConfig):
+        raise ConfigError(
+            f"recipe '{name}' returned {type(config).__name__}",
+            why="a recipe is a function that returns a complete Trainer.Config",
+        )
+    return config
+
+
+def _import_recipe(name: str) -> Recipe:
+    module = name.partition(":")[0]
+    if module.endswith(".py") or "/" in module:
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ConfigError(
+            f"recipe '{name}' names a file",
+            why="a recipe of your own is written package.module:function",
+            do=f"did you mean {dotted}:{name.partition(':')[2]}?",
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    recipe = import_reference(name)
+    if not callable(recipe):
+        raise ConfigError(f"recipe '{name}' is a {type(recipe).__name__}", why="a recipe is a function")
+    return recipe

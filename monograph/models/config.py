@@ -3,6 +3,7 @@
 Each one is named after the component it builds; a family (`models/<family>/config.py`) puts them together.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -17,6 +18,20 @@ def check_positive(config: Configurable.Config, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}", why="it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What every part attached to the residual stream needs to know about it."""
+
+    dim: int
+    """Its width."""
+    norm_eps: float
+    """Added to the mean square in every norm."""
+    init_std: float
+    """How wide the weights start that read from it."""
+    out_std: float
+    """How wide the weights start that write to it: narrower with depth, so that the sum over blocks does not grow."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -306,6 +321,10 @@ class DecoderConfig(Configurable.Config):
             raise ConfigError(
                 f"norm_eps is {self.norm_eps} and init_std is {self.init_std}", why="both must be positive"
             )
+
+    def stream(self) -> Stream:
+        """The residual stream, as its parts see it; two of them write to it in every block."""
+        return Stream(self.dim, self.norm_eps, self.init_std, self.init_std / math.sqrt(2 * self.n_layers))
 
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""

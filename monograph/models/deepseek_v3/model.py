@@ -1,0 +1,21 @@
+"""DeepSeek-V3 (and V2): latent attention; the first blocks are dense, the others have experts."""
+
+from monograph.models.config import Stream
+from monograph.models.decoder import Block, Decoder
+from monograph.models.deepseek_v3.config import DeepseekV3Config
+
+
+class DeepseekV3(Decoder):
+    """A DeepSeek-V3 model."""
+
+    Config = DeepseekV3Config
+    config: DeepseekV3Config
+
+    def build_block(self, stream: Stream, layer: int) -> Block:
+        config = self.config
+        attention = config.attention.build(stream=stream, rope=config.rope)
+        feed_forward = config.feed_forward if layer < config.n_dense_layers else config.moe
+        return Block(stream, attention=attention, feed_forward=feed_forward.build(stream=stream))
+
+    def find_rotated_dim(self) -> int:
+        return self.config.attention.qk_rope_head_dim

@@ -1,0 +1,72 @@
+"""The routed experts: many small gated feed-forward layers, whose rows arrive sorted by expert."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from monograph.compat import grouped_mm, has_grouped_mm
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.models.config import ExpertsConfig, Stream
+from monograph.models.init import Normal, Start
+
+
+class Experts(nn.Module, Configurable):
+    """w2(silu(w1 x) * w3 x) for every expert; the weights of all experts are stacked, [experts, out, in].
+
+    Two ways to compute the same: one grouped kernel, whose shapes do not depend on the routing and which leaves the
+    counts on the device; or a loop over experts, for the dtypes and devices that kernel does not serve.
+    """
+
+    Config = ExpertsConfig
+
+    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, stream: Stream) -> None:
+        super().__init__()
+        self.config, self.stream = config, stream
+        self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, stream.dim))
+        self.w2 = nn.Parameter(torch.empty(n_experts, stream.dim, hidden_dim))
+        self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, stream.dim))
+
+    def plan_init(self) -> dict[str, Start]:
+        """How the weights start."""
+        read, write = Normal(self.stream.init_std), Normal(self.stream.out_std)
+        return {"w1": read, "w2": write, "w3": read}
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
+        if self.is_grouped(rows):
+            return self.compute_grouped(rows, ends)
+        return self.compute_in_loop(rows, ends)
+
+    def is_grouped(self, rows: Tensor) -> bool:
+        """Which backend serves these rows; an explicit wish that cannot be met is an error."""
+        backend = self.config.backend
+        if backend == "grouped_mm" and rows.dtype != torch.bfloat16:
+            raise ConfigError(
+                f"experts.backend is grouped_mm but the experts compute in {str(rows.dtype).removeprefix('torch.')}",
+                why="the grouped kernel takes bfloat16 only",
+                do="--training.compute_dtype bfloat16, or experts.backend auto",
+            )
+        return backend == "grouped_mm" or (backend == "auto" and has_grouped_mm(rows.device, rows.dtype))
+
+    def compute_grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """All experts in three kernels; nothing is read on the host."""
+        gate = grouped_mm(rows, self.w1.transpose(1, 2), ends)
+        up = grouped_mm(rows, self.w3.transpose(1, 2), ends)
+        return grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), ends)
+
+    def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """One expert after another; one copy of the counts to the host decides who gets which rows."""
+        total = rows.shape[0]
+        sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        for size in sizes:
+            torch._check(size >= 0)
+            torch._check(size <= total)
+        torch._check(sum(sizes) == total)
+        # unbind, not w1[i]: its backward stacks the gradients once, where indexing would add up full-sized ones.
+        weights = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
+        answers = [
+            F.linear(F.silu(F.linear(part, w1)) * F.linear(part, w3), w2)
+            for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
+        ]
+        return torch.cat(answers)

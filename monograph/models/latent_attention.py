@@ -1,0 +1,60 @@
+"""Multi-head latent attention: keys and values come from one small latent, and positions travel in extra channels."""
+
+import torch
+from torch import Tensor, nn
+
+from monograph.config.configurable import Configurable
+from monograph.models.attention import attend
+from monograph.models.config import LatentAttentionConfig, RopeConfig, Stream
+from monograph.models.linear import Linear
+from monograph.models.norm import RMSNorm
+from monograph.models.rope import Rotation, compute_score_scale, rotate
+
+
+class LatentAttention(nn.Module, Configurable):
+    """Queries (optionally) and keys/values pass through latents; one rotated key is shared by all heads.
+
+    A query/key head is [channels without position | rotated channels]; value heads have their own width. Head counts
+    follow the weights, which may be a shard's.
+    """
+
+    Config = LatentAttentionConfig
+
+    def __init__(self, config: LatentAttentionConfig, *, stream: Stream, rope: RopeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        self.scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
+        self.interleaved = rope.layout == "interleaved"
+        dim, std, rank = stream.dim, stream.init_std, config.q_lora_rank
+        if rank:
+            self.wq_a = Linear(dim, rank, init_std=std)
+            self.q_norm = RMSNorm(rank, stream.norm_eps)
+            self.wq_b = Linear(rank, config.n_heads * self.qk_head_dim, init_std=std)
+        else:
+            self.wq = Linear(dim, config.n_heads * self.qk_head_dim, init_std=std)
+        self.wkv_a = Linear(dim, config.kv_lora_rank + config.qk_rope_head_dim, init_std=std)
+        self.kv_norm = RMSNorm(config.kv_lora_rank, stream.norm_eps)
+        self.wkv_b = Linear(
+            config.kv_lora_rank, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), init_std=std
+        )
+        self.wo = Linear(config.n_heads * config.v_head_dim, dim, init_std=stream.out_std)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x, rotation)
+        return self.wo(attend(q, k, v, mask, scale=self.scale, config=self.config.sdpa).flatten(2))
+
+    def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [batch, sequence, heads, channels], positions applied."""
+        config = self.config
+        nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
+        q = self.wq_b(self.q_norm(self.wq_a(x))) if config.q_lora_rank else self.wq(x)
+        q_nope, q_rope = q.unflatten(-1, (-1, self.qk_head_dim)).split((nope, rope), dim=-1)
+        q = torch.cat((q_nope, rotate(q_rope, rotation, interleaved=self.interleaved)), dim=-1)
+
+        latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, rope), dim=-1)
+        kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, nope + config.v_head_dim))
+        k_nope, v = kv.split((nope, config.v_head_dim), dim=-1)
+        k_rope = rotate(k_rope.unsqueeze(2), rotation, interleaved=self.interleaved)
+        k = torch.cat((k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)), dim=-1)
+        return q, k, v

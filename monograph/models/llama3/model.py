@@ -1,0 +1,20 @@
+"""Llama 3: every block is grouped-query attention and a feed-forward layer."""
+
+from monograph.models.config import Stream
+from monograph.models.decoder import Block, Decoder
+from monograph.models.llama3.config import Llama3Config
+
+
+class Llama3(Decoder):
+    """A Llama 3 model."""
+
+    Config = Llama3Config
+    config: Llama3Config
+
+    def build_block(self, stream: Stream, layer: int) -> Block:
+        config = self.config
+        attention = config.attention.build(stream=stream, rope=config.rope)
+        return Block(stream, attention=attention, feed_forward=config.feed_forward.build(stream=stream))
+
+    def find_rotated_dim(self) -> int:
+        return self.config.attention.find_head_dim(self.config.dim)

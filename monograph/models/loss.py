@@ -1,0 +1,85 @@
+"""Cross entropy over slices of tokens: the logits of the whole batch never exist.
+
+With a vocabulary of 128 thousand, the fp32 logits of one sequence are larger than the model's activations. So a slice
+of tokens is projected, its loss and its gradient are computed at once, in the forward, and its logits are dropped.
+The backward only scales what the forward left.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from monograph.config.configurable import Configurable
+from monograph.models.config import LossConfig
+
+IGNORED = -100
+"""The label of tokens that do not count."""
+
+
+class SlicedLoss(Configurable):
+    """The sum of the valid tokens' cross entropy, divided by a number of valid tokens that the caller knows."""
+
+    Config = LossConfig
+
+    def __init__(self, config: LossConfig) -> None:
+        self.slice_tokens = config.slice_tokens
+
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
+        """hidden [..., dim], weight [vocab, dim], labels [...] (-100: ignored) -> scalar fp32.
+
+        `valid_tokens` is the count over the whole global batch, so that micro-batches and devices add up to the mean;
+        without it the tokens of this call are counted. A tensor: it changes from step to step.
+        """
+        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        if valid_tokens is None:
+            valid_tokens = (labels != IGNORED).sum().clamp(min=1)
+        scale = valid_tokens.to(torch.float32).reciprocal()
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.slice_tokens)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for rows, targets in zip(hidden.split(self.slice_tokens), labels.split(self.slice_tokens), strict=True):
+            total = total + measure_slice(rows, weight, targets)[0]
+        return total * scale
+
+
+class SlicedCrossEntropy(Function):
+    """Loss and gradients of a projection followed by cross entropy, one slice at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        # Partial sums in fp32: adding many slices in bf16 would lose the small ones.
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_hidden = []
+        for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
+            loss, log_probs = measure_slice(rows, weight, targets)
+            total = total + loss
+            grad_logits = differentiate_slice(log_probs, targets, scale).to(hidden.dtype)
+            grad_hidden.append(grad_logits @ weight)
+            grad_weight = grad_weight + grad_logits.T @ rows
+        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, grad_weight * grad, None, None, None
+
+
+def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss of one slice, and the fp32 log-probabilities it came from."""
+    log_probs = F.linear(rows, weight).float().log_softmax(dim=-1)
+    valid = targets != IGNORED
+    picked = log_probs.gather(-1, targets.where(valid, 0).unsqueeze(-1)).squeeze(-1)
+    return -picked.where(valid, 0.0).sum(), log_probs
+
+
+def differentiate_slice(log_probs: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """The gradient of the scaled loss with respect to the logits: probabilities, less one at the label."""
+    vocabulary = torch.arange(log_probs.shape[-1], device=targets.device)
+    is_label = targets.unsqueeze(-1) == vocabulary
+    weights = (targets != IGNORED) * scale
+    return (log_probs.exp() - is_label.to(log_probs.dtype)) * weights.unsqueeze(-1)

@@ -1,0 +1,41 @@
+"""A mixture of experts in place of the feed-forward layer."""
+
+from torch import Tensor, nn
+
+from monograph.config.configurable import Configurable
+from monograph.models.config import FeedForwardConfig, MoeConfig, Stream
+from monograph.models.dispatch import LocalDispatch
+
+
+class Moe(nn.Module, Configurable):
+    """Router -> dispatch -> experts -> combine, plus the experts that see every token.
+
+    Returns the rows sent to each expert with the result, instead of counting them here: a forward that is run again
+    (recomputation) or only looked at (evaluation) must not count.
+    """
+
+    Config = MoeConfig
+
+    def __init__(self, config: MoeConfig, *, stream: Stream) -> None:
+        super().__init__()
+        n, hidden = config.n_experts, config.hidden_dim
+        self.n_experts = n
+        self.router = config.router.build(n_experts=n, stream=stream)
+        self.experts = config.experts.build(n_experts=n, hidden_dim=hidden, stream=stream)
+        self.shared_experts = (
+            FeedForwardConfig(hidden_dim=hidden * config.n_shared_experts).build(stream=stream)
+            if config.n_shared_experts
+            else None
+        )
+        self.dispatch = LocalDispatch()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's answer to x [batch, sequence, dim], and its load: int64 [experts]."""
+        tokens = x.flatten(0, 1)
+        choice = self.router(tokens)
+        routed = self.dispatch.dispatch(tokens, choice.experts, self.n_experts)
+        answers = self.experts(routed.rows, routed.ends)
+        out = self.dispatch.combine(answers, choice.weights, routed).view_as(x)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        return out, routed.load

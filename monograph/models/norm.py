@@ -1,0 +1,27 @@
+"""RMS norm."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from monograph.models.init import Constant, Start
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square of the last dim, then scale each channel.
+
+    The mean square of bf16 inputs is taken in fp32 (torch's kernel does so by itself). The weight follows the input's
+    dtype: with mixed dtypes torch leaves its fused kernel.
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+    def plan_init(self) -> dict[str, Start]:
+        """How the weight starts."""
+        return {"weight": Constant(1.0)}

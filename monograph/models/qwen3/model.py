@@ -1,0 +1,21 @@
+"""Qwen3: grouped-query attention with normalised heads; feed-forward layers, or experts in every block."""
+
+from monograph.models.config import Stream
+from monograph.models.decoder import Block, Decoder
+from monograph.models.qwen3.config import Qwen3Config
+
+
+class Qwen3(Decoder):
+    """A Qwen3 model."""
+
+    Config = Qwen3Config
+    config: Qwen3Config
+
+    def build_block(self, stream: Stream, layer: int) -> Block:
+        config = self.config
+        attention = config.attention.build(stream=stream, rope=config.rope)
+        feed_forward = config.moe if config.moe.n_experts else config.feed_forward
+        return Block(stream, attention=attention, feed_forward=feed_forward.build(stream=stream))
+
+    def find_rotated_dim(self) -> int:
+        return self.config.attention.find_head_dim(self.config.dim)

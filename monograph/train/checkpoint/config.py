@@ -25,7 +25,7 @@ class CheckpointConfig(Configurable.Config):
     async_save: bool = False
     """Copy the state to host memory and go on training while a thread writes it."""
     on_error: Literal["continue", "stop"] = "continue"
-    """A checkpoint that cannot be written (disk full, I/O error): log it and train on, or stop; the last one always stops."""
+    """What to do when one cannot be written (disk full, I/O error); the last one of a run is always an error."""
     load: str = ""
     """Start from: latest, auto (latest, or from scratch when there is none), a step number, or a path."""
     load_model_only: bool = False
@@ -33,9 +33,7 @@ class CheckpointConfig(Configurable.Config):
 
     def check(self) -> None:
         if not self.folder:
-            raise ConfigError(
-                "folder is empty", why="checkpoints need a place", do="--checkpoint.enabled False writes none"
-            )
+            raise ConfigError("folder is empty", why="checkpoints need a place", do="--checkpoint.enabled False")
         if self.interval < 0:
             raise ConfigError(f"interval is {self.interval}", why="it counts steps", do="write 0 for none on the way")
         if self.keep_last < 0:

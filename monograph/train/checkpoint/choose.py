@@ -1,0 +1,103 @@
+"""Which checkpoint a request means: `latest`, a step, or a path, and what to say when there is none."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from monograph.errors import CheckpointError
+from monograph.log import get_log
+from monograph.train.checkpoint.manifest import Manifest
+from monograph.train.checkpoint.ranks import PeerError, Ranks
+from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint
+from monograph.train.checkpoint.verify import DamagedError, read_manifest, verify_checkpoint
+
+LATEST = "latest"
+AUTO = "auto"
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Where to look, best first. `explicit` names one checkpoint, which is then the only acceptable one."""
+
+    paths: list[Path]
+    explicit: bool
+    rejected: list[str]
+    """Those that cannot even be put in order, with the reason."""
+
+
+def find_candidates(store: Store, which: str | int | Path) -> Candidates:
+    """What a request may mean; reads manifests, not tensors."""
+    if which in (LATEST, AUTO):
+        return _order_newest_first(store)
+    if isinstance(which, int) or (isinstance(which, str) and which.isascii() and which.isdigit()):
+        path = store.step_path(int(which))
+        if not path.is_dir():
+            raise CheckpointError(f"there is no checkpoint of step {which}", do=describe_choices(store))
+        return Candidates([path], True, [])
+    path = Path(which)
+    if is_checkpoint(path):
+        return Candidates([path], True, [])
+    nested = _order_newest_first(Store(path))
+    if nested.paths or nested.rejected:
+        return nested
+    reason = "it is not a checkpoint and contains none" if path.exists() else "it does not exist"
+    raise CheckpointError(
+        f"cannot load {path}", why=reason, do=f"write latest, a step number or a path; {describe_choices(store)}"
+    )
+
+
+def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, Manifest]:
+    """The first candidate that proves to be whole, verified; damaged ones are named in the log."""
+    rejected = list(candidates.rejected)
+    for path in candidates.paths:
+        try:
+            return path, verify_checkpoint(path, ranks)
+        except DamagedError as damage:
+            if candidates.explicit:
+                raise
+            rejected.append(f"{path.name}/{damage.file}: {damage.reason}")
+            log.warning("%s is damaged and passed over: %s: %s", path, damage.file, damage.reason)
+    raise CheckpointError(
+        "there is no good checkpoint",
+        why="; ".join(rejected[:5]) or "there is none at all",
+        do="start from another checkpoint, or from scratch with --checkpoint.load ''",
+    )
+
+
+def choose(store: Store, which: str | int | Path, ranks: Ranks) -> tuple[Path, Manifest]:
+    """Find, verify and agree on what `which` means; every rank gets the same answer or the same error."""
+    return open_best(_agree(lambda: find_candidates(store, which), ranks), ranks)
+
+
+def find_latest(store: Store, ranks: Ranks) -> Path | None:
+    """The newest good checkpoint; None when there is none at all. When all there are is damage, that is an error."""
+    candidates = _agree(lambda: _order_newest_first(store), ranks)
+    if not candidates.paths and not candidates.rejected:
+        return None
+    return open_best(candidates, ranks)[0]
+
+
+def _agree(find: Callable[[], Candidates], ranks: Ranks) -> Candidates:
+    """What the first rank finds, so that no two ranks can load different checkpoints."""
+    try:
+        found = ranks.share(ranks.lead(find))
+    except PeerError as error:
+        raise CheckpointError("no checkpoint can be loaded", why=str(error)) from None
+    if found is None:
+        raise AssertionError("the first rank shares what it found")
+    return found
+
+
+def _order_newest_first(store: Store) -> Candidates:
+    """By the order in which they were committed. A step is no measure: a run may have gone back to an earlier one."""
+    ordered: list[tuple[int, int, Path]] = []
+    rejected: list[str] = []
+    for path in store.find_all():
+        try:
+            ordered.append((read_manifest(path).sequence, find_step(path) or 0, path))
+        except DamagedError as damage:
+            rejected.append(f"{path.name}/{damage.file}: {damage.reason}")
+            log.warning("%s is damaged and passed over: %s: %s", path, damage.file, damage.reason)
+    return Candidates([path for *_, path in sorted(ordered, reverse=True)], False, rejected)

@@ -1,0 +1,112 @@
+"""Every change a checkpoint makes on disk goes through here: one method per system call, so each can be made to fail.
+
+Nothing else in this package creates, writes, renames or removes a file. The promise "a checkpoint is whole or does not
+exist" rests on the order of these calls, and the tests stop the program at every single one of them.
+"""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+from typing import Self
+
+WRITE_BYTES = 64 << 20
+"""Largest single write: far below the system's limit of 2 GiB, large enough to keep any disk busy."""
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+class Disk:
+    """The real disk. Tests derive from it to crash, to run full, or to lose what was not synced."""
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def create(self, path: Path) -> int:
+        """Open a new file for writing; an existing one is an error, since nothing is ever overwritten."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Write some of `data` and say how much, as the system call does."""
+        return os.write(file, data)
+
+    def sync(self, file: int) -> None:
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        os.close(file)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder durable, where the file system can."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
+        finally:
+            os.close(folder)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def remove_file(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        os.rmdir(path)
+
+
+class HashedFile:
+    """A new file that knows its own size and sha256 while it is written; durable once `finish` has returned."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.size = 0
+        self._disk = disk
+        self._sha256 = hashlib.sha256()
+        self._file = disk.create(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._disk.close(self._file)
+
+    def write(self, data: memoryview | bytes) -> None:
+        rest = memoryview(data).cast("B")
+        self.size += len(rest)
+        while len(rest):
+            piece = rest[:WRITE_BYTES]
+            written = self._disk.write(self._file, piece)
+            self._sha256.update(piece[:written])
+            rest = rest[written:]
+
+    def finish(self) -> str:
+        """Make everything written durable; returns its sha256."""
+        self._disk.sync(self._file)
+        return self._sha256.hexdigest()
+
+
+def write_file(disk: Disk, path: Path, data: bytes) -> str:
+    """Write a small file durably; returns its sha256."""
+    with HashedFile(disk, path) as file:
+        file.write(data)
+        return file.finish()
+
+
+def hash_file(path: Path) -> tuple[int, str]:
+    """Size and sha256 of what is stored now, read in pieces and, where the system can, past its cache."""
+    with open(path, "rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def remove_tree(disk: Disk, path: Path) -> None:
+    """Remove a folder and what is in it; links are removed, never followed."""
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(disk, Path(entry.path))
+        else:
+            disk.remove_file(Path(entry.path))
+    disk.remove_folder(path)

@@ -1,0 +1,227 @@
+"""Saving and resuming a run: the one object of this package that the trainer holds.
+
+A save that storage refuses (disk full, I/O error) is logged and training goes on, since the checkpoints before it are
+untouched; it is raised only when it was the last one (`wait`, `close`), or always with `on_error = "stop"`.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from monograph.config.configurable import Configurable
+from monograph.errors import CheckpointError
+from monograph.log import get_log
+from monograph.train.checkpoint.choose import AUTO, choose, find_latest
+from monograph.train.checkpoint.config import CheckpointConfig
+from monograph.train.checkpoint.disk import Disk
+from monograph.train.checkpoint.manifest import Manifest
+from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
+from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
+from monograph.train.checkpoint.staging import Staging
+from monograph.train.checkpoint.store import Store, describe_choices
+from monograph.train.checkpoint.verify import MODEL_PREFIX, DamagedError, Request, check_request, read_manifest
+from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load found besides the tensors it filled. With `model_only` the run starts anew: step 0 and no values."""
+
+    step: int
+    values: dict[str, Any]
+    path: Path
+    model_only: bool
+
+
+@dataclass(frozen=True)
+class _Failure:
+    step: int
+    error: Exception
+
+
+class CheckpointManager(Configurable):
+    """Writes checkpoints into `folder` and reads them from anywhere.
+
+    With several ranks, `process_group` is a gloo group of all of them that nothing else uses, `folder` is on a file
+    system they share, and every method is called by all of them.
+    """
+
+    Config = CheckpointConfig
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        *,
+        folder: Path,
+        process_group: dist.ProcessGroup | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.config = config
+        self._ranks = Ranks(process_group)
+        self._store = Store(Path(folder), disk)
+        self._run = secrets.token_hex(8)
+        self._staging = Staging()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._failure: _Failure | None = None
+        if config.enabled:
+            self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._shut()  # the error under way matters more than a save that failed
+
+    def is_due(self, step: int, *, last: bool = False) -> bool:
+        """Whether a checkpoint is to be written after this step."""
+        on_the_way = self.config.interval > 0 and step % self.config.interval == 0
+        return self.config.enabled and (on_the_way or (last and self.config.save_last))
+
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Write a checkpoint of this step. An asynchronous save returns once the state has been copied."""
+        self._settle()
+        values = check_values(values)
+        if not self.config.async_save:
+            self._write(step, dict(tensors), StagedSavePlanner(), values)
+            self._settle()
+            return
+        planner = StagedSavePlanner(self._staging.stage(tensors))
+        self._pending = self._pool.submit(self._write, step, dict(tensors), planner, values)
+
+    def load(self, which: str | int | Path, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+        """Fill `tensors` in place from `latest`, a step number or a path, after everything has been verified."""
+        self._settle()
+        start = time.perf_counter()
+        model_only = self.config.load_model_only
+        wanted = {name: tensor for name, tensor in tensors.items() if not model_only or name.startswith(MODEL_PREFIX)}
+        path, manifest = choose(self._store, which, self._ranks)
+        check_request(path, manifest, self._merge_requests(wanted), model_only=model_only)
+        self._fill(path, manifest, wanted)
+        log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
+        if model_only:
+            return Loaded(0, {}, path, True)
+        self._run = manifest.run
+        return Loaded(manifest.step, dict(manifest.values), path, False)
+
+    def resume(self, tensors: Mapping[str, torch.Tensor]) -> Loaded | None:
+        """Load what the config asks for; None when the run is to start from scratch."""
+        which = self.config.load
+        if not which:
+            return None
+        if which == AUTO and not self._ranks.share(self._store.find_all()):
+            log.info("%s: starting from scratch", describe_choices(self._store))
+            return None
+        return self.load(which, tensors)
+
+    def latest(self) -> Path | None:
+        """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""
+        self._settle()
+        return find_latest(self._store, self._ranks)
+
+    def wait(self) -> None:
+        """Wait for a save under way; raises when the most recent save failed."""
+        self._settle(final=True)
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the folder; raises when the most recent save failed."""
+        try:
+            self.wait()
+        finally:
+            self._shut()
+
+    def _open(self) -> None:
+        try:
+            self._ranks.lead(self._store.open)
+        except PeerError as error:
+            raise CheckpointError("checkpoints cannot be written", why=str(error)) from None
+
+    def _shut(self) -> None:
+        self._pool.shutdown(wait=True)
+        self._store.close()
+
+    def _settle(self, *, final: bool = False) -> None:
+        """Wait for the save under way and decide whether its failure, if any, stops the run."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+        failure = self._failure
+        if failure is None:
+            return
+        if not is_disk_error(failure.error):
+            self._failure = None
+            raise failure.error
+        if final or self.config.on_error == "stop":
+            self._failure = None
+            raise CheckpointError(
+                f"the checkpoint of step {failure.step} could not be written to {self._store.folder}",
+                why=str(failure.error),
+                do=f"make room or choose another --checkpoint.folder; {describe_choices(self._store)}",
+            ) from failure.error
+
+    def _write(
+        self, step: int, tensors: dict[str, torch.Tensor], planner: StagedSavePlanner, values: dict[str, Any]
+    ) -> None:
+        """One whole save; an error is kept for `_settle`, and one of storage is told at once."""
+        start = time.perf_counter()
+        try:
+            sequence = self._ranks.lead(self._find_next_sequence) or 0
+            label = Label(step, sequence, self._run, values)
+            save_plan(tensors, planner, SafetensorsWriter(self._store, label, rank=self._ranks.rank), self._ranks)
+            self._ranks.lead(self._prune)
+        except Exception as error:
+            self._failure = _Failure(step, error)
+            if is_disk_error(error):
+                log.error("the checkpoint of step %d could not be written: %s; older ones are kept", step, error)
+            return
+        self._failure = None
+        log.info("saved %s in %.1f s", self._store.step_path(step), time.perf_counter() - start)
+
+    def _fill(self, path: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
+        try:
+            load_plan(tensors, SafetensorsReader(path, manifest), self._ranks)
+        except Exception as error:
+            raise CheckpointError(
+                f"loading {path} stopped half way: the state is incomplete", why=str(error), do="start the run again"
+            ) from error
+
+    def _merge_requests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Request]:
+        """What all ranks ask for together. They mostly ask for the same, so a hash is compared before lists travel."""
+        mine = {name: Request(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        digest = hashlib.sha256(repr(sorted(mine.items(), key=lambda entry: entry[0])).encode()).digest()
+        if len(set(self._ranks.collect(digest))) == 1:
+            return mine
+        return {name: request for part in self._ranks.collect(mine) for name, request in part.items()}
+
+    def _find_next_sequence(self) -> int:
+        return max((manifest.sequence for _, manifest in self._read_manifests()), default=0) + 1
+
+    def _prune(self) -> None:
+        """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays."""
+        found = self._read_manifests() if self.config.keep_last else []
+        mine = [(manifest.sequence, path) for path, manifest in found if manifest.run == self._run]
+        for _, path in sorted(mine)[: -self.config.keep_last]:
+            self._store.delete(path)
+
+    def _read_manifests(self) -> list[tuple[Path, Manifest]]:
+        """Those that can be read. What cannot is never deleted: someone may want to look at it."""
+        found = []
+        for path in self._store.find_all():
+            try:
+                found.append((path, read_manifest(path)))
+            except DamagedError:
+                continue
+        return found

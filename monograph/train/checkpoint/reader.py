@@ -1,0 +1,109 @@
+"""Loading: torch's planner decides which pieces this rank needs, for whatever layout it has; this copies just those."""
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan, LoadPlanner, ReadItem, StorageReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.futures import Future
+
+from monograph.train.checkpoint.manifest import Chunk, Manifest
+from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.tensor_file import find_dtype
+
+
+class SafetensorsReader(StorageReader):
+    """Reads a checkpoint that has been verified. Works with `dcp.load` as well as with `load_plan`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._chunks = {
+            MetadataIndex(name, chunk.offsets): chunk
+            for name, tensor in manifest.tensors.items()
+            for chunk in tensor.chunks
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return False  # a checkpoint has to be verified before a reader is made for it
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The manifest in the planner's words."""
+        tensors = {
+            name: TensorStorageMetadata(
+                properties=TensorProperties(dtype=find_dtype(tensor.dtype)),
+                size=torch.Size(tensor.shape),
+                chunks=[
+                    ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+                    for chunk in tensor.chunks
+                ],
+            )
+            for name, tensor in self._manifest.tensors.items()
+        }
+        return Metadata(state_dict_metadata=dict(tensors))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[ReadItem]] = defaultdict(list)
+        for item in plan.items:
+            by_file[self._chunks[item.storage_index].file].append(item)
+        for name, items in by_file.items():
+            with safe_open(self._path / name, framework="pt") as file:
+                for item in items:
+                    self._copy(file, item, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _copy(self, file: safe_open, item: ReadItem, planner: LoadPlanner) -> None:
+        target = planner.resolve_tensor(item).detach()
+        source = read_box(file, self._chunks[item.storage_index], item.storage_offsets, item.lengths)
+        if source.shape != target.shape:
+            raise AssertionError(f"{item.dest_index.fqn}: read {source.shape} for {target.shape}")
+        target.copy_(source)
+        planner.commit_tensor(item, target)
+
+
+def read_box(file: safe_open, chunk: Chunk, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+    """Part of a stored chunk, counted from the chunk's own corner; the rest of it is never read."""
+    if not chunk.sizes:
+        return file.get_tensor(chunk.key)
+    window = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+    return file.get_slice(chunk.key)[window]
+
+
+def load_plan(tensors: Mapping[str, torch.Tensor], reader: SafetensorsReader, ranks: Ranks) -> None:
+    """Fill this rank's tensors in place. Everything that can be checked has been checked before this is called."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def plan_locally() -> LoadPlan:
+        metadata = reader.read_metadata()
+        planner.set_up_planner(dict(tensors), metadata, ranks.is_first)
+        reader.set_up_storage_reader(metadata, ranks.is_first)
+        return reader.prepare_local_plan(planner.create_local_plan())
+
+    plan = planner.finish_plan(ranks.together(plan_locally))  # the default plan needs nothing from other ranks
+    ranks.together(lambda: reader.read_data(plan, planner).wait())

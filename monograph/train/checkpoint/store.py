@@ -1,0 +1,156 @@
+"""The folder that holds a run's checkpoints, and the moves that keep each of them whole or absent.
+
+    step-00000100/          a committed checkpoint: it appeared in one rename and is never written to again
+    .tmp-step-00000200-x/   a save under way, or what a killed one left behind
+    .old-step-00000100/     a checkpoint making room for a new one of the same step
+    .trash-step-.../        a checkpoint being deleted
+
+Names that begin with a dot are leftovers as soon as their process is dead; `clean` finishes what it had begun.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+from monograph.errors import CheckpointError
+from monograph.log import get_log
+from monograph.train.checkpoint.disk import Disk, remove_tree
+from monograph.train.checkpoint.manifest import MANIFEST_NAME
+
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+_OLD_NAME = re.compile(r"\.old-(step-\d{8,})")
+_LEFTOVER_NAME = re.compile(r"\.(tmp|trash)-.+")
+_LOCK_NAME = ".lock"
+
+log = get_log(__name__)
+
+
+class Store:
+    """One folder of checkpoints. Several processes may read it; only one at a time may write (`lock`)."""
+
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
+        self.folder = folder
+        self.disk = disk or Disk()
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Make the folder, keep other writers out, and finish or undo what a dead process left half done."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.clean()
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.folder}",
+                why=str(error),
+                do="choose another --checkpoint.folder, or --checkpoint.enabled False",
+            ) from error
+
+    def lock(self) -> None:
+        """Refuse to share the folder with another writing process: two runs would delete each other's saves."""
+        file = os.open(self.folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            owner = os.read(file, 200).decode(errors="replace")
+            os.close(file)
+            raise CheckpointError(
+                f"another run is writing checkpoints to {self.folder} ({owner})",
+                why="two runs in one folder would replace each other's checkpoints",
+                do="stop it, or choose another --job.dump_folder or --checkpoint.folder",
+            ) from None
+        except OSError as error:  # a file system without locks
+            log.warning("cannot lock %s (%s): make sure that no other run writes to it", self.folder, error.strerror)
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        self._lock = file
+
+    def close(self) -> None:
+        """Let other writers in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def step_path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def find_all(self) -> list[Path]:
+        """The committed checkpoints by step, lowest first; whether each is good is another question."""
+        if not self.folder.is_dir():
+            return []
+        found = [path for path in self.folder.iterdir() if find_step(path) is not None and path.is_dir()]
+        return sorted(found, key=lambda path: (find_step(path) or 0, path.name))
+
+    def prepare(self, step: int) -> Path:
+        """A new, empty folder to write into; nobody takes it for a checkpoint."""
+        path = self.folder / f".tmp-{self.step_path(step).name}-{secrets.token_hex(4)}"
+        self.disk.make_folder(path)
+        return path
+
+    def commit(self, prepared: Path, final: Path) -> None:
+        """Turn a fully written and synced folder into a checkpoint, by one rename."""
+        old = final.with_name(f".old-{final.name}")
+        replaces = final.exists()
+        if replaces:
+            log.warning("%s exists and is replaced", final)
+            self.disk.rename(final, old)
+            self.disk.sync_folder(self.folder)
+        try:
+            self.disk.rename(prepared, final)
+        except OSError:
+            if replaces:
+                self.disk.rename(old, final)
+            raise
+        self.disk.sync_folder(self.folder)
+        if replaces:
+            self.delete(old)
+
+    def delete(self, path: Path) -> None:
+        """Take a folder away, first its name and then its content, so that no half of it can be taken for a checkpoint.
+
+        Failing to delete costs space and nothing else: it is logged and tried again at the next start.
+        """
+        try:
+            trash = path
+            if not path.name.startswith((".trash-", ".tmp-")):
+                trash = self.folder / f".trash-{path.name.lstrip('.')}-{secrets.token_hex(4)}"
+                self.disk.rename(path, trash)
+                self.disk.sync_folder(self.folder)
+            remove_tree(self.disk, trash)
+        except OSError as error:
+            log.warning("could not delete %s: %s", path, error)
+
+    def clean(self) -> None:
+        """Finish or undo what dead processes left: a replaced checkpoint whose successor never came is put back."""
+        for path in sorted(self.folder.iterdir()):
+            replaced = _OLD_NAME.fullmatch(path.name)
+            if replaced and not (self.folder / replaced[1]).exists():
+                log.warning("%s: putting back the checkpoint that a stopped save had moved aside", replaced[1])
+                self.disk.rename(path, self.folder / replaced[1])
+                self.disk.sync_folder(self.folder)
+            elif replaced or (_LEFTOVER_NAME.fullmatch(path.name) and path.is_dir()):
+                log.info("removing %s, left over from a stopped save", path.name)
+                self.delete(path)
+
+
+def find_step(path: Path) -> int | None:
+    """The step a folder's name stands for, or None for a folder that is named otherwise."""
+    named = _STEP_NAME.fullmatch(path.name)
+    return int(named[1]) if named else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is meant to be a checkpoint, good or not."""
+    return path.is_dir() and (find_step(path) is not None or (path / MANIFEST_NAME).exists())
+
+
+def describe_choices(store: Store) -> str:
+    """What there is to load, for an error's last line."""
+    names = [path.name for path in store.find_all()]
+    if not names:
+        return f"there are no checkpoints in {store.folder}"
+    shown = names if len(names) <= 8 else ["...", *names[-8:]]
+    return f"in {store.folder} there are: {', '.join(shown)}"

@@ -1,0 +1,168 @@
+"""Is a checkpoint what was saved, and does it fit what is asked of it? Answered before a live tensor is touched."""
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from monograph.errors import CheckpointError
+from monograph.train.checkpoint.disk import hash_file
+from monograph.train.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    ManifestError,
+    TensorRecord,
+    parse_manifest,
+)
+from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.store import find_step
+from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_specs
+
+MODEL_PREFIX = "model/"
+"""Keys of the weights; everything else belongs to the run that saved them."""
+_SHOWN = 5
+_HASH_THREADS = 4
+
+
+class DamagedError(CheckpointError):
+    """The bytes on disk are not those that were saved; `file` is the one that shows it."""
+
+    def __init__(self, path: Path, file: str, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path} is damaged: {file}: {reason}",
+            do="load another one; --checkpoint.load latest takes the newest good one",
+        )
+        self.path, self.file, self.reason = path, file, reason
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
+        return type(self), (self.path, self.file, self.reason)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a load will write into: the shape of the whole tensor and its element type."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint at `path`, once it has proved to be intact."""
+    try:
+        manifest = parse_manifest((path / MANIFEST_NAME).read_bytes())
+    except (OSError, ManifestError) as error:
+        raise DamagedError(path, MANIFEST_NAME, _reason(error)) from None
+    if find_step(path) not in (None, manifest.step):
+        raise DamagedError(path, MANIFEST_NAME, f"it belongs to step {manifest.step}")
+    return manifest
+
+
+def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> Manifest:
+    """Read every byte of a checkpoint and compare it with the manifest; raises DamagedError on all ranks.
+
+    Each rank reads its share of the files, several at a time.
+    """
+    ranks = ranks or Ranks()
+    opened = ranks.share(_attempt_manifest(path) if ranks.is_first else None)
+    if isinstance(opened, DamagedError) or opened is None:
+        raise opened or AssertionError("the first rank shares what it found")
+    mine = sorted(opened.files)[ranks.rank :: ranks.size]
+    contents = _find_contents(opened)
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        found = list(pool.map(lambda name: _find_damage(path, name, opened.files[name], contents[name]), mine))
+    damage = [problem for part in ranks.collect(found) for problem in part if problem is not None]
+    if damage:
+        raise damage[0]
+    return opened
+
+
+def check_request(path: Path, manifest: Manifest, requests: Mapping[str, Request], *, model_only: bool) -> None:
+    """Raise one error that says everything in which the request and the checkpoint differ.
+
+    Loading only the weights ignores the rest of the checkpoint and may change between floating types, since an imported
+    model often comes in fewer bits than it is trained in. A resume must match exactly.
+    """
+    offered = {name for name in manifest.tensors if not model_only or name.startswith(MODEL_PREFIX)}
+    wrong = [
+        text
+        for name in sorted(offered & set(requests))
+        if (text := _find_mismatch(name, manifest.tensors[name], requests[name], model_only))
+    ]
+    problems = [
+        _list_some("missing in the checkpoint", sorted(set(requests) - offered)),
+        _list_some("in the checkpoint but not in this run", sorted(offered - set(requests))),
+        _list_some("different", wrong),
+    ]
+    if any(problems):
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this run",
+            why="; ".join(problem for problem in problems if problem),
+            do="use the model and optimizer it was saved with; --checkpoint.load_model_only takes the weights alone",
+        )
+
+
+def _attempt_manifest(path: Path) -> Manifest | DamagedError:
+    """The manifest and the list of names; hashing is shared out once these are known."""
+    try:
+        manifest = read_manifest(path)
+        names = set(os.listdir(path)) - {MANIFEST_NAME}
+    except DamagedError as damage:
+        return damage
+    except OSError as error:
+        return DamagedError(path, MANIFEST_NAME, _reason(error))
+    for name in sorted(names ^ set(manifest.files)):
+        reason = "it is not part of this checkpoint" if name in names else "it is missing"
+        return DamagedError(path, name, reason)
+    return manifest
+
+
+def _find_damage(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> DamagedError | None:
+    try:
+        size = (path / name).stat().st_size
+        if size != record.size:
+            return DamagedError(path, name, f"it has {size} bytes instead of {record.size}")
+        if hash_file(path / name)[1] != record.sha256:
+            return DamagedError(path, name, "its content has changed (sha256 differs)")
+        stored = read_specs(path / name)
+    except (OSError, SafetensorError) as error:
+        return DamagedError(path, name, _reason(error))
+    if stored != content:
+        key = min(key for key in stored.keys() | content.keys() if stored.get(key) != content.get(key))
+        return DamagedError(path, name, f"{key} is not what the manifest says")
+    return None
+
+
+def _find_contents(manifest: Manifest) -> dict[str, dict[str, TensorSpec]]:
+    """What the header of each file must say."""
+    contents: dict[str, dict[str, TensorSpec]] = {name: {} for name in manifest.files}
+    for tensor in manifest.tensors.values():
+        for chunk in tensor.chunks:
+            contents[chunk.file][chunk.key] = TensorSpec(chunk.key, find_dtype(tensor.dtype), chunk.sizes)
+    return contents
+
+
+def _find_mismatch(name: str, saved: TensorRecord, wanted: Request, model_only: bool) -> str:
+    if saved.shape != wanted.shape:
+        return f"{name} has shape {list(saved.shape)} there and {list(wanted.shape)} here"
+    dtype = find_dtype(saved.dtype)
+    castable = model_only and dtype.is_floating_point and wanted.dtype.is_floating_point
+    if dtype != wanted.dtype and not castable:
+        return f"{name} is {saved.dtype} there and {str(wanted.dtype).removeprefix('torch.')} here"
+    return ""
+
+
+def _list_some(title: str, entries: Iterable[str]) -> str:
+    entries = list(entries)
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it is missing"
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

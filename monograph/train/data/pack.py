@@ -1,0 +1,75 @@
+"""`monograph data pack`: tokenize a dataset once, so that every later run on any number of ranks opens it at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from monograph.errors import DataError
+from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.open_shards import is_shard_folder
+from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
+from monograph.train.data.source import open_documents
+from monograph.train.data.stream import RowFactory
+from monograph.train.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PackSummary:
+    """What was written."""
+
+    folder: Path
+    documents: int
+    tokens: int
+    files: int
+    bytes: int
+    content_hash: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"packed {count(self.documents)} documents, {count(self.tokens)} tokens into {self.files} token shards "
+            f"({self.bytes / 2**20:.1f} MiB) in {self.seconds:.1f} s\n"
+            f"train on them with: --dataloader.dataset {self.folder}"
+        )
+
+
+def pack(
+    dataset: DataLoaderConfig,
+    tokenizer: TokenizerConfig,
+    out_folder: Path,
+    *,
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+    rows: RowFactory | None = None,
+) -> PackSummary:
+    """Tokenize `dataset.dataset` into a folder of token shards. Logs its progress; the folder appears when whole."""
+    if shard_tokens < 1:
+        raise DataError(
+            f"shard_tokens is {shard_tokens}", why="a shard holds at least one token", do=f"try {SHARD_TOKENS}"
+        )
+    if out_folder.exists():
+        if not overwrite:
+            raise DataError(
+                f"'{out_folder}' exists already",
+                why="packing does not add to a folder",
+                do="choose another, or --overwrite",
+            )
+        check_replaceable(out_folder)
+    if is_shard_folder(Path(dataset.dataset)):
+        raise DataError(
+            f"'{dataset.dataset}' is packed already", why="tokens cannot be tokenized", do="give the original files"
+        )
+    built: Tokenizer = tokenizer.build()
+    source = open_documents(dataset.dataset, dataset, rows=rows)
+    with ShardWriter(out_folder, built, shard_tokens=shard_tokens) as writer:
+        progress = tokenize_into(writer, source, built)
+        index = writer.finish(source.description)
+    return PackSummary(
+        folder=out_folder,
+        documents=index.documents,
+        tokens=index.tokens,
+        files=len(index.token_files),
+        bytes=sum(entry.bytes for entry in index.token_files),
+        content_hash=index.content_hash,
+        seconds=progress.seconds,
+    )

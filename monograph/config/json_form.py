@@ -28,27 +28,13 @@ from monograph.errors import ConfigError, did_you_mean
 _CONTAINERS: dict[str, type] = {"$list": list, "$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
-def to_json(config: BaseConfig, *, indent: int | None = 2) -> str:
-    """The whole configuration as JSON text."""
-    return json.dumps(to_data(config), indent=indent, allow_nan=False)
-
-
-def from_json(text: str) -> Any:
-    """The configuration that `to_json` wrote; ConfigError for anything else."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("this is not a configuration file", why=f"it is not JSON: {error}") from None
-    return from_data(data)
-
-
-def to_data(config: BaseConfig) -> dict[str, Any]:
-    """The configuration as objects that JSON can write."""
+def to_json(config: BaseConfig) -> dict[str, Any]:
+    """The whole configuration as objects that JSON can write."""
     return _encode(config, type(config))
 
 
-def from_data(data: Any) -> Any:
-    """The configuration described by what a JSON file held."""
+def from_json(data: Any) -> Any:
+    """The configuration that `to_json` described; ConfigError for anything else."""
     if not (isinstance(data, dict) and "$class" in data):
         raise ConfigError("this is not a configuration", why='it does not begin with a "$class"')
     try:
@@ -58,6 +44,20 @@ def from_data(data: Any) -> Any:
         RecursionError,
     ) as error:  # a list inside a set, an endless nesting: only a damaged file has them
         raise ConfigError("this configuration cannot be read", why=str(error)) from None
+
+
+def dump_json(config: BaseConfig) -> str:
+    """The whole configuration as JSON text."""
+    return json.dumps(to_json(config), indent=2, allow_nan=False)
+
+
+def parse_json(text: str) -> Any:
+    """The configuration that `dump_json` wrote; ConfigError for anything else."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("this is not a configuration file", why=f"it is not JSON: {error}") from None
+    return from_json(data)
 
 
 def is_same(left: Any, right: Any) -> bool:

@@ -1,0 +1,55 @@
+"""From command-line words to a checked configuration: recipe first, then flags, then consistency."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.config.configurable import BaseConfig, check_config
+from monograph.config.leaves import find_leaves
+from monograph.config.origins import Origin, find_origins
+from monograph.config.overrides import Override, apply_overrides, split_flags
+from monograph.errors import ConfigError
+from monograph.recipes.catalog import find_recipes, load_recipe
+from monograph.train.config import TrainerConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """A recipe as the user changed it, and the origin of each value."""
+
+    recipe: str
+    config: TrainerConfig
+    origins: dict[str, Origin]
+
+
+def read_request(arguments: Sequence[str], *, is_checked: bool = True) -> Request:
+    """RECIPE and flags. Help is shown for a configuration as it stands, consistent or not."""
+    if not arguments or arguments[0].startswith("-"):
+        first = next(iter(find_recipes()))
+        what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
+        raise ConfigError(
+            what, why="it decides which fields there are", do=f"for example {first}; see: monograph recipes"
+        )
+    name, flags = arguments[0], split_flags(arguments[1:])
+    config = apply_overrides(load_recipe(name), flags)
+    if is_checked:
+        check_config(config)
+    return Request(name, config, find_origins(config, [flag.path for flag in flags]))
+
+
+def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:
+    """The arguments of a command that takes no recipe: leading words fill the positional fields, then come flags."""
+    count = next((index for index, word in enumerate(arguments) if word.startswith("--")), len(arguments))
+    if count > len(positional):
+        raise ConfigError(f"'{arguments[len(positional)]}' is one word too many", do=f"write {_name(positional)}")
+    placed = [Override(name, (word,)) for name, word in zip(positional, arguments[:count], strict=False)]
+    config = apply_overrides(kind(), [*placed, *split_flags(arguments[count:])])
+    for leaf in find_leaves(config):
+        if leaf.name in positional and not leaf.value:
+            raise ConfigError(f"{leaf.name.upper()} is missing", why=leaf.doc, do=f"write {_name(positional)}")
+    check_config(config)
+    return config
+
+
+def _name(positional: Sequence[str]) -> str:
+    return " ".join(name.upper() for name in positional) or "flags only"

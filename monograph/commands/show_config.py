@@ -1,0 +1,45 @@
+"""`monograph config RECIPE`: every value, and whether a default, the recipe or a flag decided it."""
+
+from rich.table import Table
+from rich.text import Text
+
+from monograph.commands.terminal import is_terminal, make_console, print_plain
+from monograph.config.configurable import BaseConfig
+from monograph.config.json_form import dump_json
+from monograph.config.leaves import find_leaves
+from monograph.config.origins import Origin
+from monograph.config.text import format_value
+
+_STYLES = {"default": "dim", "recipe": "cyan", "flag": "bold yellow"}
+
+
+def show_config(config: BaseConfig, *, recipe: str, origins: dict[str, Origin], json: bool = False) -> int:
+    """On a terminal a table; in a pipe one `path = value  (origin)` per line; or JSON."""
+    if json:
+        print_plain(dump_json(config))
+    elif is_terminal():
+        make_console().print(make_table(config, recipe, origins), soft_wrap=False)
+    else:
+        lines = {leaf.path: f"{leaf.path} = {format_value(leaf.value)}" for leaf in find_leaves(config)}
+        width = min(60, max(len(line) for line in lines.values()))
+        for path, line in lines.items():
+            print_plain(f"{line:<{width}}  ({origins[path]})")
+    return 0
+
+
+def make_table(config: BaseConfig, recipe: str, origins: dict[str, Origin]) -> Table:
+    """All values, section by section; what is not a default stands out."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=recipe, title_justify="left")
+    table.add_column("field", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", no_wrap=True)
+    section = None
+    for leaf in find_leaves(config):
+        if section is not None and leaf.section != section:
+            table.add_row()
+        section = leaf.section
+        origin = origins[leaf.path]
+        style = _STYLES[origin]
+        name = Text(f"{leaf.section}." if leaf.section else "", style="dim").append(leaf.name, style="not dim bold")
+        table.add_row(name, Text(format_value(leaf.value), style=style), Text(origin, style=style))
+    return table

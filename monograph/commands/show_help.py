@@ -1,0 +1,78 @@
+"""Help, from the same objects that do the work: commands from their table, fields from the configuration itself."""
+
+from monograph.commands.request import Request
+from monograph.commands.table import COMMANDS, Command
+from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.config.annotations import name_type
+from monograph.config.configurable import BaseConfig
+from monograph.config.docs import find_summary
+from monograph.config.leaves import find_leaves, find_sections
+from monograph.config.text import format_value
+
+_FIELD_STYLES = ("bold cyan", "dim", "green", "none")
+
+
+def show_commands(group: str = "") -> int:
+    """All commands, or those that begin with one word."""
+    print_title("monograph", "trains language models with the whole training step as one graph")
+    print_plain("\nUsage: monograph COMMAND ...\n")
+    chosen = [command for command in COMMANDS if not group or command.name.split()[0] == group]
+    print_rows([(f"{each.name} {each.usage}".strip(), each.summary) for each in chosen], ("bold cyan", "none"))
+    print_plain()
+    print_rows(
+        [
+            ("monograph COMMAND --help", "What a command takes."),
+            ("monograph train RECIPE --help", "Every field of a recipe: type, value, meaning."),
+            ("monograph train deepseek_v3_debugmodel", "Try it: a small mixture of experts, on any machine."),
+        ],
+        ("cyan", "dim"),
+    )
+    return 0
+
+
+def show_command(command: Command) -> int:
+    """One command: usage, its own switches, and where its fields come from."""
+    print_plain(f"Usage: monograph {command.name} {command.usage}".rstrip() + "\n")
+    print_plain(command.summary)
+    if command.options:
+        print_plain()
+        print_rows(command.options, ("bold cyan", "none"))
+    if command.takes_recipe:
+        print_plain("\nRECIPE is a name from `monograph recipes`, or your own function as package.module:function.")
+        print_plain(f"Its fields:    monograph {command.name} RECIPE --help")
+    if command.arguments is not None:
+        print_plain()
+        print_fields(command.arguments(), command.positional)
+    return 0
+
+
+def show_fields(command: Command, request: Request) -> int:
+    """Every field of a recipe's configuration, section by section, with the values the flags so far have given it."""
+    print_plain(f"Usage: monograph {command.name} {request.recipe} [--section.field value ...]\n")
+    if command.options:
+        print_rows(command.options, ("bold cyan", "none"))
+        print_plain()
+    sections = find_sections(request.config)
+    leaves = find_leaves(request.config)
+    for section in dict.fromkeys(leaf.section for leaf in leaves):
+        print_title(section or "run", find_summary(type(sections.get(section, request.config))))
+        print_rows(
+            [
+                (f"--{leaf.path}", name_type(leaf.annotation), format_value(leaf.value), leaf.doc)
+                for leaf in leaves
+                if leaf.section == section
+            ],
+            _FIELD_STYLES,
+        )
+        print_plain()
+    return 0
+
+
+def print_fields(config: BaseConfig, positional: tuple[str, ...]) -> None:
+    """The fields of a command that takes no recipe."""
+    rows = []
+    for leaf in find_leaves(config):
+        is_positional = leaf.path in positional
+        name = leaf.path.upper() if is_positional else f"--{leaf.path}"
+        rows.append((name, name_type(leaf.annotation), "" if is_positional else format_value(leaf.value), leaf.doc))
+    print_rows(rows, _FIELD_STYLES)

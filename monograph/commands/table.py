@@ -1,0 +1,72 @@
+"""The commands. Each one names the function that does the work and is imported only when its arguments have been
+understood, so that help and wrong input never wait for torch."""
+
+from dataclasses import dataclass
+
+from monograph.config.configurable import BaseConfig
+from monograph.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Command:
+    """One entry of the command line."""
+
+    name: str
+    """One or two words: `train`, `hf import`."""
+    usage: str
+    """What follows the name."""
+    summary: str
+    """One line for the list of commands."""
+    function: str
+    """"module:function", called with what the arguments say; it returns an exit code or None."""
+    takes_recipe: bool = False
+    """Arguments are RECIPE and `--section.field value`; otherwise they are described by `arguments`."""
+    needs: tuple[str, ...] = ()
+    """What its function wants to know besides the configuration: fields of a Request, passed by keyword."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Switches of the command itself, besides the fields of the configuration, with a line about each."""
+    arguments: type[BaseConfig] | None = None
+    """Config class whose fields are the flags of a command that takes no recipe."""
+    positional: tuple[str, ...] = ()
+    """Fields of `arguments` that are written without a flag, in this order."""
+
+
+COMMANDS = (
+    Command(
+        name="train",
+        usage="RECIPE [--section.field value ...]",
+        summary="Train a model.",
+        function="monograph.run:train_command",
+        takes_recipe=True,
+    ),
+    Command(
+        name="config",
+        usage="RECIPE [--section.field value ...] [--json]",
+        summary="Print every value of a configuration and where it comes from.",
+        function="monograph.commands.show_config:show_config",
+        takes_recipe=True,
+        needs=("recipe", "origins"),
+        options=(("--json", "Print the configuration as JSON."),),
+    ),
+    Command(
+        name="recipes",
+        usage="",
+        summary="List the recipes.",
+        function="monograph.commands.list_recipes:list_recipes",
+    ),
+)
+
+
+def find_command(words: list[str]) -> tuple[Command, list[str]]:
+    """The command that the first one or two words name, and the words that are left."""
+    for command in COMMANDS:
+        size = len(command.name.split())
+        if words[:size] == command.name.split():
+            return command, words[size:]
+    names = [command.name for command in COMMANDS]
+    group = [name for name in names if name.split()[0] == words[0]]
+    if group and len(words) > 1:
+        raise ConfigError(f"there is no command '{' '.join(words[:2])}'", do=did_you_mean(" ".join(words[:2]), group))
+    if group:
+        raise ConfigError(f"'{words[0]}' is not a whole command", do=f"choose one of: {', '.join(group)}")
+    raise ConfigError(f"there is no command '{words[0]}'", do=did_you_mean(words[0], names))

@@ -1,8 +1,13 @@
 """Every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and 2.13."""
 
+from contextlib import AbstractContextManager
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.traceback import annotate as annotate_fx_nodes
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 def grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
@@ -24,3 +29,50 @@ def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type == "cuda":
         return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (9, 0)
     return device.type == "cpu"
+
+
+# --- Functional collectives by group name: the only ops whose results a graph can hold. ---
+
+
+def all_gather(value: Tensor, size: int, group: str) -> Tensor:
+    """Every rank's tensor, concatenated along dim 0."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(value, size, group))
+
+
+def reduce_scatter(value: Tensor, size: int, group: str) -> Tensor:
+    """The sum over ranks, of which each rank gets its piece along dim 0."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.reduce_scatter_tensor(value, "sum", size, group))
+
+
+def all_reduce(value: Tensor, operation: str, group: str) -> Tensor:
+    """The sum or max over ranks, out of place."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(value, operation, group))
+
+
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+    """Row exchange: sent[i] rows go to rank i, received[i] come from it."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_to_all_single(rows, received, sent, group))
+
+
+def alias_process_group(name: str, group: dist.ProcessGroup) -> None:
+    """Let collectives find `group` under a second name; the group's own name stays what it was."""
+    torch._C._distributed_c10d._register_process_group(name, group)
+
+
+def remove_group_alias(name: str) -> None:
+    """Forget a name given by `alias_process_group`."""
+    torch._C._distributed_c10d._unregister_process_group(name)
+
+
+def fake_store() -> dist.Store:
+    """A store for the `fake` backend, which pretends to be one rank of any world."""
+    return FakeStore()
+
+
+def annotate_nodes(values: dict[str, str]) -> AbstractContextManager[None]:
+    """Put `values` into the custom metadata of every node traced inside (torch.fx.traceback, since 2.9)."""
+    return annotate_fx_nodes(values)

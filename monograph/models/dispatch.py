@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from monograph.annotate import annotate
+
 
 class Routed(NamedTuple):
     """Tokens on their way through the experts."""
@@ -31,17 +33,35 @@ class LocalDispatch:
 
     def dispatch(self, x: Tensor, experts: Tensor, n_experts: int) -> Routed:
         """Sort the tokens x [tokens, dim] by the experts [tokens, top_k] they chose; equal choices keep their order."""
-        chosen, order = experts.flatten().sort(stable=True)
-        places = torch.arange(order.shape[0], device=order.device)
-        inverse = torch.empty_like(order).scatter(0, order, places)
-        ids = torch.arange(n_experts, device=chosen.device)
-        ends = torch.searchsorted(chosen, ids, right=True)
-        load = ends.diff(prepend=ends.new_zeros(1))
-        return Routed(SpreadRows.apply(x, order, inverse, experts.shape[1]), ends.to(torch.int32), order, inverse, load)
+        with annotate("dispatch"):
+            by_expert = sort_by_expert(experts, n_experts)
+            rows = SpreadRows.apply(x, by_expert.order, by_expert.inverse, experts.shape[1])
+        return Routed(rows, *by_expert)
 
     def combine(self, rows: Tensor, weights: Tensor, routed: Routed) -> Tensor:
         """Bring the experts' rows back and sum each token's, weighted: [tokens, dim] in the rows' dtype."""
-        return GatherRows.apply(rows, weights, routed.order, routed.inverse)
+        with annotate("combine"):
+            return GatherRows.apply(rows, weights, routed.order, routed.inverse)
+
+
+class ByExpert(NamedTuple):
+    """The (token, choice) pairs sorted by expert; fields as in `Routed`."""
+
+    ends: Tensor
+    order: Tensor
+    inverse: Tensor
+    load: Tensor
+
+
+def sort_by_expert(experts: Tensor, n_experts: int) -> ByExpert:
+    """Sort the pairs of experts [tokens, top_k]; equal choices keep their order, and nothing leaves the device."""
+    chosen, order = experts.flatten().sort(stable=True)
+    places = torch.arange(order.shape[0], device=order.device)
+    inverse = torch.empty_like(order).scatter(0, order, places)
+    ids = torch.arange(n_experts, device=chosen.device)
+    ends = torch.searchsorted(chosen, ids, right=True)
+    load = ends.diff(prepend=ends.new_zeros(1))
+    return ByExpert(ends.to(torch.int32), order, inverse, load)
 
 
 class SpreadRows(Function):

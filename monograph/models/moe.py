@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from monograph.annotate import annotate
 from monograph.config.configurable import Configurable
 from monograph.models.config import FeedForwardConfig, MoeConfig, Stream
 from monograph.models.dispatch import LocalDispatch
@@ -34,7 +35,8 @@ class Moe(nn.Module, Configurable):
         tokens = x.flatten(0, 1)
         choice = self.router(tokens)
         routed = self.dispatch.dispatch(tokens, choice.experts, self.n_experts)
-        answers = self.experts(routed.rows, routed.ends)
+        with annotate("compute"):
+            answers = self.experts(routed.rows, routed.ends)
         out = self.dispatch.combine(answers, choice.weights, routed).view_as(x)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x)

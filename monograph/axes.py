@@ -1,0 +1,43 @@
+"""Names of the mesh axes and of the process groups along them. Logical names only: they are all a graph may contain."""
+
+from enum import StrEnum
+
+
+class Axis(StrEnum):
+    """A direction of the device mesh.
+
+    Dense parameters see the ranks as pp x dp_replicate x fsdp x tp, where fsdp is dp_shard x cp. Routed experts see
+    the same ranks as pp x dp_replicate x efsdp x ep x etp.
+    """
+
+    PP = "pp"
+    DP_REPLICATE = "dp_replicate"
+    FSDP = "fsdp"
+    CP = "cp"
+    TP = "tp"
+    EFSDP = "efsdp"
+    EP = "ep"
+    ETP = "etp"
+
+
+class Group(StrEnum):
+    """A process group by its logical name. Two names over the same ranks are two communicators that can run at once."""
+
+    FSDP_GATHER = "fsdp_gather"
+    FSDP_SCATTER = "fsdp_scatter"
+    EFSDP_GATHER = "efsdp_gather"
+    EFSDP_SCATTER = "efsdp_scatter"
+    DP_REPLICATE = "dp_replicate"
+    TP = "tp"
+    TP_GRADS = "tp_grads"
+    EP = "ep"
+    ETP = "etp"
+    CP = "cp"
+    PP = "pp"
+    BATCH = "batch"
+    SHARDS = "shards"
+    WORLD = "world"
+
+
+COORDS = (Axis.PP, Axis.DP_REPLICATE, Axis.FSDP, Axis.CP, Axis.TP, Axis.EFSDP, Axis.EP, Axis.ETP)
+"""The order of the entries in the coordinate tensor."""

@@ -1,0 +1,37 @@
+"""Turn a whole model into one rank's part of a parallel one. Model code does not change; parts are put in its place."""
+
+from torch import Tensor, nn
+
+from monograph.models.decoder import Decoder
+from monograph.parallel.expert import ExchangeDispatch
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.plan import Plan
+from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_border, add_output_border
+
+
+def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
+    """Put the borders, the vocabulary-parallel layers and the dispatchers in place.
+
+    Only what an axis needs: without tensor parallelism there is no vocabulary to mask, and without expert
+    parallelism tokens stay on the device, where routing needs no host copy (docs/decisions/0002).
+    """
+    if mesh.tp > 1:
+        model.embedding = VocabEmbedding(model.embedding, coords)
+        model.head.loss = VocabLoss(model.head.loss, coords, model.config.vocab_size)
+        for path, module in model.named_modules():
+            add_borders(path, module, plan, mesh)
+    if mesh.ep * mesh.etp > 1:
+        for block in model.layers:
+            if block.is_moe:
+                block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp)
+
+
+def add_borders(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:
+    """The collectives that the plan wants where the stream enters and leaves this module."""
+    rule = plan.rule_of(path)
+    if rule is None:
+        return
+    if rule.on_input is not None:
+        add_input_border(module, rule.on_input, mesh.tp)
+    if rule.on_output is not None:
+        add_output_border(module, rule.on_output, mesh.tp)

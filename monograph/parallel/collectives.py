@@ -1,0 +1,85 @@
+"""The few collectives compute needs, each with its transpose as backward. Groups are logical names.
+
+A collective that runs forward along an axis has exactly one right backward: gathering pieces is undone by summing
+and scattering, an exchange by the exchange with its split sizes swapped. Written down once, here.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.axes import Group
+from monograph.compat import all_gather, all_reduce, all_to_all, reduce_scatter
+
+
+def gather_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+    """Concatenate every rank's piece along `dim`; no gradient of its own."""
+    if dim == 0:
+        return all_gather(value.contiguous(), size, group.value)
+    stacked = all_gather(value.unsqueeze(0).contiguous(), size, group.value)
+    shape = [*value.shape]
+    shape[dim] *= size
+    return stacked.movedim(0, dim).reshape(shape)
+
+
+def scatter_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+    """Sum over the ranks and keep this rank's piece along `dim`; no gradient of its own."""
+    if dim == 0:
+        return reduce_scatter(value.contiguous(), size, group.value)
+    pieces = value.unflatten(dim, (size, value.shape[dim] // size)).movedim(dim, 0)
+    return reduce_scatter(pieces.contiguous(), size, group.value).squeeze(0)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+        ctx.where = (dim, size, group)
+        return gather_dim(value, dim, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return scatter_dim(grads[0], *ctx.where), None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+        ctx.where = (dim, size, group)
+        return scatter_dim(value, dim, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return gather_dim(grads[0], *ctx.where), None, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+        ctx.where = (sent, received, group)
+        return all_to_all(rows.contiguous(), received, sent, group.value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        sent, received, group = ctx.where
+        return all_to_all(grads[0].contiguous(), sent, received, group.value), None, None, None
+
+
+def gather(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+    """Every rank's piece along `dim`; backward sums the pieces' gradients and hands each rank its own."""
+    return _Gather.apply(value, dim, size, group)
+
+
+def scatter(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+    """The sum over ranks, cut along `dim`; backward gathers the pieces' gradients."""
+    return _Scatter.apply(value, dim, size, group)
+
+
+def exchange(rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+    """Send `sent[i]` rows to rank i and receive `received[i]` from it; backward sends the gradients home."""
+    return _Exchange.apply(rows, received, sent, group)
+
+
+def total(value: Tensor, group: Group, operation: str = "sum") -> Tensor:
+    """The sum (or max) over the ranks of a group, outside of any gradient."""
+    return all_reduce(value, operation, group.value)

@@ -1,0 +1,88 @@
+"""Process groups under logical names: the same name on every rank, each resolving to that rank's own group.
+
+Graphs and eager code address groups by name only, which is what makes the step's text equal on all ranks. Groups are
+created axis by axis in one fixed order, so that all ranks agree on the order of every handshake.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from monograph.axes import COORDS, Group
+from monograph.compat import alias_process_group, fake_store, remove_group_alias
+from monograph.log import get_log
+from monograph.parallel.mesh import Mesh
+
+log = get_log("groups")
+
+
+class Groups:
+    """This rank's groups on a mesh, and its place in it."""
+
+    def __init__(self, mesh: Mesh, rank: int, device: torch.device) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.device = device
+        self._native: dict[Group, dist.ProcessGroup] = {}
+        for group in Group:
+            ranks = mesh.members(group, rank)
+            self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
+            alias_process_group(group.value, self._native[group])
+
+    def native(self, group: Group) -> dist.ProcessGroup:
+        """The torch object behind a name, for libraries that want one."""
+        return self._native[group]
+
+    def coords(self) -> Tensor:
+        """This rank's mesh coordinates: the only thing about a rank that compute may depend on."""
+        places = [self.mesh.coordinate(self.rank, axis) for axis in COORDS]
+        return torch.tensor(places, dtype=torch.int64, device=self.device)
+
+    def close(self) -> None:
+        """Take the names back."""
+        for group in self._native:
+            remove_group_alias(group.value)
+        self._native = {}
+
+
+@contextmanager
+def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 300.0) -> Iterator[Groups]:
+    """Join the ranks a launcher started (or be the only one), and leave in order whatever happens."""
+    rank = int(os.environ.get("RANK", "0"))
+    started_here = not dist.is_initialized()
+    if started_here:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _has_own_gpu() else "gloo"
+        limit = timedelta(seconds=timeout_seconds)
+        if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+        else:
+            dist.init_process_group(backend, timeout=limit)
+    groups = Groups(mesh, rank, device)
+    try:
+        yield groups
+    finally:
+        groups.close()
+        if started_here:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def pretended_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Groups]:
+    """One process that believes to be `rank` of any mesh: collectives move nothing, shapes are right."""
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=mesh.world_size)
+    groups = Groups(mesh, rank, device)
+    try:
+        yield groups
+    finally:
+        groups.close()
+        dist.destroy_process_group()
+
+
+def _has_own_gpu() -> bool:
+    """NCCL refuses two ranks on one GPU; gloo serves them."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()

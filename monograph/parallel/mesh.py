@@ -1,0 +1,198 @@
+"""The device mesh as plain numbers: who sits where, and who talks to whom. Loads without torch.
+
+Ranks are laid out with pp outermost and tp innermost, so that the chattiest neighbours are closest. The experts' view
+cuts the same dp_shard x cp x tp ranks into efsdp x ep x etp, again innermost last.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+from monograph.axes import Axis, Group
+from monograph.errors import ConfigError
+from monograph.parallel.config import ParallelismConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The degrees of all axes; a mesh of ones is one device."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks that share one copy of the dense parameters."""
+        return self.dp_shard * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one whole copy of the model between them."""
+        return self.fsdp * self.tp
+
+    @property
+    def efsdp(self) -> int:
+        """Ranks that share one copy of an expert's shard."""
+        return self.shards // (self.ep * self.etp)
+
+    @property
+    def data_parts(self) -> int:
+        """Parts that a global batch is divided into."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.pp * self.dp_replicate * self.shards
+
+    def degree(self, axis: Axis) -> int:
+        """How many ranks lie along an axis."""
+        return int(getattr(self, axis.value))
+
+    def coordinate(self, rank: int, axis: Axis) -> int:
+        """Where a rank lies on an axis."""
+        inside = rank % self.shards
+        outside = rank // self.shards
+        places = {
+            Axis.PP: outside // self.dp_replicate,
+            Axis.DP_REPLICATE: outside % self.dp_replicate,
+            Axis.FSDP: inside // self.tp,
+            Axis.CP: inside // self.tp % self.cp,
+            Axis.TP: inside % self.tp,
+            Axis.EFSDP: inside // (self.ep * self.etp),
+            Axis.EP: inside // self.etp % self.ep,
+            Axis.ETP: inside % self.etp,
+        }
+        return places[axis]
+
+    def data_part(self, rank: int) -> int:
+        """Which part of a global batch a rank reads; tp, cp and expert peers read the same one."""
+        shard = self.coordinate(rank, Axis.FSDP) // self.cp
+        return self.coordinate(rank, Axis.DP_REPLICATE) * self.dp_shard + shard
+
+    def members(self, group: Group, rank: int) -> tuple[int, ...]:
+        """The ranks of the group of this kind that `rank` belongs to, in group order."""
+        fixed = {axis: self.coordinate(rank, axis) for axis in _FIXED[group]}
+        return tuple(
+            other
+            for other in range(self.world_size)
+            if all(self.coordinate(other, axis) == place for axis, place in fixed.items())
+        )
+
+    def group_size(self, group: Group) -> int:
+        """How many ranks a group of this kind has."""
+        sizes = {Group.BATCH: self.dp_replicate * self.fsdp, Group.SHARDS: self.shards, Group.WORLD: self.world_size}
+        return sizes[group] if group in sizes else self.degree(_ALONG[group])
+
+
+_ALONG = {
+    Group.FSDP_GATHER: Axis.FSDP,
+    Group.FSDP_SCATTER: Axis.FSDP,
+    Group.EFSDP_GATHER: Axis.EFSDP,
+    Group.EFSDP_SCATTER: Axis.EFSDP,
+    Group.DP_REPLICATE: Axis.DP_REPLICATE,
+    Group.TP: Axis.TP,
+    Group.TP_GRADS: Axis.TP,
+    Group.EP: Axis.EP,
+    Group.ETP: Axis.ETP,
+    Group.CP: Axis.CP,
+    Group.PP: Axis.PP,
+}
+"""The axis each group runs along."""
+
+_DENSE_VIEW = (Axis.PP, Axis.DP_REPLICATE, Axis.FSDP, Axis.TP)
+_EXPERT_VIEW = (Axis.PP, Axis.DP_REPLICATE, Axis.EFSDP, Axis.EP, Axis.ETP)
+
+
+def _others(view: tuple[Axis, ...], *moving: Axis) -> tuple[Axis, ...]:
+    return tuple(axis for axis in view if axis not in moving)
+
+
+_FIXED: dict[Group, tuple[Axis, ...]] = {
+    group: _others(_EXPERT_VIEW if axis in (Axis.EFSDP, Axis.EP, Axis.ETP) else _DENSE_VIEW, axis)
+    for group, axis in _ALONG.items()
+} | {
+    Group.BATCH: (Axis.PP, Axis.TP),
+    Group.SHARDS: (Axis.PP, Axis.DP_REPLICATE),
+    Group.WORLD: (),
+}
+"""The coordinates that all members of a group share."""
+
+
+def plan_mesh(config: ParallelismConfig, world_size: int) -> Mesh:
+    """The mesh a config describes on `world_size` ranks; refuses degrees that do not fit, with the nearest that do."""
+    fixed = {
+        "data_parallel_replicate_degree": config.data_parallel_replicate_degree,
+        "tensor_parallel_degree": config.tensor_parallel_degree,
+        "context_parallel_degree": config.context_parallel_degree,
+        "pipeline_parallel_degree": config.pipeline_parallel_degree,
+    }
+    taken = 1
+    for degree in fixed.values():
+        taken *= degree
+    shard = config.data_parallel_shard_degree
+    if shard == -1:
+        if world_size % taken:
+            _refuse_world(fixed, taken, world_size)
+        shard = world_size // taken
+    if shard * taken != world_size:
+        _refuse_world(fixed | {"data_parallel_shard_degree": shard}, shard * taken, world_size)
+    mesh = Mesh(
+        pp=config.pipeline_parallel_degree,
+        dp_replicate=config.data_parallel_replicate_degree,
+        dp_shard=shard,
+        cp=config.context_parallel_degree,
+        tp=config.tensor_parallel_degree,
+        ep=config.expert_parallel_degree,
+        etp=config.expert_tensor_parallel_degree,
+    )
+    check_expert_degrees(mesh)
+    return mesh
+
+
+def check_expert_degrees(mesh: Mesh) -> None:
+    """The experts' view must cut the same ranks into whole pieces."""
+    if mesh.etp not in (1, mesh.tp):
+        raise ConfigError(
+            f"expert_tensor_parallel_degree is {mesh.etp} and tensor_parallel_degree is {mesh.tp}",
+            why="an expert's matrices are cut over the tensor-parallel ranks or not at all",
+            do=f"--parallelism.expert_tensor_parallel_degree 1 or {mesh.tp}",
+        )
+    if mesh.shards % (mesh.ep * mesh.etp):
+        most = mesh.shards // mesh.etp
+        valid = [degree for degree in range(1, most + 1) if most % degree == 0]
+        nearest = min(valid, key=lambda degree: abs(degree - mesh.ep))
+        raise ConfigError(
+            f"expert_parallel_degree {mesh.ep} x expert_tensor_parallel_degree {mesh.etp} is {mesh.ep * mesh.etp}",
+            why=f"it must divide data-parallel shard x context x tensor degree, which is {mesh.shards}",
+            do=f"--parallelism.expert_parallel_degree {nearest}",
+        )
+
+
+def _refuse_world(degrees: dict[str, int], product_of: int, world_size: int) -> None:
+    listed = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree != 1) or "one device"
+    raise ConfigError(
+        f"the degrees ask for {product_of} ranks ({listed}) but there are {world_size}",
+        why="the mesh must use every rank exactly once",
+        do=f"start {_nearest_multiple(product_of, world_size)} ranks, or change the degrees",
+    )
+
+
+def _nearest_multiple(base: int, near: int) -> int:
+    return max(base, round(near / base) * base)
+
+
+def all_meshes(world_size: int, *, degrees: tuple[int, ...] = (1, 2, 4, 8)) -> list[Mesh]:
+    """Every supported mesh over `world_size` ranks with the given degrees: what tests draw from."""
+    found = []
+    for replicate, shard, tp, ep in product(degrees, repeat=4):
+        if replicate * shard * tp != world_size:
+            continue
+        for etp in {1, tp}:
+            if shard * tp % (ep * etp) == 0:
+                found.append(Mesh(dp_replicate=replicate, dp_shard=shard, tp=tp, ep=ep, etp=etp))
+    return found

@@ -1,0 +1,136 @@
+"""Tensor and sequence parallelism: borders of the stream, and the two layers that know the vocabulary is cut."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from monograph.axes import COORDS, Axis, Group
+from monograph.models.loss import IGNORED, SlicedLoss
+from monograph.parallel.collectives import gather, scatter, total
+from monograph.parallel.plan import Border
+
+SEQUENCE = 1
+"""The dim of the stream [batch, sequence, dim] that is sliced between the borders."""
+
+
+def cross(border: Border, degree: int) -> Callable[[Tensor], Tensor]:
+    """The function that takes the stream across a border."""
+    collective = gather if border is Border.GATHER_SEQUENCE else scatter
+    return lambda stream: collective(stream, SEQUENCE, degree, Group.TP)
+
+
+def add_input_border(module: nn.Module, border: Border, degree: int) -> None:
+    """Take the module's first argument across the border before it runs."""
+    crossing = cross(border, degree)
+    module.register_forward_pre_hook(lambda _module, args: (crossing(args[0]), *args[1:]))
+
+
+def add_output_border(module: nn.Module, border: Border, degree: int) -> None:
+    """Take the module's result across the border after it ran."""
+    crossing = cross(border, degree)
+    module.register_forward_hook(lambda _module, _args, result: crossing(result))
+
+
+class VocabEmbedding(nn.Module):
+    """An embedding that holds a run of the vocabulary's rows: other ranks' tokens look up nothing.
+
+    The result is a part: summed over the tensor-parallel ranks it is the embedding.
+    """
+
+    coords: Tensor
+
+    def __init__(self, whole: nn.Embedding, coords: Tensor) -> None:
+        super().__init__()
+        self.weight = whole.weight
+        self.register_buffer("coords", coords, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = self.weight.shape[0]
+        local = tokens - self.coords[COORDS.index(Axis.TP)] * rows
+        is_here = (local >= 0) & (local < rows)
+        return F.embedding(local.where(is_here, 0), self.weight) * is_here.unsqueeze(-1).to(self.weight.dtype)
+
+
+class VocabLoss(nn.Module):
+    """Cross entropy of logits whose columns are spread over ranks: no rank ever holds a whole row of them."""
+
+    coords: Tensor
+
+    def __init__(self, whole: SlicedLoss, coords: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.slice_tokens = whole.slice_tokens
+        self.vocab_size = vocab_size
+        self.register_buffer("coords", coords, persistent=False)
+
+    def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
+        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        if valid_tokens is None:
+            valid_tokens = (labels != IGNORED).sum().clamp(min=1)
+        scale = valid_tokens.to(torch.float32).reciprocal()
+        first = self.coords[COORDS.index(Axis.TP)] * weight.shape[0]
+        columns = torch.arange(weight.shape[0], device=weight.device) + first
+        is_padding = columns >= self.vocab_size
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            return _VocabCrossEntropy.apply(hidden, weight, labels, scale, first, is_padding, self.slice_tokens)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for rows, targets in zip(hidden.split(self.slice_tokens), labels.split(self.slice_tokens), strict=True):
+            loss = loss + compute_vocab_slice(rows, weight, targets, first, is_padding)[0]
+        return loss * scale
+
+
+class _VocabCrossEntropy(Function):
+    """Like `SlicedCrossEntropy`; the gradient of `hidden` is this rank's part of a sum over the ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        first: Tensor,
+        is_padding: Tensor,
+        slice_tokens: int,
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = []
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
+            part, grad_logits = compute_vocab_slice(rows, weight, targets, first, is_padding)
+            loss = loss + part
+            grad_logits = (grad_logits * scale).to(hidden.dtype)
+            grad_hidden.append(grad_logits @ weight)
+            grad_weight = grad_weight + grad_logits.T @ rows
+        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
+        return loss * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        grad = grads[0]
+        scaled = grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad.to(grad_weight.dtype)
+        return *scaled, None, None, None, None, None
+
+
+def compute_vocab_slice(
+    rows: Tensor, weight: Tensor, targets: Tensor, first: Tensor, is_padding: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The whole loss of one slice, and its gradient with respect to this rank's logits, both fp32."""
+    logits = F.linear(rows, weight).float().masked_fill(is_padding, float("-inf"))
+    highest = total(logits.amax(dim=-1), Group.TP, "max")
+    shifted = logits - highest.unsqueeze(-1)
+    exps = shifted.exp()
+    valid = targets != IGNORED
+    local = targets - first
+    is_here = valid & (local >= 0) & (local < weight.shape[0])
+    safe = local.where(is_here, 0).unsqueeze(-1)
+    picked = shifted.gather(-1, safe).squeeze(-1).where(is_here, 0.0)
+    sums = total(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
+    loss = (sums[0].log() - sums[1]).where(valid, 0.0).sum()
+    grad = exps / sums[0].unsqueeze(-1)
+    grad = grad.scatter_add(-1, safe, -is_here.unsqueeze(-1).to(torch.float32))
+    return loss, grad * valid.unsqueeze(-1)

@@ -39,17 +39,17 @@ def read_request(arguments: Sequence[str], *, is_checked: bool = True) -> Reques
 
 def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:
     """The arguments of a command that takes no recipe: leading words fill the positional fields, then come flags."""
+    names = [path.upper() for path in positional]
     count = next((index for index, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     if count > len(positional):
-        raise ConfigError(f"'{arguments[len(positional)]}' is one word too many", do=f"write {_name(positional)}")
-    placed = [Override(name, (word,)) for name, word in zip(positional, arguments[:count], strict=False)]
-    config = apply_overrides(kind(), [*placed, *split_flags(arguments[count:])])
-    for leaf in find_leaves(config):
-        if leaf.name in positional and not leaf.value:
-            raise ConfigError(f"{leaf.name.upper()} is missing", why=leaf.doc, do=f"write {_name(positional)}")
+        raise ConfigError(f"'{arguments[len(positional)]}' is one word too many", do=f"write {' '.join(names)}")
+    placed = [Override(path, (word,)) for path, word in zip(positional, arguments[:count], strict=False)]
+    flags = [*placed, *split_flags(arguments[count:])]
+    config = apply_overrides(kind(), flags)
+    given = {flag.path for flag in flags}
+    docs = {leaf.path: leaf.doc for leaf in find_leaves(config)}
+    for path, name in zip(positional, names, strict=True):
+        if path not in given:
+            raise ConfigError(f"{name} is missing", why=f"{name}: {docs[path]}", do=f"write {' '.join(names)}")
     check_config(config)
     return config
-
-
-def _name(positional: Sequence[str]) -> str:
-    return " ".join(name.upper() for name in positional) or "flags only"

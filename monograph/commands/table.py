@@ -3,6 +3,7 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
+from monograph.commands.arguments import DataPackArguments
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 
@@ -53,6 +54,14 @@ COMMANDS = (
         usage="",
         summary="List the recipes.",
         function="monograph.commands.list_recipes:list_recipes",
+    ),
+    Command(
+        name="data pack",
+        usage="DATASET OUT [--tokenizer.path FILE] [--overwrite] ...",
+        summary="Tokenize a dataset once into shards that runs open at once.",
+        function="monograph.commands.data_pack:data_pack",
+        arguments=DataPackArguments,
+        positional=("dataset", "out"),
     ),
 )
 

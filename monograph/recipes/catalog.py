@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from monograph.config.references import describe_exception, import_reference
-from monograph.errors import ConfigError, MonographError, did_you_mean
+from monograph.errors import ConfigError, MonographError, find_nearest
 from monograph.recipes import deepseek_v3, llama3, qwen3
 from monograph.train.config import TrainerConfig
 
@@ -34,8 +34,14 @@ def find_recipe(name: str) -> Recipe:
     recipes = find_recipes()
     if name in recipes:
         return recipes[name]
-    why = "a recipe of your own is written package.module:function" if "." in name or "/" in name else ""
-    raise ConfigError(f"there is no recipe '{name}'", why=why, do=did_you_mean(name, recipes))
+    if nearest := find_nearest(name, recipes):
+        raise ConfigError(f"there is no recipe '{name}'", do=f"did you mean '{nearest}'?")
+    module, _, function = name.rpartition(".")
+    raise ConfigError(
+        f"there is no recipe '{name}'",
+        why="a recipe is one of ours, or a function of your own as package.module:function",
+        do=f"did you mean '{module}:{function}'?" if module else "see: monograph recipes",
+    )
 
 
 def load_recipe(name: str) -> TrainerConfig:

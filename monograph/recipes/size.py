@@ -36,7 +36,7 @@ def count_parameters(model: DecoderConfig) -> Size | None:
     moe = getattr(model, "moe", None)
     n_dense = getattr(model, "n_dense_layers", 0) if moe and moe.n_experts else model.n_layers
     dense = n_dense * 3 * model.dim * feed_forward.hidden_dim if feed_forward else 0
-    routed = _count_moe(moe, model.dim) if n_dense < model.n_layers else Size(0, 0)
+    routed = _count_moe(moe, model.dim) if moe and n_dense < model.n_layers else Size(0, 0)
     fixed = outside + model.n_layers * per_block + dense
     n_moe = model.n_layers - n_dense
     return Size(fixed + n_moe * routed.total, fixed + n_moe * routed.active)

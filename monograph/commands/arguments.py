@@ -1,0 +1,41 @@
+"""The arguments of the commands that take no recipe, as Configs: parsed, checked and explained like all the others."""
+
+from dataclasses import dataclass, field
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.train.data.config import TokenizerConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class DataPackArguments(Configurable.Config):
+    """`monograph data pack`."""
+
+    dataset: str = ""
+    """'builtin', a text/jsonl/parquet file, a folder of these, or 'hf:NAME'."""
+    out: str = ""
+    """Folder to write the token shards to."""
+    overwrite: bool = False
+    """Replace an existing folder of token shards."""
+    shard_tokens: int = 1 << 28
+    """Tokens after which a new file is begun."""
+    text_field: str = "text"
+    """Field (jsonl, streams) or column (parquet) that holds a document's text."""
+    document_separator: str = ""
+    """Cut text files into documents at this string; empty makes each file one document."""
+    hf_subset: str = ""
+    """Subset (configuration name) of an 'hf:' dataset."""
+    hf_split: str = "train"
+    """Split of an 'hf:' dataset."""
+    hf_revision: str = ""
+    """Commit or tag of an 'hf:' dataset."""
+    stream_retries: int = 8
+    """Attempts in a row, with growing pauses, before a failing stream ends the command."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """The tokenizer; a run on the shards must use the same one."""
+
+    def check(self) -> None:
+        if self.shard_tokens < 1:
+            raise ConfigError(
+                f"--shard_tokens {self.shard_tokens}", why="a file holds tokens", do="--shard_tokens 268435456"
+            )

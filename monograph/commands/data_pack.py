@@ -1,0 +1,34 @@
+"""`monograph data pack DATASET OUT`: tokenize once, train many times."""
+
+from pathlib import Path
+
+from monograph.commands.arguments import DataPackArguments
+from monograph.commands.terminal import print_plain
+from monograph.config.configurable import check_config
+from monograph.log import set_up_log
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.pack import pack
+
+
+def data_pack(arguments: DataPackArguments) -> int:
+    """Write the shards and say how to train on them."""
+    set_up_log()
+    dataset = DataLoaderConfig(
+        dataset=arguments.dataset,
+        text_field=arguments.text_field,
+        document_separator=arguments.document_separator,
+        hf_subset=arguments.hf_subset,
+        hf_split=arguments.hf_split,
+        hf_revision=arguments.hf_revision,
+        stream_retries=arguments.stream_retries,
+    )
+    check_config(dataset)
+    summary = pack(
+        dataset,
+        arguments.tokenizer,
+        Path(arguments.out),
+        shard_tokens=arguments.shard_tokens,
+        overwrite=arguments.overwrite,
+    )
+    print_plain(str(summary))
+    return 0

@@ -5,7 +5,7 @@ unit just before it runs): `forward` runs each of them through `call`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.models.attention import build_document_mask
 from monograph.models.config import DecoderConfig, LossConfig, Stream
+from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
@@ -37,22 +38,23 @@ def call_module(module: nn.Module, *args: Any) -> Any:
 class Block(nn.Module):
     """Attention, then a feed-forward layer or experts, each reading a norm of the stream and adding to it."""
 
-    def __init__(self, stream: Stream, *, attention: nn.Module, feed_forward: nn.Module) -> None:
+    def __init__(self, stream: Stream, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(stream.dim, stream.norm_eps)
         self.attention = attention
         self.ffn_norm = RMSNorm(stream.dim, stream.norm_eps)
-        self.is_moe = isinstance(feed_forward, Moe)
-        self.add_module("moe" if self.is_moe else "feed_forward", feed_forward)
+        self.moe = feed_forward if isinstance(feed_forward, Moe) else None
+        self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The stream [batch, sequence, dim] after this block, and its experts' load (None in a dense block)."""
         rotation: Rotation = (cos, sin)
         h = h + self.attention(self.attention_norm(h), rotation, mask)
-        if self.is_moe:
-            out, load = self.moe(self.ffn_norm(h))
-            return h + out, load
-        return h + self.feed_forward(self.ffn_norm(h)), None
+        if self.feed_forward is not None:
+            return h + self.feed_forward(self.ffn_norm(h)), None
+        assert self.moe is not None
+        out, load = self.moe(self.ffn_norm(h))
+        return h + out, load
 
 
 class Head(nn.Module):
@@ -74,7 +76,7 @@ class Head(nn.Module):
 class Decoder(nn.Module, Configurable):
     """A language model. Families say which blocks it is made of, and how many channels of a head are rotated."""
 
-    Config = DecoderConfig
+    Config: ClassVar[Any] = DecoderConfig
     expert_load: Tensor | None
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -85,7 +87,7 @@ class Decoder(nn.Module, Configurable):
         self.layers = nn.ModuleList(self.build_block(stream, layer) for layer in range(config.n_layers))
         self.head = Head(stream, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
-        moes = [block.moe for block in self.layers if block.is_moe]
+        moes = [module for module in self.modules() if isinstance(module, Moe)]
         load = torch.zeros(len(moes), moes[0].n_experts, dtype=torch.int64) if moes else None
         self.register_buffer("expert_load", load, persistent=False)
         self.reset()

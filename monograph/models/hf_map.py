@@ -1,0 +1,177 @@
+"""Our tensors and those of Hugging Face checkpoints, as a table that is read in both directions.
+
+A family's `hf.py` lists rules, pairs of name patterns; `expand` writes them out for every layer and expert. What an
+entry says is all there is to say: one tensor of ours is one of theirs, or theirs stacked along a new first dim. Layouts
+are equal on both sides, so nothing is transposed or permuted and a round trip keeps every bit.
+"""
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from monograph.errors import CheckpointError, ConfigError, did_you_mean
+from monograph.models.config import DecoderConfig
+
+FAMILIES = {
+    "llama": "monograph.models.llama3.hf",
+    "qwen3": "monograph.models.qwen3.hf",
+    "qwen3_moe": "monograph.models.qwen3.hf",
+    "deepseek_v2": "monograph.models.deepseek_v3.hf",
+    "deepseek_v3": "monograph.models.deepseek_v3.hf",
+}
+"""Where each `model_type` of a Hugging Face config.json is described."""
+SCALE_SUFFIX = "_scale_inv"
+"""DeepSeek publishes fp8 weights with one scale per block of 128 x 128, under the weight's name with this suffix."""
+SCALE_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pair of name patterns; {layer} counts blocks, and {expert} (theirs only) the experts ours stacks."""
+
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of ours and the tensors of theirs it is made of."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    stacked: bool = False
+    """Whether theirs are stacked along a new first dim."""
+
+
+class HfFamily(Protocol):
+    """What a family's `hf` module offers."""
+
+    @staticmethod
+    def entries(config: Any) -> list[Entry]:
+        """Every parameter and persistent buffer of ours, with its names in their checkpoint."""
+
+    @staticmethod
+    def is_ignored(config: Any, name: str) -> bool:
+        """Whether a tensor of their checkpoint is known, and known not to be needed."""
+
+    @staticmethod
+    def from_hf_config(hf: Mapping[str, Any]) -> DecoderConfig:
+        """Our config of the model that a config.json describes."""
+
+    @staticmethod
+    def to_hf_config(config: Any) -> dict[str, Any]:
+        """The config.json of a model of ours."""
+
+
+TOP = (
+    Rule("embedding.weight", "model.embed_tokens.weight"),
+    Rule("head.norm.weight", "model.norm.weight"),
+)
+OUTPUT = (Rule("head.output.weight", "lm_head.weight"),)
+NORMS = (
+    Rule("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    Rule("layers.{layer}.ffn_norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+)
+ATTENTION = tuple(
+    Rule(f"layers.{{layer}}.attention.w{name}.weight", f"model.layers.{{layer}}.self_attn.{name}_proj.weight")
+    for name in "qkvo"
+)
+FEED_FORWARD = (
+    Rule("layers.{layer}.feed_forward.w1.weight", "model.layers.{layer}.mlp.gate_proj.weight"),
+    Rule("layers.{layer}.feed_forward.w2.weight", "model.layers.{layer}.mlp.down_proj.weight"),
+    Rule("layers.{layer}.feed_forward.w3.weight", "model.layers.{layer}.mlp.up_proj.weight"),
+)
+EXPERTS = (
+    Rule("layers.{layer}.moe.router.gate.weight", "model.layers.{layer}.mlp.gate.weight"),
+    Rule("layers.{layer}.moe.experts.w1", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
+    Rule("layers.{layer}.moe.experts.w2", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"),
+    Rule("layers.{layer}.moe.experts.w3", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),
+)
+"""The names that all our families share."""
+
+
+def expand(rules: Iterable[Rule], *, layers: range = range(1), n_experts: int = 0) -> Iterator[Entry]:
+    """The entries that rules stand for, layer by layer, with all experts of a layer in one entry."""
+    rules = tuple(rules)
+    for layer in layers:
+        for rule in rules:
+            stacked = "{expert}" in rule.theirs
+            experts = range(n_experts) if stacked else range(1)
+            theirs = tuple(rule.theirs.format(layer=layer, expert=expert) for expert in experts)
+            yield Entry(rule.ours.format(layer=layer), theirs, stacked)
+
+
+def is_never_needed(config: DecoderConfig, name: str) -> bool:
+    """Tensors that any family's checkpoint may hold in vain: rotary tables, and the copy of a tied embedding."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+
+
+def find_layer(name: str) -> int:
+    """The block that a tensor of theirs belongs to; -1 when it belongs to none."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(found.group(1)) if found else -1
+
+
+def find_family(model_type: str) -> HfFamily:
+    """The map of a `model_type` in a config.json."""
+    if model_type not in FAMILIES:
+        raise ConfigError(
+            f"model_type is '{model_type}'", why="no family here is made like it", do=did_you_mean(model_type, FAMILIES)
+        )
+    return cast(HfFamily, importlib.import_module(FAMILIES[model_type]))
+
+
+def find_family_of(config: DecoderConfig) -> HfFamily:
+    """The map of one of our configs (or of a user's own config derived from it)."""
+    for base in type(config).__mro__:
+        module = base.__module__.removesuffix(".config") + ".hf"
+        if module in FAMILIES.values():
+            return cast(HfFamily, importlib.import_module(module))
+    raise ConfigError(
+        f"{type(config).__qualname__} has no Hugging Face map", why="its family is none of those described in models/"
+    )
+
+
+def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
+    """One tensor of their checkpoint; fp8 weights with block scales come back in bf16."""
+    if name not in source:
+        raise CheckpointError(
+            f"the checkpoint has no tensor '{name}'", why="the model its config.json describes needs it"
+        )
+    tensor = source[name]
+    if name + SCALE_SUFFIX in source:
+        return scale_blocks(tensor, source[name + SCALE_SUFFIX]).to(torch.bfloat16)
+    return tensor
+
+
+def scale_blocks(weight: Tensor, scales: Tensor) -> Tensor:
+    """A weight stored in blocks of 128 x 128 with one scale each, in fp32; blocks at the border may be cut off."""
+    rows, columns = weight.shape
+    full = scales.float().repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    return weight.float() * full
+
+
+def join(entry: Entry, tensors: Iterable[Tensor]) -> Tensor:
+    """Our tensor, from theirs in the entry's order."""
+    parts = list(tensors)
+    return torch.stack(parts) if entry.stacked else parts[0]
+
+
+def split(entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
+    """Their tensors, by name, as views of ours."""
+    return dict(zip(entry.theirs, tensor.unbind() if entry.stacked else (tensor,), strict=True))
+
+
+def import_tensors(entries: Iterable[Entry], source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All of ours, from a checkpoint that fits in memory."""
+    return {entry.ours: join(entry, (read_theirs(source, name) for name in entry.theirs)) for entry in entries}
+
+
+def export_tensors(entries: Iterable[Entry], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All of theirs, from a model that fits in memory."""
+    return {name: part for entry in entries for name, part in split(entry, state[entry.ours]).items()}

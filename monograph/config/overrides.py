@@ -164,7 +164,7 @@ def find_similar(path: str, choices: Sequence[str], limit: int = 3) -> list[str]
     for order, choice in enumerate(choices):
         choice_section, _, choice_name = choice.rpartition(".")
         same_name, same_path = _compare(name, choice_name), 0.9 * _compare(path, choice)
-        share = 0.8 if same_name == 1.0 else 0.6 if same_name > 0.5 else 0.0
+        share = 0.9 if same_name == 1.0 else 0.6 if same_name > 0.5 else 0.0
         by_parts = share * same_name + (1 - share) * _compare(section, choice_section) if share else 0.0
         scores.append((-max(by_parts, same_path), choice.count("."), order, choice))
     scores.sort()

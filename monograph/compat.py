@@ -60,12 +60,12 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -
 
 def alias_process_group(name: str, group: dist.ProcessGroup) -> None:
     """Let collectives find `group` under a second name; the group's own name stays what it was."""
-    torch._C._distributed_c10d._register_process_group(name, group)
+    torch._C._distributed_c10d._register_process_group(name, group)  # type: ignore[arg-type]
 
 
 def remove_group_alias(name: str) -> None:
     """Forget a name given by `alias_process_group`."""
-    torch._C._distributed_c10d._unregister_process_group(name)
+    torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
 def fake_store() -> dist.Store:

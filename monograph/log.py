@@ -15,11 +15,11 @@ class _Stderr(logging.StreamHandler):
     """Writes to whatever `sys.stderr` is at the time, so that captured or redirected output stays whole."""
 
     @property
-    def stream(self):  # type: ignore[no-untyped-def, override]
+    def stream(self):  # type: ignore[no-untyped-def]
         return sys.stderr
 
     @stream.setter
-    def stream(self, value):  # type: ignore[no-untyped-def, override]
+    def stream(self, value):  # type: ignore[no-untyped-def]
         pass
 
 

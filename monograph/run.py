@@ -12,7 +12,7 @@ from monograph.errors import ConfigError
 from monograph.execute.eager import EagerStep
 from monograph.log import find_rank, get_log, set_up_log
 from monograph.models.decoder import Decoder
-from monograph.models.init import initialize
+from monograph.models.init import initialize, materialize
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import claim_folder, write_config
@@ -28,7 +28,7 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
     """The model with its initial weights: shaped without memory first, then filled on the device."""
     with torch.device("meta"):
         model = config.model.build()
-    model = model.to(dtype=getattr(torch, config.training.dtype)).to_empty(device=device)
+    materialize(model, device=device, dtype=getattr(torch, config.training.dtype))
     initialize(model, seed=config.debug.seed)
     return model
 
@@ -53,11 +53,11 @@ def build_trainer(config: TrainerConfig) -> Trainer:
         data = config.dataloader.build(**wanted, seed=config.debug.seed, split="train")
         held_out = None
         if config.validator.interval:
-            held_out = config.dataloader.build(**wanted, seed=config.debug.seed, split="validation")
+            held_out = data.with_split("validation")
     with startup.phase("model"):
         step = build_step(config, device)
         with torch.device("meta"):
-            flops = count_flops(config.model.build(), config.model, config.training.seq_len)
+            flops = count_flops(config.model.build(), config.training.seq_len)
     log.info("model: %s parameters on %s; data: %s", f"{count(step):,}", device, data.description)
     with startup.phase("trainer"):
         trainer: Trainer = config.build(

@@ -42,7 +42,7 @@ class EagerStep:
 
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients and return its share of the loss, detached."""
-        output = self.model(**batch, valid_tokens=valid_tokens, call=self.call)
+        output = self.model(**self._inputs(batch), valid_tokens=valid_tokens, call=self.call)
         if output.loads is not None:
             self.model.expert_load.add_(output.loads)
         output.value.backward()
@@ -53,9 +53,14 @@ class EagerStep:
         """This micro-batch's share of the loss; nothing is counted and nothing is kept."""
         self.model.eval()
         try:
-            return self.model(**batch, valid_tokens=valid_tokens, call=self.call).value
+            return self.model(**self._inputs(batch), valid_tokens=valid_tokens, call=self.call).value
         finally:
             self.model.train()
+
+    def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this model reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
+        names = ("tokens", "labels") if self.model.config.mask == "causal" else tuple(batch)
+        return {name: batch[name] for name in names}
 
     def total_valid(self, count: int) -> Tensor:
         """The number of valid tokens in the whole update, over all devices."""
@@ -76,7 +81,7 @@ class EagerStep:
         if load is None:
             return None
         seen = load.clone()
-        update_expert_bias(self.model)
+        update_expert_bias(self.model, self.model.config.find_bias_update_rate())
         return seen
 
     def state(self) -> dict[str, Tensor]:

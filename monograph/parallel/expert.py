@@ -72,9 +72,7 @@ class ExchangeDispatch:
             ids = ids.repeat_interleave(arriving.flatten(), output_size=rows.shape[0])
             here = sort_by_expert(ids.unsqueeze(-1), arriving.shape[-1])
             rows = SpreadRows.apply(rows, here.order, here.inverse, 1)
-        return Travelled(
-            rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes
-        )
+        return Travelled(rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes)
 
     def combine(self, rows: Tensor, weights: Tensor, travelled: Travelled) -> Tensor:
         """Send the experts' answers home and sum each token's, weighted: [tokens, dim]."""

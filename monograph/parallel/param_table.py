@@ -111,9 +111,7 @@ class ParamTable:
     def of_unit(self, unit: str) -> list[tuple[str, Slot]]:
         """The parameters one unit uses, by their name within it; a tied one shows up in both of its units."""
         prefix = f"{unit}."
-        return [
-            (name[len(prefix) :], slot) for slot in self.slots for name in slot.names if name.startswith(prefix)
-        ]
+        return [(name[len(prefix) :], slot) for slot in self.slots for name in slot.names if name.startswith(prefix)]
 
     def gather_full(self, slot: Slot, shards: Mapping[int, Tensor]) -> Tensor:
         """The global tensor from the shards of all ranks: what tests and `verify` compare."""

@@ -55,7 +55,9 @@ class TrainingConfig(Configurable.Config):
                 do="write a positive number, or -1 for no gradient accumulation",
             )
         if self.max_norm < 0:
-            raise ConfigError(f"max_norm is {self.max_norm}", why="a norm is not negative", do="write 0 to switch it off")
+            raise ConfigError(
+                f"max_norm is {self.max_norm}", why="a norm is not negative", do="write 0 to switch it off"
+            )
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             raise ConfigError(
                 "dtype is bfloat16 while compute_dtype is float32",
@@ -214,11 +216,12 @@ class TrainerConfig(Configurable.Config):
     """Seeds and reproducibility."""
 
     def check(self) -> None:
-        if self.training.seq_len > self.model.rope.max_seq_len:
+        seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
+        if seq_len > longest:
             raise ConfigError(
-                f"training.seq_len is {self.training.seq_len} but model.rope.max_seq_len is {self.model.rope.max_seq_len}",
+                f"training.seq_len is {seq_len} but model.rope.max_seq_len is {longest}",
                 why="positions beyond the rotary table do not exist",
-                do=f"--training.seq_len {self.model.rope.max_seq_len} or --model.rope.max_seq_len {self.training.seq_len}",
+                do=f"--training.seq_len {longest} or --model.rope.max_seq_len {seq_len}",
             )
         global_batch, local = self.training.global_batch_size, self.training.local_batch_size
         if global_batch != -1 and global_batch % local:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from monograph.models.config import DecoderConfig
+from monograph.models.attention import Attention
+from monograph.models.decoder import Decoder
+from monograph.models.latent_attention import LatentAttention
+from monograph.models.moe import Moe
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,27 @@ class FlopsPerToken:
     FORMULA = "6 x active matmul weights + attention scores (mfu: full, mfu_causal: half)"
 
 
-def count_flops(model: nn.Module, config: DecoderConfig, seq_len: int) -> FlopsPerToken:
-    """Count from the model's own weights; `model` may be on the meta device."""
-    matmul = 0.0
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if name == "embedding.weight" or weight.ndim < 2:
-            continue
-        is_routed = ".moe.experts." in name
-        visited = config.moe.router.top_k / weight.shape[0] if is_routed and config.moe else 1.0
-        matmul += 6 * weight.numel() * visited
-    attention = config.n_layers * 6 * seq_len * config.attention.score_width
-    return FlopsPerToken(matmul=matmul, attention=attention)
+def count_flops(model: Decoder, seq_len: int) -> FlopsPerToken:
+    """Count from the model's own layers; `model` may be on the meta device."""
+    visited = {
+        id(w): m.router.config.top_k / m.n_experts
+        for m in model.modules()
+        if isinstance(m, Moe)
+        for w in m.experts.parameters()
+    }
+    matmul = sum(
+        6.0 * weight.numel() * visited.get(id(weight), 1.0)
+        for name, weight in model.named_parameters(remove_duplicate=False)
+        if weight.ndim >= 2 and name != "embedding.weight"
+    )
+    widths = sum(score_width(module) for module in model.modules())
+    return FlopsPerToken(matmul=matmul, attention=6.0 * seq_len * widths)
+
+
+def score_width(module: nn.Module) -> int:
+    """Channels that one query meets at one position, keys and values together; 0 for what is not attention."""
+    if isinstance(module, LatentAttention):
+        return module.config.n_heads * (module.qk_head_dim + module.config.v_head_dim)
+    if isinstance(module, Attention):
+        return module.config.n_heads * 2 * module.head_dim
+    return 0

@@ -1,4 +1,4 @@
-"""Python's garbage collector, at chosen steps: left alone it strikes each rank at another moment and stalls them all."""
+"""Python's garbage collector at chosen steps: left alone it strikes each rank at another moment and stalls all."""
 
 import gc
 from collections.abc import Callable, Iterator

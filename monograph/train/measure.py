@@ -34,7 +34,9 @@ class Measured:
 class Meter:
     """Speed, memory and expert load, step by step."""
 
-    def __init__(self, *, device: torch.device, flops: FlopsPerToken, peak_flops: float = 0.0, world_size: int = 1) -> None:
+    def __init__(
+        self, *, device: torch.device, flops: FlopsPerToken, peak_flops: float = 0.0, world_size: int = 1
+    ) -> None:
         self.device = device
         self.flops = flops
         self.world_size = world_size
@@ -64,7 +66,11 @@ class Meter:
         seconds, self._last = now - self._last, now
         per_second = measured.tokens / seconds
         record: dict[str, Any] = {"step": measured.step, "loss": loss, "grad_norm": grad_norm, **measured.known}
-        record |= {"ms": 1000 * seconds, "tokens_per_second": per_second, "peak_memory_gib": peak_memory_gib(self.device)}
+        record |= {
+            "ms": 1000 * seconds,
+            "tokens_per_second": per_second,
+            "peak_memory_gib": peak_memory_gib(self.device),
+        }
         if self.peak_flops:
             share = per_second / (self.peak_flops * self.world_size)
             record |= {"mfu": self.flops.full_attention * share, "mfu_causal": self.flops.causal_attention * share}

@@ -1,12 +1,12 @@
 """Everything a run needs to continue as if it had never stopped: what is saved, and how it is put back."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from monograph.errors import CheckpointError
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.optimizer import Optimizer
@@ -18,7 +18,7 @@ class Position:
     """How far the run has come."""
 
     step: int = 0
-    cursor: Cursor = Cursor(epoch=0, sample=0)
+    cursor: Cursor = field(default_factory=Cursor)
     tokens: int = 0
 
 
@@ -30,33 +30,19 @@ def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors | read_rng(step.device)
 
 
-def model_tensors(step: Step) -> dict[str, Tensor]:
-    """Only the model: what fine-tuning starts from."""
-    return {f"model/{name}": value for name, value in step.state().items()}
-
-
 def collect_values(position: Position, data: DataLoader) -> dict[str, Any]:
-    """The plain values of a checkpoint; the data's hash proves on resume that the cursor still means the same."""
+    """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same."""
     return {
         "step": position.step,
         "tokens": position.tokens,
         "cursor": position.cursor.to_json(),
-        "data": {"content_hash": data.content_hash, "samples_per_epoch": data.samples_per_epoch},
+        "data": data.fingerprint(),
     }
 
 
-def restore_position(values: dict[str, Any], data: DataLoader) -> Position:
+def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     """The position a checkpoint was saved at, refused when the data is not the data it was counted on."""
-    saved = values["data"]
-    now = {"content_hash": data.content_hash, "samples_per_epoch": data.samples_per_epoch}
-    differing = [name for name in now if saved[name] != now[name]]
-    if differing:
-        listed = "; ".join(f"{name}: checkpoint {saved[name]}, this run {now[name]}" for name in differing)
-        raise CheckpointError(
-            "the checkpoint was trained on other data",
-            why=f"its position in the data would point at other samples ({listed})",
-            do="use the same dataset, tokenizer, seed and training.seq_len, or --checkpoint.load_model_only true",
-        )
+    data.check_fingerprint(values["data"])
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from monograph.train.data.loader import Batch
+from monograph.train.data.batch import Batch
 
 
 class Step(Protocol):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from monograph.config.configurable import Configurable
 from monograph.errors import MonographError
 from monograph.log import get_log
 from monograph.train.config import TrainerConfig
-from monograph.train.data.loader import Batch, DataLoader
-from monograph.train.garbage import controlled_gc
+from monograph.train.data.batch import Batch
+from monograph.train.data.feeder import Feeder
+from monograph.train.data.loader import DataLoader
 from monograph.train.flops import FlopsPerToken
+from monograph.train.garbage import controlled_gc
 from monograph.train.measure import Measured, Meter
 from monograph.train.progress import ProgressView
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
@@ -24,7 +25,6 @@ from monograph.train.state import (
     Position,
     collect_tensors,
     collect_values,
-    model_tensors,
     restore_position,
     restore_rng,
 )
@@ -93,22 +93,13 @@ class Trainer(Configurable):
 
     def load(self) -> None:
         """Continue from the checkpoint the config asks for, if it asks for one."""
-        config = self.config.checkpoint
-        if not config.load:
-            return
-        if config.load_model_only:
-            loaded = self.checkpoints.load(config.load, model_tensors(self.step))
-            log.info("model weights from %s", loaded.path)
-            return
         tensors = collect_tensors(self.step, self.optimizer)
-        loaded = self.checkpoints.load(config.load, tensors)
-        if loaded is None:
-            log.info("no checkpoint yet: starting from the beginning")
+        loaded = self.checkpoints.resume(tensors)
+        if loaded is None or loaded.model_only:
             return
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
-        log.info("resumed after step %d from %s", self.position.step, loaded.path)
 
     def train(self) -> Summary:
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
@@ -117,7 +108,7 @@ class Trainer(Configurable):
         style = self.config.metrics.progress
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
-            with closing(self._batches()) as batches, watch_for_stop() as stop:
+            with self._batches() as batches, watch_for_stop() as stop:
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     for number in range(done + 1, steps + 1):
@@ -125,13 +116,13 @@ class Trainer(Configurable):
                         collect(number)
                         self._leave_if_asked(stop)
                 self._publish(self.meter.flush(), view)
+            summary = self._summary()
+            self.checkpoints.close()
+            return summary
         finally:
             view.close()
             self.profiler.close()
             self.metrics.close()
-        if self.config.checkpoint.enabled:
-            self.checkpoints.close()
-        return self._summary()
 
     def _one_step(self, number: int, batches: Iterator[Batch], view: ProgressView) -> None:
         self.profiler.before_step(number)
@@ -152,7 +143,7 @@ class Trainer(Configurable):
             self.metrics.write({"step": number, "validation_loss": self.validation_loss})
             log.info("step %d: validation loss %.4f", number, self.validation_loss)
             self.meter.start()
-        if self._is_save_due(number):
+        if self.checkpoints.is_due(number, last=number == last):
             self._publish(self.meter.flush(), view)
             self._save()
             self.meter.start()
@@ -186,7 +177,7 @@ class Trainer(Configurable):
         if batch.cursor != self.position.cursor:
             raise RuntimeError(f"the loader is at {batch.cursor}, the trainer at {self.position.cursor}")
 
-    def _batches(self) -> Any:
+    def _batches(self) -> Feeder[Batch]:
         part, parts = self.step.data_part
         return self.data.batches(
             self.position.cursor,
@@ -209,12 +200,6 @@ class Trainer(Configurable):
                     f"{record['cursor']}",
                 )
 
-    def _is_save_due(self, number: int) -> bool:
-        config = self.config.checkpoint
-        is_last = config.save_last and number == self.config.training.steps
-        is_interval = config.interval > 0 and number % config.interval == 0
-        return config.enabled and (is_last or is_interval)
-
     def _save(self) -> None:
         values = collect_values(self.position, self.data)
         self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
@@ -225,7 +210,7 @@ class Trainer(Configurable):
         where = "without a checkpoint (checkpoint.enabled is false)"
         if self.config.checkpoint.enabled:
             self._save()
-            self.checkpoints.close()
+            self.checkpoints.wait()
             where = "with a checkpoint"
         raise StoppedOnRequest(
             f"{stop.signal_name}: stopped after step {self.position.step}, {where}",

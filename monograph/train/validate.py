@@ -1,7 +1,5 @@
 """Loss on held-out data: always the same micro-batches, so that two validations can be compared."""
 
-from contextlib import closing
-
 from monograph.config.configurable import Configurable
 from monograph.train.config import ValidatorConfig
 from monograph.train.data.cursor import Cursor
@@ -34,7 +32,7 @@ class Validator(Configurable):
             part=part,
             parts=parts,
         )
-        with closing(batches):
+        with batches:
             chosen = [batch for _, batch in zip(range(self.config.steps), batches, strict=False)]
         valid = self.step.total_valid(sum(int((batch.labels != -100).sum()) for batch in chosen))
         shares = [self.step.evaluate(to_device(batch, self.step.device), valid) for batch in chosen]

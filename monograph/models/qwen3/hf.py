@@ -42,18 +42,20 @@ def from_hf_config(hf: Mapping[str, Any]) -> Qwen3Config:
     """Our config of the model that a config.json describes."""
     refuse_unless(hf, "model_type", "qwen3", "qwen3_moe")
     refuse_unless(hf, "use_sliding_window", False, None)
+    is_moe = hf.get("model_type") == "qwen3_moe"
+    derived_head_dim = need(hf, "hidden_size") // need(hf, "num_attention_heads")
     config = Qwen3Config(
         **read_shared(hf),
         rope=read_rope(hf),
         attention=AttentionConfig(
             n_heads=need(hf, "num_attention_heads"),
             n_kv_heads=need(hf, "num_key_value_heads"),
-            head_dim=hf.get("head_dim") or 0,
+            head_dim=(hf.get("head_dim") or derived_head_dim) if is_moe else need(hf, "head_dim"),
             qk_norm=True,
         ),
         feed_forward=FeedForwardConfig(hidden_dim=need(hf, "intermediate_size")),
     )
-    if hf.get("model_type") == "qwen3_moe":
+    if is_moe:
         refuse_unless(hf, "decoder_sparse_step", 1)
         refuse_unless(hf, "mlp_only_layers", [], None)
         config.moe = MoeConfig(

@@ -45,7 +45,7 @@ class DataLoaderConfig(Configurable.Config):
     """'builtin', a text/jsonl/parquet file, a folder of these, a folder of packed token shards, or 'hf:NAME'."""
     validation_dataset: str = ""
     """Validate on this instead (same forms as dataset); empty holds documents of the dataset out."""
-    held_out_fraction: float = 0.01
+    held_out_fraction: float = 0.02
     """Share of the documents kept for validation and never trained on; a document's text decides, not its place."""
     text_field: str = "text"
     """Field (jsonl, streams) or column (parquet) that holds a document's text."""
@@ -80,7 +80,7 @@ class DataLoaderConfig(Configurable.Config):
             raise ConfigError(
                 f"held_out_fraction is {self.held_out_fraction}",
                 why="it is a share of the documents: at least 0 and below 1",
-                do="--dataloader.held_out_fraction 0.01",
+                do="--dataloader.held_out_fraction 0.02",
             )
         if not self.text_field:
             raise ConfigError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ROUNDS = 6
-MIN_BITS = 8
+MIN_BITS = 6
 """Narrower networks cannot reach every order of a few things."""
 
 

@@ -1,0 +1,54 @@
+import subprocess
+import sys
+
+import pytest
+
+from monograph.config.configurable import find_owner
+from monograph.errors import ConfigError
+from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.loader import DataLoader
+from monograph.train.data.tokenizer import Tokenizer
+
+
+def test_settings_load_without_torch_and_numpy():
+    script = "import sys, monograph.train.data.config; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["False", "False"]
+
+
+def test_packing_data_does_not_need_torch():
+    script = "import sys, monograph.train.data.pack; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["False"]
+
+
+def test_each_config_builds_its_owner():
+    assert find_owner(DataLoaderConfig) is DataLoader and DataLoader.Config is DataLoaderConfig
+    assert find_owner(TokenizerConfig) is Tokenizer and Tokenizer.Config is TokenizerConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (DataLoaderConfig(dataset=""), "dataset"),
+        (DataLoaderConfig(dataset="hf:"), "dataset"),
+        (DataLoaderConfig(validation_dataset="hf:"), "validation_dataset"),
+        (DataLoaderConfig(held_out_fraction=1.0), "held_out_fraction"),
+        (DataLoaderConfig(held_out_fraction=-0.1), "held_out_fraction"),
+        (DataLoaderConfig(text_field=""), "text_field"),
+        (DataLoaderConfig(prefetch=0), "prefetch"),
+        (DataLoaderConfig(stream_buffer=-1), "stream_buffer"),
+        (DataLoaderConfig(stream_retries=-1), "stream_retries"),
+        (TokenizerConfig(eos_token="</s>"), "eos_token"),
+        (TokenizerConfig(bos_token="<s>"), "bos_token"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(config, named):
+    with pytest.raises(ConfigError, match=named) as error:
+        config.check()
+    assert error.value.do
+
+
+def test_defaults_can_work():
+    DataLoaderConfig().check()
+    TokenizerConfig().check()

@@ -1,0 +1,165 @@
+import builtins
+import gzip
+import json
+import logging
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from monograph.errors import DataError
+from monograph.train.data.files import open_files
+
+
+def read(path, *, text_field="text", separator=""):
+    return [document.text for document in open_files(path, text_field=text_field, separator=separator).read()]
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def write_parquet(path, **columns):
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+    return path
+
+
+def refuse(path, match, **settings):
+    with pytest.raises(DataError, match=match) as error:
+        read(path, **settings)
+    assert str(path) in str(error.value) and error.value.do
+    return error.value
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    assert read(write(tmp_path / "a.txt", "one\ntwo\n\nthrée")) == ["one\ntwo\n\nthrée"]
+
+
+def test_a_text_file_is_cut_at_the_separator(tmp_path):
+    assert read(write(tmp_path / "a.txt", "one\n---\ntwo\n---\nthree"), separator="\n---\n") == ["one", "two", "three"]
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    assert read(write(tmp_path / "a.txt", "\ufeffone")) == ["one"]
+
+
+def test_each_json_line_is_a_document(tmp_path):
+    lines = '{"text": "one"}\n\n{"id": 7, "text": "zwei\\n"}\n{"text": "trois"}'
+    assert read(write(tmp_path / "a.jsonl", lines)) == ["one", "zwei\n", "trois"]
+
+
+def test_the_text_field_can_be_chosen(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"body": "one", "text": "no"}')
+    assert read(path, text_field="body") == ["one"]
+    assert read(write_parquet(tmp_path / "a.parquet", body=["one"], text=["no"]), text_field="body") == ["one"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.ndjson.gz"])
+def test_gzipped_lines_are_read(tmp_path, name):
+    assert read(write(tmp_path / name, gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))) == ["one", "two"]
+
+
+def test_gzipped_text_is_read(tmp_path):
+    assert read(write(tmp_path / "a.txt.gz", gzip.compress(b"one"))) == ["one"]
+
+
+def test_parquet_rows_are_documents_across_row_groups(tmp_path):
+    texts = [f"text {number}" for number in range(5)]
+    assert read(write_parquet(tmp_path / "a.parquet", text=texts, id=[1, 2, 3, 4, 5])) == texts
+
+
+def test_a_folder_is_read_in_the_order_of_its_relative_paths(tmp_path):
+    write(tmp_path / "b.txt", "4")
+    write(tmp_path / "a" / "z.txt", "3")
+    write(tmp_path / "a" / "b" / "c.jsonl", '{"text": "1"}\n{"text": "2"}')
+    write_parquet(tmp_path / "c.parquet", text=["5"])
+    write(tmp_path / ".hidden" / "x.txt", "no")
+    write(tmp_path / ".x.txt", "no")
+    assert read(tmp_path) == ["1", "2", "3", "4", "5"]
+
+
+def test_a_folder_says_what_it_leaves_out(tmp_path, caplog):
+    write(tmp_path / "a.txt", "one")
+    write(tmp_path / "b.csv", "no")
+    with caplog.at_level(logging.INFO, "monograph"):
+        assert read(tmp_path) == ["one"]
+    assert "1 x .csv" in caplog.text
+
+
+def test_reading_again_starts_again(tmp_path):
+    source = open_files(write(tmp_path / "a.jsonl", '{"text": "1"}\n{"text": "2"}'), text_field="text")
+    assert next(source.read()).text == "1"
+    assert [document.text for document in source.read()] == ["1", "2"]
+
+
+def test_documents_know_where_they_lie(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "1"}\n\n{"text": "2"}')
+    assert [one.where for one in open_files(path, text_field="text").read()] == [f"{path}:1", f"{path}:3"]
+
+
+def test_a_missing_path_is_refused(tmp_path):
+    refuse(tmp_path / "nothing", "does not exist")
+
+
+def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path):
+    assert ".jsonl" in refuse(write(tmp_path / "a.csv", "x"), "cannot read").why
+    assert ".jsonl" in refuse(write(tmp_path / "a.json", "{}"), "cannot read").do
+
+
+def test_a_folder_without_readable_files_is_refused(tmp_path):
+    refuse(tmp_path, "no files to read")
+    write(tmp_path / "a.csv", "x")
+    assert ".csv" in refuse(tmp_path, "no files to read").why
+
+
+@pytest.mark.parametrize("line", ['{"text": "cut o', "not json", "[1, 2", '{"text": "a"} extra'])
+def test_a_broken_json_line_is_refused_with_file_and_line(tmp_path, line):
+    path = write(tmp_path / "a.jsonl", f'{{"text": "good"}}\n{line}\n')
+    assert f"{path}:2" in refuse(path, "not JSON").what
+
+
+def test_a_line_that_is_no_object_is_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "good"}\n["text"]\n')
+    assert f"{path}:2" in refuse(path, "expected an object").what
+
+
+def test_a_missing_field_is_refused_with_the_nearest_name(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"texts": "one", "id": 1}')
+    error = refuse(path, "no field 'text'")
+    assert f"{path}:1" in error.what and "id, texts" in error.why and "'texts'" in error.do
+    path = write_parquet(tmp_path / "a.parquet", texts=["one"], id=[1])
+    assert "'texts'" in refuse(path, "no field 'text'").do
+
+
+def test_a_field_that_is_not_text_is_refused(tmp_path):
+    assert ":1" in refuse(write(tmp_path / "a.jsonl", '{"text": 3}'), "is int, not text").what
+    assert ":1" in refuse(write(tmp_path / "a.jsonl", '{"text": null}'), "is NoneType, not text").what
+    assert "row 2" in refuse(write_parquet(tmp_path / "a.parquet", text=["a", None]), "not text").what
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path):
+    assert "0xe9" in refuse(write(tmp_path / "a.txt", b"caf\xe9"), "not UTF-8").why
+    path = write(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n')
+    assert f"{path}:2" in refuse(path, "not UTF-8").what
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    packed = gzip.compress(json.dumps({"text": "one" * 1000}).encode() * 50)
+    refuse(write(tmp_path / "a.jsonl.gz", packed[: len(packed) // 2]), "cannot read")
+    refuse(write(tmp_path / "b.jsonl.gz", b"plain text"), "cannot read")
+    refuse(write(tmp_path / "a.parquet", b"PAR1 this is none"), "not a readable parquet")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet", text=["one"])
+    real = builtins.__import__
+
+    def without_pyarrow(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError("No module named 'pyarrow'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    assert "pip install pyarrow" in refuse(path, "needs pyarrow").do

@@ -74,5 +74,5 @@ def _import_recipe(name: str) -> Recipe:
         sys.path.insert(0, os.getcwd())
     recipe = import_reference(name)
     if not callable(recipe):
-        raise ConfigError(f"recipe '{name}' is a {type(recipe).__name__}", why="a recipe is a function")
+        raise ConfigError(f"recipe '{name}' is a value of type {type(recipe).__name__}", why="a recipe is a function")
     return recipe

@@ -1,0 +1,160 @@
+"""Recipes: every published size has one, each is complete and consistent, and its full text is on record.
+
+After a change that is meant, write the records anew with `UPDATE_GOLDENS=1 pytest tests/test_recipes.py` and review the
+difference like any other.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from monograph.config.configurable import check_config
+from monograph.config.json_form import dump_json, parse_json
+from monograph.config.leaves import find_leaves
+from monograph.config.overrides import apply_overrides, split_flags
+from monograph.config.text import format_config, format_words
+from monograph.errors import ConfigError
+from monograph.recipes.catalog import find_recipe, find_recipes, load_recipe
+from monograph.recipes.size import Size, count_parameters
+
+GOLDENS = Path(__file__).parent / "goldens" / "recipes"
+SIZES = {
+    "llama3": "debugmodel 1b 3b 8b 70b 405b",
+    "qwen3": "debugmodel 0_6b 1_7b 4b 8b 14b 32b debugmodel_moe 30b_a3b 235b_a22b",
+    "deepseek_v3": "debugmodel 16b 236b 671b",
+}
+NAMES = [f"{family}_{size}" for family, sizes in SIZES.items() for size in sizes.split()]
+DEBUG = [name for name in NAMES if "debugmodel" in name]
+
+
+def test_there_is_one_recipe_for_every_size_and_no_other():
+    assert list(find_recipes()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_complete_and_consistent(name):
+    config = load_recipe(name)
+    check_config(config)
+    assert config.job.dump_folder == f"outputs/{name}"
+    assert find_recipe(name).__doc__.endswith(".")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipes_full_text_is_the_recorded_one(name):
+    text, golden = format_config(load_recipe(name)), GOLDENS / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDENS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "changed on purpose? UPDATE_GOLDENS=1 records it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_survives_json(name):
+    config = load_recipe(name)
+    assert parse_json(dump_json(config)) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_makes_a_fresh_config_each_time(name):
+    first, untouched = load_recipe(name), load_recipe(name)
+    first.training.steps, first.model.rope.max_seq_len, first.model.attention.n_heads = -1, -1, -1
+    assert load_recipe(name) == untouched
+
+
+@pytest.mark.parametrize("name", DEBUG)
+def test_every_field_of_a_recipe_can_be_typed_as_a_flag(name):
+    config = load_recipe(name)
+    for leaf in find_leaves(config):
+        flag = [f"--{leaf.path}={words}"] if (words := format_words(leaf.value)) else [f"--{leaf.path}", ""]
+        if isinstance(leaf.value, tuple):
+            flag = [f"--{leaf.path}", *leaf.value]
+        assert apply_overrides(config, split_flags(flag)) == config, leaf.path
+
+
+@pytest.mark.parametrize("name", DEBUG)
+def test_debug_recipes_are_small_and_in_full_precision(name):
+    config = load_recipe(name)
+    training = config.training
+    assert (training.dtype, training.compute_dtype) == ("float32", "float32")
+    assert (training.steps, training.seq_len, training.local_batch_size) == (100, 256, 4)
+    assert config.checkpoint.save_last and config.lr_scheduler.warmup_steps <= 20
+    assert count_parameters(config.model).total < 20e6
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DEBUG])
+def test_large_recipes_compute_in_bf16_over_fp32_weights(name):
+    training = load_recipe(name).training
+    assert (training.dtype, training.compute_dtype) == ("float32", "bfloat16")
+    assert training.seq_len in (4096, 8192)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_listed_size_is_the_built_models_size(name):
+    config = load_recipe(name)
+    with torch.device("meta"):
+        model = config.model.build()
+    assert count_parameters(config.model).total == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_sizes_are_written_as_people_say_them():
+    assert str(Size(8_030_261_248, 8_030_261_248)) == "8.03B"
+    assert str(Size(10_800_000, 3_700_000)) == "10.8M, 3.7M active"
+
+
+OWN = """
+from monograph.recipes.llama3 import llama3_debugmodel
+
+def mine():
+    config = llama3_debugmodel()
+    config.training.steps = 7
+    return config
+
+def wrong():
+    config = llama3_debugmodel()
+    config.training.stepz = 7
+    return config
+
+def nothing():
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A user's file in the current folder."""
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / f"{name}_broken.py").write_text("\nimport no_such_package\n")
+    (tmp_path / f"{name}_unfinished.py").write_text("\n\ndef f(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def test_a_users_own_recipe_is_found_in_the_current_folder(own_module):
+    assert load_recipe(f"{own_module}:mine").training.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("ending", "complaints"),
+    [
+        (":min", ["defines no min", ":mine?"]),
+        (":wrong", ["AttributeError", "stepz", ".py:11"]),
+        (":nothing", ["returned NoneType"]),
+        (":number", ["a value of type int"]),
+        ("_broken:mine", ["No module named 'no_such_package'", "_broken.py:2"]),
+        ("_unfinished:mine", ["SyntaxError", "_unfinished.py:3"]),
+        ("_absent:mine", ["No module named"]),
+        (".py:mine", ["names a file", ":mine?"]),
+        (".mine", [":mine'?"]),
+    ],
+)
+def test_what_is_wrong_with_a_users_recipe_is_said_with_its_place(own_module, ending, complaints):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(own_module + ending)
+    for complaint in complaints:
+        assert complaint in str(caught.value)

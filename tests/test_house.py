@@ -36,7 +36,7 @@ DOCUMENTED_TORCH = {"torch._check"}
 """Private by its name only: how torch's own guides bound data-dependent sizes."""
 PROPER_NAMES = {"deepseek_v3"}
 BANNED_NAMES = re.compile(r"^(utils?|common|helpers?|misc|stuff)$|_(utils?|helpers?|v\d+)$")
-TEST_WORDS = 4
+TEST_WORDS = 3
 
 
 @functools.cache
@@ -190,7 +190,7 @@ def test_package_markers_are_empty_and_every_other_file_says_what_it_is_for():
     report(f"{name(path)} is not empty" for path in markers if path.read_text(encoding="utf-8").strip())
     report(
         f"{name(path)} has no docstring"
-        for path in FILES
+        for path in PACKAGE
         if path.name != "__init__.py" and not ast.get_docstring(parse(path))
     )
 

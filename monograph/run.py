@@ -1,23 +1,31 @@
-"""The whole flow on one screen: config -> model -> step -> train loop. Each arrow is a return value."""
+"""The whole flow on one screen: config -> model -> parallelize -> step -> train loop. Each arrow is a return value."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.utils.deterministic as deterministic
 
-from monograph.config.json_form import to_json
 from monograph.errors import ConfigError
-from monograph.execute.eager import EagerStep
-from monograph.log import find_rank, get_log, set_up_log
+from monograph.execute.base import MeshStep
+from monograph.execute.fsdp2 import Fsdp2Step
+from monograph.execute.sharded import ShardedStep
+from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
-from monograph.models.init import initialize, materialize
+from monograph.models.init import reset
+from monograph.parallel.apply import parallelize
+from monograph.parallel.fit import plan_fitting_mesh
+from monograph.parallel.groups import Groups, joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import build_table
+from monograph.parallel.plan import DECODER_PLAN
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import claim_folder, write_config
 from monograph.train.startup import Startup
-from monograph.train.step import Step
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
 
@@ -25,63 +33,105 @@ log = get_log("run")
 
 
 def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
-    """The model with its initial weights: shaped without memory first, then filled on the device."""
+    """The model's structure: parameters on the meta device (shards come later), buffers real and in their first state."""
     with torch.device("meta"):
-        model = config.model.build()
-    materialize(model, device=device, dtype=getattr(torch, config.training.dtype))
-    initialize(model, seed=config.debug.seed)
+        model: Decoder = config.model.build()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device=device))
+    reset(model)
     return model
 
 
-def build_step(config: TrainerConfig, device: torch.device) -> Step:
-    """What `train` runs, and later `precompile`, `inspect` and `verify` as well: one path that cannot drift."""
-    model = build_model(config, device)
-    return EagerStep(model, compute_dtype=getattr(torch, config.training.compute_dtype), device=device)
+def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
+    """What `train` and `verify` run, and later `precompile` and `inspect` as well: one path that cannot drift."""
+    model = build_model(config, groups.device)
+    table = build_table(model, DECODER_PLAN, groups.mesh)
+    parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
+    kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
+    return kind(
+        model,
+        table,
+        groups,
+        dtype=getattr(torch, config.training.dtype),
+        compute_dtype=getattr(torch, config.training.compute_dtype),
+        reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
+        reshard=config.parallelism.reshard_after_forward,
+        seed=config.debug.seed,
+    )
 
 
-def build_trainer(config: TrainerConfig) -> Trainer:
+def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: Path) -> Trainer:
     """Data first, because its mistakes are the user's and should show before minutes go into a model."""
-    startup = Startup()
-    with startup.phase("set-up"):
-        device = find_device(config.debug.device)
-        folder = claim_folder(Path(config.job.dump_folder), is_resuming=bool(config.checkpoint.load))
-        set_up_log(level=config.debug.log_level, file=folder / "logs" / f"rank-{find_rank()}.log")
-        write_config(config, folder)
     with startup.phase("data"):
         tokenizer = config.tokenizer.build()
-        wanted = {"tokenizer": tokenizer, "seq_len": config.training.seq_len, "vocab_size": config.model.vocab_size}
-        data = config.dataloader.build(**wanted, seed=config.debug.seed, split="train")
-        held_out = None
-        if config.validator.interval:
-            held_out = data.with_split("validation")
+        data = config.dataloader.build(
+            tokenizer=tokenizer,
+            seq_len=config.training.seq_len,
+            vocab_size=config.model.vocab_size,
+            seed=config.debug.seed,
+            split="train",
+        )
+        held_out = data.with_split("validation") if config.validator.interval else None
     with startup.phase("model"):
-        step = build_step(config, device)
+        step = build_step(config, groups)
         with torch.device("meta"):
-            flops = count_flops(config.model.build(), config.training.seq_len)
-    log.info("model: %s parameters on %s; data: %s", f"{count(step):,}", device, data.description)
+            whole = config.model.build()
+        flops = count_flops(whole, config.training.seq_len)
+        count = sum(parameter.numel() for parameter in whole.parameters())
+    log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
     with startup.phase("trainer"):
         trainer: Trainer = config.build(
-            step=step, data=data, held_out=held_out, folder=folder, startup=startup, flops=flops, run=to_json(config)
+            step=step, data=data, held_out=held_out, folder=folder, startup=startup, flops=flops, groups=groups
         )
         trainer.load()
     return trainer
 
 
-def count(step: Step) -> int:
-    """How many numbers are being trained."""
-    return sum(parameter.numel() for parameter in step.parameters.values())
+def describe(groups: Groups) -> str:
+    """The devices of this run in words."""
+    mesh = groups.mesh
+    if mesh.world_size == 1:
+        return str(groups.device)
+    names = ("dp_replicate", "dp_shard", "tp", "ep", "etp")
+    degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
+    return f"{mesh.world_size} x {groups.device.type} ({', '.join(degrees)})"
+
+
+def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
+    """The mesh of this run, or an error that says why the config does not fit this many ranks."""
+    return plan_fitting_mesh(
+        config.parallelism,
+        config.model,
+        seq_len=config.training.seq_len,
+        local_batch_size=config.training.local_batch_size,
+        global_batch_size=config.training.global_batch_size,
+        world_size=world_size,
+    )
 
 
 def train(config: TrainerConfig) -> Summary:
-    """Train as the config says and return what happened; the library's form of `monograph train`."""
+    """Train as the config says, as one of the ranks that a launcher started; the library's form of `monograph train`."""
+    startup = Startup()
+    mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     with deterministic_kernels(config.debug.deterministic):
-        return build_trainer(config).train()
+        with startup.phase("set-up"):
+            device = find_device(config.debug.device)
+        with joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups:
+            with startup.phase("set-up"):
+                folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
+                set_up_log(level=config.debug.log_level, file=folder / "logs" / f"rank-{groups.rank}.log")
+                if groups.rank == 0:
+                    write_config(config, folder)
+            return build_trainer(config, groups, startup, folder).train()
 
 
 def train_command(config: TrainerConfig) -> int:
     """`monograph train`: train, then tell a person what happened and what to try next."""
     set_up_log(level=config.debug.log_level)
-    print_summary(train(config), config)
+    summary = train(config)
+    if summary.is_speaker:
+        print_summary(summary, config)
     return 0
 
 
@@ -100,15 +150,16 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    fill: Any = deterministic  # its attributes are set at run time, unknown to type checkers
+    before = torch.are_deterministic_algorithms_enabled(), fill.fill_uninitialized_memory
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace or ":4096:8"
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    fill.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        fill.fill_uninitialized_memory = before[1]
         if workspace is None:
             del os.environ["CUBLAS_WORKSPACE_CONFIG"]

@@ -22,7 +22,7 @@ def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
             add_borders(path, module, plan, mesh)
     if mesh.ep * mesh.etp > 1:
         for block in model.layers:
-            if block.is_moe:
+            if block.moe is not None:
                 block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp)
 
 

@@ -1,36 +1,64 @@
 """How the work is spread over devices. Loads without torch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 
+_DEGREES = (
+    "data_parallel_replicate_degree",
+    "tensor_parallel_degree",
+    "expert_parallel_degree",
+    "expert_tensor_parallel_degree",
+    "pipeline_parallel_degree",
+    "context_parallel_degree",
+)
+
 
 @dataclass(kw_only=True, slots=True)
 class ParallelismConfig(Configurable.Config):
-    """Degrees of the mesh axes. This version trains on one device: every degree is 1 (or -1, "the rest")."""
+    """Degrees of the mesh axes, and how parameters are sharded along them."""
 
     data_parallel_replicate_degree: int = 1
     """Replicas of the sharded model (HSDP)."""
     data_parallel_shard_degree: int = -1
     """Devices that share one copy of the parameters (FSDP); -1 takes the rest."""
     tensor_parallel_degree: int = 1
-    """Devices that share each matrix product."""
+    """Devices that share each matrix product; between the products each has a slice of the sequence."""
     expert_parallel_degree: int = 1
     """Devices that share the routed experts."""
     expert_tensor_parallel_degree: int = 1
-    """Devices that share each expert's matrices."""
+    """Devices that share each expert's matrices: 1, or the tensor-parallel degree."""
     pipeline_parallel_degree: int = 1
-    """Stages the layers are divided into."""
+    """Stages the layers are divided into (not available yet)."""
     context_parallel_degree: int = 1
-    """Devices that share each sequence."""
+    """Devices that share each sequence in attention (not available yet)."""
+    fsdp: Literal["auto", "fsdp2", "graph"] = "auto"
+    """Who shards: torch's fully_shard, or explicit collectives that a graph can hold; auto goes by compile mode."""
+    reshard_after_forward: bool = True
+    """Free gathered parameters after forward and gather them again in backward: less memory, more traffic."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Gradients are cast to this before they are summed over devices, and add up in it."""
+    timeout_seconds: float = 300.0
+    """A collective that takes longer ends the run with an error."""
 
     def check(self) -> None:
-        for name in (field.name for field in fields(self)):
-            degree = getattr(self, name)
-            if degree == -1 and name == "data_parallel_shard_degree":
-                continue
-            if degree != 1:
+        for name in _DEGREES:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it counts devices", do="write 1 or more")
+        if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
+            raise ConfigError(
+                f"data_parallel_shard_degree is {self.data_parallel_shard_degree}",
+                why="it counts devices",
+                do="write 1 or more, or -1 for all that are left",
+            )
+        for name in ("pipeline_parallel_degree", "context_parallel_degree"):
+            if getattr(self, name) != 1:
                 raise ConfigError(
-                    f"{name} is {degree}", why="this version trains on one device", do=f"--parallelism.{name} 1"
+                    f"{name} is {getattr(self, name)}",
+                    why="the axis is reserved but nothing runs along it yet",
+                    do=f"--parallelism.{name} 1",
                 )
+        if self.timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds is {self.timeout_seconds}", why="it is a time", do="write 300")

@@ -29,6 +29,7 @@ class Groups:
         self.rank = rank
         self.device = device
         self._native: dict[Group, dist.ProcessGroup] = {}
+        self._files: dist.ProcessGroup | None = None
         for group in Group:
             ranks = mesh.members(group, rank)
             self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
@@ -37,6 +38,27 @@ class Groups:
     def native(self, group: Group) -> dist.ProcessGroup:
         """The torch object behind a name, for libraries that want one."""
         return self._native[group]
+
+    def for_files(self) -> dist.ProcessGroup | None:
+        """A gloo group of all ranks for those who write files together; None when this rank is alone."""
+        if self.mesh.world_size == 1:
+            return None
+        if self._files is None:
+            self._files = dist.new_group(backend="gloo")
+        return self._files
+
+    def wait(self) -> None:
+        """Wait until every rank is here."""
+        if self.mesh.world_size > 1:
+            dist.barrier(self.for_files())
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
+        if self.mesh.world_size == 1:
+            return flag
+        box = torch.tensor(int(flag))
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self.for_files())
+        return bool(box)
 
     def coords(self) -> Tensor:
         """This rank's mesh coordinates: the only thing about a rank that compute may depend on."""

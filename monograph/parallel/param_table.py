@@ -160,7 +160,14 @@ def plan_shard_dim(shape: tuple[int, ...], cuts: tuple[Cut, ...], mesh: Mesh, ax
     for cut in cuts:
         if cut.dim == 0:
             rows = math.ceil(rows / mesh.degree(cut.axis))
-    return 1 if axis is Axis.EFSDP and mesh.degree(axis) > rows else 0
+    degree = mesh.degree(axis)
+    if axis is not Axis.EFSDP or degree <= rows:
+        return 0
+    hidden = shape[1]
+    for cut in cuts:
+        if cut.dim == 1:
+            hidden //= mesh.degree(cut.axis)
+    return 1 if hidden % degree == 0 else 0
 
 
 def unit_of(name: str) -> str:

@@ -5,8 +5,9 @@ The gradient takes the same way back: to the reduce dtype, summed and scattered 
 the axes that replicate the parameter.
 """
 
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +55,10 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
 
 
 class ShardedCall:
-    """Runs one unit of a model with parameters gathered from `state`; the model itself holds none."""
+    """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
+
+    With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
+    """
 
     def __init__(
         self,
@@ -64,21 +68,60 @@ class ShardedCall:
         *,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
+        reshard: bool = False,
     ) -> None:
         self.state = state
-        self.dtypes = (compute_dtype, reduce_dtype)
-        self.slots = {
-            unit: [(name, slot) for name, slot in table.of_unit(path)]
-            for path, unit in model.named_modules()
-            if table.of_unit(path) and (path in ("embedding", "head") or is_block(path))
-        }
+        self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
+        units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
+        self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
-        pieces = {name: _Gather.apply(self.state[slot.name], slot, *self.dtypes) for name, slot in self.slots[unit]}
-        return torch.func.functional_call(unit, pieces, args)
+        slots = self.slots[unit]
+        pieces = {
+            name: _Gather.apply(self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
+            for name, slot in slots
+        }
+        if not (self.reshard and torch.is_grad_enabled()):
+            return torch.func.functional_call(unit, pieces, args)
+        hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, pieces, self.compute_dtype)
+        with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+            return torch.func.functional_call(unit, pieces, args)
 
 
-def is_block(path: str) -> bool:
-    """Whether a module path names one of the repeated blocks."""
-    parts = path.split(".")
-    return len(parts) == 2 and parts[0] == "layers"
+class Recipe(NamedTuple):
+    """How to get a saved view of a gathered parameter back."""
+
+    name: str
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class GatherAgain:
+    """Saved-tensor hooks of one unit: views of gathered parameters are kept as recipes, everything else as it is."""
+
+    def __init__(
+        self, state: Mapping[str, Tensor], slots: Mapping[str, Slot], pieces: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        self.state, self.slots, self.dtype = state, slots, dtype
+        self.names = {piece.untyped_storage().data_ptr(): name for name, piece in pieces.items() if piece.numel()}
+        self.alive: weakref.WeakValueDictionary[str, Tensor] = weakref.WeakValueDictionary()
+
+    def pack(self, saved: Tensor) -> Tensor | Recipe:
+        """A recipe for what can be gathered again."""
+        name = self.names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
+        if name is None:
+            return saved
+        return Recipe(name, saved.size(), saved.stride(), saved.storage_offset())
+
+    def unpack(self, kept: Tensor | Recipe) -> Tensor:
+        """The saved tensor, gathered once more unless another reader still holds it."""
+        if isinstance(kept, Tensor):
+            return kept
+        piece = self.alive.get(kept.name)
+        if piece is None:
+            slot = self.slots[kept.name]
+            with torch.no_grad():
+                piece = gather_piece(self.state[slot.name].detach().to(self.dtype), slot)
+            self.alive[kept.name] = piece
+        return piece.as_strided(kept.size, kept.stride, kept.offset)

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from monograph.config.configurable import Configurable
+from monograph.config.json_form import to_json
 from monograph.errors import MonographError
 from monograph.log import get_log
+from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.feeder import Feeder
@@ -48,6 +50,7 @@ class Summary:
     validation_loss: float | None
     checkpoint: Path | None
     metrics: Path
+    is_speaker: bool
 
 
 class Trainer(Configurable):
@@ -65,7 +68,7 @@ class Trainer(Configurable):
         folder: Path,
         startup: Startup,
         flops: FlopsPerToken,
-        run: Mapping[str, Any],
+        groups: Groups,
     ) -> None:
         self.config = config
         self.step = step
@@ -74,9 +77,13 @@ class Trainer(Configurable):
         training = config.training
         self.optimizer = config.optimizer.build(parameters=step.parameters)
         self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)
-        self.checkpoints = config.checkpoint.build(folder=folder / config.checkpoint.folder)
-        self.metrics = config.metrics.build(folder=folder, run=run)
-        self.profiler = config.profiler.build(folder=folder / "traces")
+        self.is_speaker = groups.rank == 0
+        self.groups = groups
+        self.checkpoints = config.checkpoint.build(
+            folder=folder / config.checkpoint.folder, process_group=groups.for_files()
+        )
+        self.metrics = config.metrics.build(folder=folder, run=to_json(config), is_writer=self.is_speaker)
+        self.profiler = config.profiler.build(folder=folder / "traces", rank=groups.rank)
         self.validator = None
         if held_out is not None:
             self.validator = config.validator.build(
@@ -86,7 +93,12 @@ class Trainer(Configurable):
         self.global_batch = training.global_batch_size
         if self.global_batch == -1:
             self.global_batch = training.local_batch_size * parts
-        self.meter = Meter(device=step.device, flops=flops, peak_flops=config.metrics.peak_flops, world_size=parts)
+        self.meter = Meter(
+            device=step.device,
+            flops=flops,
+            peak_flops=config.metrics.peak_flops,
+            world_size=groups.mesh.world_size,
+        )
         self.position = Position()
         self.validation_loss: float | None = None
         self.records: list[dict[str, Any]] = []
@@ -105,7 +117,7 @@ class Trainer(Configurable):
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
         steps, done = self.config.training.steps, self.position.step
         self.metrics.start(done)
-        style = self.config.metrics.progress
+        style = self.config.metrics.progress if self.is_speaker else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
             with self._batches() as batches, watch_for_stop() as stop:
@@ -229,4 +241,5 @@ class Trainer(Configurable):
             validation_loss=self.validation_loss,
             checkpoint=self.checkpoints.latest() if self.config.checkpoint.enabled else None,
             metrics=self.metrics.path,
+            is_speaker=self.is_speaker,
         )

@@ -20,7 +20,15 @@ from torch.futures import Future
 
 from monograph.train.checkpoint.manifest import Chunk, Manifest
 from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.tensor_file import find_dtype
+
+
+class ShardLoadPlanner(DefaultLoadPlanner):
+    """torch's planner, for everything that can say which chunks of a tensor it holds."""
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return find_shard(self.state_dict, index)
 
 
 class SafetensorsReader(StorageReader):
@@ -97,7 +105,7 @@ def read_box(file: safe_open, chunk: Chunk, offsets: tuple[int, ...], sizes: tup
 
 def load_plan(tensors: Mapping[str, torch.Tensor], reader: SafetensorsReader, ranks: Ranks) -> None:
     """Fill this rank's tensors in place. Everything that can be checked has been checked before this is called."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = ShardLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def plan_locally() -> LoadPlan:
         metadata = reader.read_metadata()

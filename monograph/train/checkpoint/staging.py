@@ -1,9 +1,10 @@
 """Copies of the state in host memory, so that it can be written while training changes the original."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 
 class Staging:
@@ -33,6 +34,14 @@ class Staging:
         return torch.empty(local.shape, dtype=local.dtype, pin_memory=local.device.type == "cuda")
 
 
+def find_shard(tensors: Mapping[str, Any], index: MetadataIndex) -> torch.Tensor:
+    """The part of a tensor that a plan's index means: a placed shard (or DTensor) knows its own chunk."""
+    tensor = tensors[index.fqn]
+    shard_of = getattr(tensor, "__get_tensor_shard__", None)
+    return shard_of(index) if shard_of is not None else tensor
+
+
 def find_local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that lies on this rank."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    return (to_local() if to_local is not None else tensor).detach()

@@ -30,6 +30,7 @@ from monograph.train.checkpoint.manifest import (
     render_manifest,
 )
 from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.store import Store
 from monograph.train.checkpoint.tensor_file import TensorSpec, name_dtype, split_files, write_tensor_file
 
@@ -68,7 +69,7 @@ class StagedSavePlanner(DefaultSavePlanner):
         self._staged = staged
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        return super().lookup_object(index) if self._staged is None else self._staged[index.fqn]
+        return find_shard(self.state_dict, index) if self._staged is None else self._staged[index.fqn]
 
 
 class SafetensorsWriter(StorageWriter):

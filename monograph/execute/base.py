@@ -1,0 +1,97 @@
+"""What every way of running a step shares: the table's view of parameters, sums over the mesh, the checkpoint's state."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.models.balance import update_expert_bias
+from monograph.models.decoder import Decoder, DecoderOutput
+from monograph.parallel.border import PlacedShard
+from monograph.parallel.groups import Groups
+from monograph.parallel.param_table import ParamTable
+from monograph.parallel.shared import compute_grad_norm, total_over_batch, total_over_tokens
+
+
+class MeshStep(ABC):
+    """Forward, loss and backward of this rank's part of a micro-batch; gradients add up in `.grad` until cleared."""
+
+    parameters: dict[str, Tensor]
+    """This rank's shards by slot name: plain tensors, whoever does the sharding."""
+
+    def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
+        self.model = model
+        self.table = table
+        self.rank = groups.rank
+        self.device = groups.device
+        self.data_part = (groups.mesh.data_part(groups.rank), groups.mesh.data_parts)
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
+        """The model's output for this rank's part of the batch."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to the shards' `.grad`, summed over every rank that has a part of them."""
+
+    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        """Add this micro-batch's gradients and return this rank's share of the loss, detached."""
+        output = self.forward(self.inputs(batch), valid_tokens)
+        if output.loads is not None and self.model.expert_load is not None:
+            self.model.expert_load.add_(output.loads)
+        self.backward(output.value)
+        return output.value.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        """This rank's share of the loss; nothing is counted and nothing is kept."""
+        self.model.eval()
+        try:
+            return self.forward(self.inputs(batch), valid_tokens).value
+        finally:
+            self.model.train()
+
+    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this model reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
+        names = ("tokens", "labels") if self.model.config.mask == "causal" else tuple(batch)
+        return {name: batch[name] for name in names}
+
+    def total_valid(self, count: int) -> Tensor:
+        """The number of valid tokens in the whole update, over all ranks."""
+        return total_over_batch(torch.tensor(count, dtype=torch.int64, device=self.device))
+
+    def total_loss(self, share: Tensor) -> Tensor:
+        """The loss of the whole update, over all ranks."""
+        return total_over_batch(share)
+
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of the whole gradient, every element counted once."""
+        return compute_grad_norm(self.table, {name: _gradient(p) for name, p in self.parameters.items()})
+
+    @torch.no_grad()
+    def balance(self) -> Tensor | None:
+        """Before an update: move the expert biases by the load of the whole global batch; return that load."""
+        load = self.model.expert_load
+        if load is None:
+            return None
+        seen = total_over_tokens(load)
+        load.copy_(seen)
+        update_expert_bias(self.model, self.model.config.find_bias_update_rate())
+        return seen
+
+    def state(self) -> dict[str, Any]:
+        """The model's part of a checkpoint: placed shards, and the persistent buffers that all ranks share."""
+        placed = {name: self.laid_out_like(name, shard) for name, shard in self.parameters.items()}
+        names = {name for slot in self.table for name in slot.names}
+        kept = {name: value for name, value in self.model.state_dict().items() if name not in names}
+        return placed | {name: value.detach() for name, value in kept.items()}
+
+    def laid_out_like(self, name: str, value: Tensor) -> Any:
+        """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint border."""
+        return PlacedShard(value.detach(), self.table[name], self.rank)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)

@@ -1,0 +1,127 @@
+"""The step with torch's own FSDP2: what users know and trust in eager mode and under per-layer compile.
+
+FSDP2 sees the pieces that tensor and expert parallelism leave to a rank, and shards those over the fsdp (for experts:
+efsdp) axis. Everything outside of it works on the plain local tensors behind its parameters.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from monograph.axes import Axis, Group
+from monograph.execute.base import MeshStep
+from monograph.models.decoder import Decoder, DecoderOutput
+from monograph.models.init import plan_init
+from monograph.parallel.collectives import total
+from monograph.parallel.groups import Groups
+from monograph.parallel.param_table import ParamTable
+from monograph.parallel.start import fill_shard
+
+
+class Fsdp2Step(MeshStep):
+    """Eager execution with `fully_shard` around every unit."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        table: ParamTable,
+        groups: Groups,
+        *,
+        dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+        reshard: bool,
+        seed: int,
+    ) -> None:
+        super().__init__(model, table, groups)
+        starts = plan_init(model)
+        put_pieces(model, table, dtype)
+        policy = MixedPrecisionPolicy(
+            param_dtype=compute_dtype, reduce_dtype=reduce_dtype, output_dtype=None, cast_forward_inputs=False
+        )
+        apply_fully_shard(model, table, groups, policy, reshard=reshard)
+        materialize_shards(model, groups.device)
+        self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
+        self.parameters = {}
+        for slot in table:
+            local = _local(self.sharded[slot.name])
+            fill_shard(local, slot, starts[slot.name], seed=seed, rank=groups.rank)
+            self.parameters[slot.name] = local
+
+    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
+        return self.model(**inputs, valid_tokens=valid_tokens)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+        for slot in self.table:
+            parameter, local = self.sharded[slot.name], self.parameters[slot.name]
+            if parameter.grad is None:
+                continue
+            gradient = _local(parameter.grad)
+            parameter.grad = None
+            if slot.is_replicated_over_tp:
+                gradient = total(gradient, Group.TP_GRADS)
+            local.grad = gradient if local.grad is None else local.grad.add_(gradient)
+
+
+def put_pieces(model: nn.Module, table: ParamTable, dtype: torch.dtype) -> None:
+    """Give the model parameters of the shapes one rank computes with, on the meta device; ties stay ties."""
+    made: dict[str, nn.Parameter] = {}
+    for slot in table:
+        made[slot.name] = nn.Parameter(torch.empty(slot.piece_shape, dtype=dtype, device="meta"))
+        for name in slot.names:
+            path, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(path), leaf, made[slot.name])
+
+
+def apply_fully_shard(
+    model: Decoder, table: ParamTable, groups: Groups, policy: MixedPrecisionPolicy, *, reshard: bool
+) -> None:
+    """Wrap routed experts, blocks, embedding, head and the whole, innermost first."""
+    dense = build_device_mesh(groups, Group.FSDP_GATHER)
+    experts = build_device_mesh(groups, Group.EFSDP_GATHER)
+    settings = {"mp_policy": policy, "reshard_after_forward": reshard}
+    wrapped: list[nn.Module] = []
+    for index, block in enumerate(model.layers):
+        if block.moe is not None:
+            dim = table[f"layers.{index}.moe.experts.w1"].shard.dim
+            placement = (lambda _parameter: Shard(1)) if dim == 1 else None
+            wrapped.append(fully_shard(block.moe.experts, mesh=experts, shard_placement_fn=placement, **settings))
+        wrapped.append(fully_shard(block, mesh=dense, **settings))
+    if not model.config.tied_embeddings:  # tied weights must be one group: they stay with the whole
+        wrapped.append(fully_shard(model.embedding, mesh=dense, **settings))
+        wrapped.append(fully_shard(model.head, mesh=dense, **settings))
+    wrapped.append(fully_shard(model, mesh=dense, mp_policy=policy, reshard_after_forward=False))
+    for module in wrapped:
+        module.set_gradient_divide_factor(1.0)  # the loss is divided by the global token count already
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:
+    """FSDP2's mesh over groups that exist already: replicas by shards, or shards alone without replicas."""
+    kind = groups.device.type
+    if groups.mesh.dp_replicate == 1:
+        return DeviceMesh.from_group(groups.native(shard), kind, mesh_dim_names=(shard.value,))
+    replicas = groups.mesh.members(Group.DP_REPLICATE, groups.rank)
+    ranks = torch.tensor([groups.mesh.members(shard, replica) for replica in replicas])
+    native = [groups.native(Group.DP_REPLICATE), groups.native(shard)]
+    return DeviceMesh.from_group(native, kind, mesh=ranks, mesh_dim_names=(Axis.DP_REPLICATE.value, shard.value))
+
+
+@torch.no_grad()
+def materialize_shards(model: nn.Module, device: torch.device) -> None:
+    """Give the sharded parameters memory; buffers have theirs already."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device)))
+
+
+def _local(value: Tensor) -> Tensor:
+    """The plain tensor behind a sharded one, sharing its storage."""
+    with torch.no_grad():
+        return value.to_local() if isinstance(value, DTensor) else value

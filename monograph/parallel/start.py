@@ -1,0 +1,31 @@
+"""Starting values of one rank's shards: each rank draws only the rows it stores, and gets what one device would."""
+
+import torch
+from torch import Tensor
+
+from monograph.models.init import Constant, Start, draw_rows
+from monograph.parallel.param_table import Slot
+
+
+@torch.no_grad()
+def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int) -> None:
+    """Write the starting values into a shard; padding becomes zero."""
+    local.zero_()
+    target = slot.valid_part(local, rank)
+    if not target.numel():
+        return
+    if isinstance(start, Constant):
+        target.fill_(start.value)
+        return
+    first, last = slot.extents(rank)[0], slot.extents(rank)[-1]
+    columns = slice(last.start, last.start + last.size)
+    if len(slot.shape) == 1:
+        target.copy_(draw_rows(seed, slot.name, slot.shape, start.std)[0, columns])
+    elif len(slot.shape) == 2:
+        rows = draw_rows(seed, slot.name, slot.shape, start.std, first.start, first.start + first.size)
+        target.copy_(rows[:, columns])
+    else:
+        middle, height = slot.extents(rank)[1], slot.shape[1]
+        for index in range(first.size):
+            top = (first.start + index) * height + middle.start
+            target[index].copy_(draw_rows(seed, slot.name, slot.shape, start.std, top, top + middle.size)[:, columns])

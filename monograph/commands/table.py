@@ -3,7 +3,7 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
-from monograph.commands.arguments import DataPackArguments
+from monograph.commands.arguments import DataPackArguments, HfExportArguments, HfImportArguments
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 
@@ -54,6 +54,22 @@ COMMANDS = (
         usage="",
         summary="List the recipes.",
         function="monograph.commands.list_recipes:list_recipes",
+    ),
+    Command(
+        name="hf import",
+        usage="SOURCE OUT [--dtype bfloat16]",
+        summary="Turn a Hugging Face model into a checkpoint to train from.",
+        function="monograph.commands.hf:hf_import",
+        arguments=HfImportArguments,
+        positional=("source", "out"),
+    ),
+    Command(
+        name="hf export",
+        usage="CHECKPOINT OUT [--dtype bfloat16] [--config FILE]",
+        summary="Turn a checkpoint into a Hugging Face model.",
+        function="monograph.commands.hf:hf_export",
+        arguments=HfExportArguments,
+        positional=("checkpoint", "out"),
     ),
     Command(
         name="data pack",

@@ -1,5 +1,6 @@
 """The run's folder: a new run never writes over an old one, and the config that made it lies inside."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -16,8 +17,8 @@ _TRACES_OF_A_RUN = ("metrics.jsonl", "checkpoints", "config.json")
 def claim_folder(folder: Path, groups: Groups, *, is_resuming: bool) -> Path:
     """Make the folder ready. A fresh run moves what an earlier run left to `<folder>.1`, `.2`, ...: nothing is lost."""
     if groups.rank == 0 and not is_resuming and any((folder / name).exists() for name in _TRACES_OF_A_RUN):
-        kept = next(p for n in range(1, 10_000) if not (p := folder.with_name(f"{folder.name}.{n}")).exists())
-        folder.rename(kept)
+        _check_movable(folder)
+        kept = set_aside(folder)
         log.info("an earlier run was in %s; it is now in %s (--checkpoint.load latest would continue it)", folder, kept)
     groups.wait()
     try:
@@ -27,6 +28,24 @@ def claim_folder(folder: Path, groups: Groups, *, is_resuming: bool) -> Path:
             f"job.dump_folder is {folder}", why=f"it cannot be created: {error}", do="choose a folder you can write to"
         ) from None
     return folder
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file or folder to the first free of `<name>.1`, `<name>.2`, ... and say which."""
+    free = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    kept = next(candidate for candidate in free if not candidate.exists())
+    path.rename(kept)
+    return kept
+
+
+def _check_movable(folder: Path) -> None:
+    """Refuse to move the user's own working folder away because an earlier run wrote into it."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"job.dump_folder is {folder}, where an earlier run left its files",
+            why="a new run would move the folder aside, and you are working inside it",
+            do="choose another --job.dump_folder, or --checkpoint.load latest to continue the earlier run",
+        )
 
 
 def write_config(config: TrainerConfig, folder: Path) -> None:

@@ -3,6 +3,7 @@
 On CUDA a step's loss is read after the next step was launched, so the queue never runs dry; on CPU at once.
 """
 
+import math
 import resource
 import sys
 import time
@@ -81,15 +82,38 @@ class Meter:
         return record
 
 
+class Speed:
+    """The run as a whole: its first and last record, and the mean speed. It keeps no others, however long the run."""
+
+    def __init__(self) -> None:
+        self.first: Mapping[str, Any] = {}
+        self.last: Mapping[str, Any] = {}
+        self._steps = 0
+        self._seconds = 0.0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take one step's record."""
+        self.first = self.first or record
+        self.last = record
+        self._steps += 1
+        self._seconds += record["ms"] / 1000
+
+    def tokens_per_second(self, tokens_per_step: int) -> float:
+        """The mean without the first step, which warms things up; with it when there is no other."""
+        if self._steps > 1:
+            return tokens_per_step * (self._steps - 1) / (self._seconds - self.first["ms"] / 1000)
+        return self.first.get("tokens_per_second", 0.0)
+
+
 def describe_load(load: Tensor) -> dict[str, list[float]]:
     """Per MoE layer: the busiest expert over the mean (1 is even), and the entropy over its maximum (1 is even)."""
     counts = load.double().cpu()
     share = counts / counts.sum(1, keepdim=True).clamp(min=1)
     entropy = -(share * share.clamp(min=1e-30).log()).sum(1)
-    most = torch.tensor(float(counts.shape[1])).log().clamp(min=1e-30)
+    n_experts = counts.shape[1]
     return {
-        "max_over_mean": (share.amax(1) * counts.shape[1]).tolist(),
-        "entropy": (entropy / most).tolist(),
+        "max_over_mean": (share.amax(1) * n_experts).tolist(),
+        "entropy": (entropy / math.log(n_experts)).tolist() if n_experts > 1 else [1.0] * len(share),
     }
 
 

@@ -4,6 +4,7 @@ Losses and norms are written exactly as computed: a float32 becomes the shortest
 so two runs can be compared bit for bit from their files.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.train.config import MetricsConfig
+from monograph.train.folder import set_aside
 
 log = get_log("metrics")
 
@@ -34,26 +36,30 @@ class Metrics(Configurable):
 
     def __init__(self, config: MetricsConfig, *, folder: Path, run: Mapping[str, Any], is_writer: bool = True) -> None:
         self.path = folder / "metrics.jsonl"
+        self._config, self._run, self._is_writer = config, run, is_writer
         self._file: Any = None
         self._sinks: list[Sink] = []
-        if not is_writer:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        if config.tensorboard:
-            self._sinks.append(_TensorBoard(folder / "tensorboard"))
-        if config.wandb:
-            self._sinks.append(_WeightsAndBiases(folder, run))
-        self._is_writer = True
+        if is_writer:
+            _check_installed([name for name in ("tensorboard", "wandb") if getattr(config, name)])
 
     def start(self, step: int) -> None:
         """Continue after `step`: records of later steps belong to a run that did not last and are dropped."""
-        if not getattr(self, "_is_writer", False):
+        if not self._is_writer:
             return
-        kept = [line for line in _read_lines(self.path) if _step_of(line) <= step] if step else []
-        replacement = self.path.with_suffix(".tmp")
-        replacement.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        os.replace(replacement, self.path)
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if step:
+            kept = [line for line in _read_lines(self.path) if _step_of(line) <= step]
+            replacement = self.path.with_suffix(".tmp")
+            replacement.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            os.replace(replacement, self.path)
+        elif self.path.exists():
+            set_aside(self.path)
         self._file = self.path.open("a", encoding="utf-8")
+        if self._config.tensorboard:
+            self._sinks.append(_TensorBoard(folder / "tensorboard", step))
+        if self._config.wandb:
+            self._sinks.append(_WeightsAndBiases(folder, self._run))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add one record; it is on its way to the disk when this returns, so a killed run keeps its history."""
@@ -76,12 +82,10 @@ class Metrics(Configurable):
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
-        self._writer = SummaryWriter(str(folder))
+    def __init__(self, folder: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -93,10 +97,8 @@ class _TensorBoard:
 
 class _WeightsAndBiases:
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb") from None
+        import wandb
+
         self._run = wandb.init(dir=str(folder), config=dict(run), project="monograph")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -106,12 +108,15 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-def _missing(package: str) -> ConfigError:
-    return ConfigError(
-        f"metrics.{package} is on but the package {package} is not installed",
-        why="it is an optional extra",
-        do=f"pip install 'monograph[{package}]', or --metrics.{package} false",
-    )
+def _check_installed(packages: list[str]) -> None:
+    """Refuse a sink whose package is missing when the run is put together, not after hours of loading."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"metrics.{package} is on but the package {package} is not installed",
+                why="it is an optional extra",
+                do=f"pip install 'monograph[{package}]', or --metrics.{package} false",
+            )
 
 
 def _flatten(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -40,15 +40,15 @@ class Optimizer(Configurable):
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }
 
-    def step(self, lr: float, grad_norm: Tensor) -> None:
-        """Make one update, or none at all once a gradient was not finite.
+    def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor) -> None:
+        """Make one update, or none at all once a loss or a gradient was not finite.
 
         The verdict stays on the device where the fused kernel reads it, so a healthy run never waits for it, and it
-        is sticky: updates launched before the host has seen the bad norm leave the parameters alone as well.
+        is sticky: updates launched before the host has seen the bad number leave the parameters alone as well.
         """
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        broken = (~torch.isfinite(grad_norm)).float()
+        broken = (~(torch.isfinite(grad_norm) & torch.isfinite(loss))).float()
         self._broken = broken if self._broken is None else torch.maximum(self._broken, broken)
         if self.is_fused:
             self._adamw.found_inf = self._broken  # type: ignore[attr-defined]

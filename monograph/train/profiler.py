@@ -23,6 +23,7 @@ class Profiler(Configurable):
         self.rank = rank
         self._running: Any = None
         self._first = 0
+        self._last = 0
 
     def before_step(self, step: int) -> None:
         """Open a window when `step` is the first of one."""
@@ -30,19 +31,21 @@ class Profiler(Configurable):
             activities = [torch.profiler.ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
-            self._first = step
+            self._first = self._last = step
             self._running = torch.profiler.profile(activities=activities)
             self._running.start()
 
     def after_step(self, step: int) -> None:
         """Close the window after its last step and write the trace."""
-        if self._running is not None and step - self._first + 1 >= self.config.steps:
-            self._write(step)
+        if self._running is not None:
+            self._last = step
+            if step - self._first + 1 >= self.config.steps:
+                self._write()
 
     def close(self) -> None:
         """Write what a window cut short by the end of training has seen."""
         if self._running is not None:
-            self._write(self._first + self.config.steps - 1)
+            self._write()
 
     def _starts_at(self, step: int) -> bool:
         start, every = self.config.start, self.config.every
@@ -50,10 +53,10 @@ class Profiler(Configurable):
             return False
         return step == start or (every > 0 and (step - start) % every == 0)
 
-    def _write(self, last: int) -> None:
+    def _write(self) -> None:
         running, self._running = self._running, None
         running.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"steps-{self._first}-{last}-rank-{self.rank}.json"
+        path = self.folder / f"steps-{self._first}-{self._last}-rank-{self.rank}.json"
         running.export_chrome_trace(str(path))
-        log.info("profile of steps %d to %d: %s", self._first, last, path)
+        log.info("profile of steps %d to %d: %s", self._first, self._last, path)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from monograph.log import get_log
 
@@ -16,13 +16,14 @@ Style = Literal["auto", "bar", "lines", "off"]
 class ProgressView:
     """Shows steps as they finish. The bar and the lines say the same things."""
 
-    def __init__(self, style: Style, *, steps: int, done: int, interval: int) -> None:
+    def __init__(self, style: Style, *, steps: int, done: int, interval: int, console: Console | None = None) -> None:
         if style == "auto":
             style = "bar" if sys.stderr.isatty() else "lines"
         self.style = style
         self.steps = steps
         self.interval = interval
         self._first = done + 1
+        self._seconds: float | None = None
         self._bar: Progress | None = None
         if style == "bar":
             self._bar = Progress(
@@ -30,9 +31,7 @@ class ProgressView:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[numbers]}"),
-                TextColumn("ETA"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=console or Console(stderr=True),
             )
             self._task = self._bar.add_task("training", total=steps, completed=done, numbers="")
             self._bar.start()
@@ -40,11 +39,17 @@ class ProgressView:
     def step(self, record: Mapping[str, Any]) -> None:
         """One finished step."""
         step = record["step"]
+        text = f"{_numbers(record)}  ETA {_clock(self._seconds_left(record))}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=_numbers(record))
+            self._bar.update(self._task, completed=step, numbers=text)
         elif self.style == "lines" and (step == self._first or step % self.interval == 0 or step == self.steps):
-            eta = _clock(record["ms"] / 1000 * (self.steps - step))
-            log.info("step %*d/%d  %s  ETA %s", len(str(self.steps)), step, self.steps, _numbers(record), eta)
+            log.info("step %*d/%d  %s", len(str(self.steps)), step, self.steps, text)
+
+    def _seconds_left(self, record: Mapping[str, Any]) -> float:
+        """From a running mean that forgets the slow first step within a few others; steps may take minutes each."""
+        seconds = record["ms"] / 1000
+        self._seconds = seconds if self._seconds is None else 0.8 * self._seconds + 0.2 * seconds
+        return self._seconds * (self.steps - record["step"])
 
     def close(self) -> None:
         """Take the bar down and leave its last state on the screen."""

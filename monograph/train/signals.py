@@ -1,14 +1,16 @@
 """Stopping on request: finish the step, save, leave, rather than die in the middle of it."""
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from monograph.errors import MonographError
-from monograph.log import get_log
+from monograph.log import find_rank
 
-log = get_log("signals")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -30,24 +32,30 @@ class StopRequest:
 
 @contextmanager
 def watch_for_stop() -> Iterator[StopRequest]:
-    """Note the first of SIGTERM, SIGINT, SIGUSR1; a second one takes its ordinary effect."""
+    """Note the first of SIGTERM, SIGINT, SIGUSR1; a second one takes its ordinary effect.
+
+    A signal that C code handles (faulthandler, for example) stays with it. Outside the main thread, where Python has
+    no signals, nothing is noted.
+    """
     request = StopRequest()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: handler for number, handler in handlers.items() if handler is not None}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def note(number: int, _frame: FrameType | None) -> None:
         request.signal_name = signal.Signals(number).name
-        log.info("%s: stopping after this step (again to stop at once)", request.signal_name)
-        for known, handler in before.items():
-            signal.signal(known, handler)
+        restore()
+        if find_rank() == 0:  # not through the log, which this handler may have interrupted half way through a line
+            os.write(2, f"{request.signal_name}: stopping after this step (again to stop at once)\n".encode())
 
     try:
-        for number in _SIGNALS:
+        for number in before:
             signal.signal(number, note)
-    except ValueError:  # not in the main thread: signals are someone else's business there
-        yield request
-        return
-    try:
         yield request
     finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
+        restore()

@@ -33,8 +33,7 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
     rows.append(("checkpoint", str(summary.checkpoint) if summary.checkpoint else "none (checkpoint.enabled is false)"))
     rows.append(("metrics", str(summary.metrics)))
     more = config.training.steps * 2
-    rows.append(
-        ("try next", f"train on:        the same command with --checkpoint.load latest --training.steps {more}")
-    )
-    rows.append(("", "see all settings: monograph config RECIPE        other models: monograph recipes"))
+    rows.append(("try next", f"train on: the same command, --checkpoint.load latest --training.steps {more}"))
+    rows.append(("", "see every setting: monograph config RECIPE"))
+    rows.append(("", "other models: monograph recipes"))
     return rows

@@ -19,7 +19,7 @@ from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.flops import FlopsPerToken
 from monograph.train.garbage import controlled_gc
-from monograph.train.measure import Measured, Meter
+from monograph.train.measure import Measured, Meter, Speed
 from monograph.train.progress import ProgressView
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
 from monograph.train.startup import Startup
@@ -100,8 +100,9 @@ class Trainer(Configurable):
             world_size=groups.mesh.world_size,
         )
         self.position = Position()
+        self._saved_step = 0
         self.validation_loss: float | None = None
-        self.records: list[dict[str, Any]] = []
+        self.speed = Speed()
 
     def load(self) -> None:
         """Continue from the checkpoint the config asks for, if it asks for one."""
@@ -120,17 +121,15 @@ class Trainer(Configurable):
         style = self.config.metrics.progress if self.is_speaker else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
-            with self._batches() as batches, watch_for_stop() as stop:
+            with self.checkpoints, self._batches() as batches, watch_for_stop() as stop:
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     for number in range(done + 1, steps + 1):
                         self._one_step(number, batches, view)
                         collect(number)
-                        self._leave_if_asked(stop)
+                        self._leave_if_asked(stop, view)
                 self._publish(self.meter.flush(), view)
-            summary = self._summary()
-            self.checkpoints.close()
-            return summary
+                return self._summary()
         finally:
             view.close()
             self.profiler.close()
@@ -171,11 +170,10 @@ class Trainer(Configurable):
         loss = self.step.total_loss(sum(shares[1:], shares[0]))
         norm = self.step.grad_norm()
         if training.max_norm:
-            gradients = [p.grad for p in self.step.parameters.values() if p.grad is not None]
-            torch._foreach_mul_(gradients, (training.max_norm / (norm + 1e-6)).clamp(max=1.0))
+            torch.nn.utils.clip_grads_with_norm_(self.step.parameters.values(), training.max_norm, norm)
         load = self.step.balance()
         lr = self.scheduler.lr(number)
-        self.optimizer.step(lr, norm)
+        self.optimizer.step(lr, loss=loss, grad_norm=norm)
         self.optimizer.clear_gradients()
         tokens = self.global_batch * training.seq_len
         self.position.step = number
@@ -201,27 +199,31 @@ class Trainer(Configurable):
 
     def _publish(self, records: list[dict[str, Any]], view: ProgressView) -> None:
         for record in records:
-            self.records.append(record)
+            self.speed.add(record)
             self.metrics.write(record)
             view.step(record)
             if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
                 raise TrainingFailed(
                     f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
                     why="a number that is not finite would spoil every weight; this update was not applied",
-                    do="resume from the last checkpoint with a lower optimizer.lr, or look at the data at "
-                    f"{record['cursor']}",
+                    do="resume from the last checkpoint with a lower optimizer.lr, or look at the data: the "
+                    f"{self.global_batch} samples before {record['cursor']}",
                 )
 
     def _save(self) -> None:
+        self._saved_step = self.position.step
         values = collect_values(self.position, self.data)
         self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
 
-    def _leave_if_asked(self, stop: StopRequest) -> None:
+    def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:
+        """End between two steps. What is saved has been looked at: a step that went bad ends the run as such."""
         if not stop or self.position.step == self.config.training.steps:
             return
+        self._publish(self.meter.flush(), view)
         where = "without a checkpoint (checkpoint.enabled is false)"
         if self.config.checkpoint.enabled:
-            self._save()
+            if self._saved_step != self.position.step:
+                self._save()
             self.checkpoints.wait()
             where = "with a checkpoint"
         raise StoppedOnRequest(
@@ -230,14 +232,11 @@ class Trainer(Configurable):
         )
 
     def _summary(self) -> Summary:
-        timed = self.records[1:] or self.records
-        seconds = sum(record["ms"] for record in timed) / 1000
-        tokens = self.global_batch * self.config.training.seq_len * len(timed)
         return Summary(
             steps=self.position.step,
-            first=self.records[0] if self.records else {},
-            last=self.records[-1] if self.records else {},
-            tokens_per_second=tokens / seconds if seconds else 0.0,
+            first=self.speed.first,
+            last=self.speed.last,
+            tokens_per_second=self.speed.tokens_per_second(self.global_batch * self.config.training.seq_len),
             validation_loss=self.validation_loss,
             checkpoint=self.checkpoints.latest() if self.config.checkpoint.enabled else None,
             metrics=self.metrics.path,

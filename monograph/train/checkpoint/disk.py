@@ -7,6 +7,9 @@ exist" rests on the order of these calls, and the tests stop the program at ever
 import errno
 import hashlib
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -110,3 +113,19 @@ def remove_tree(disk: Disk, path: Path) -> None:
         else:
             disk.remove_file(Path(entry.path))
     disk.remove_folder(path)
+
+
+@contextmanager
+def new_folder(disk: Disk, target: Path) -> Iterator[Path]:
+    """A folder to write into; it appears as `target` when the block ends well, and not at all when it fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prepared = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
+    disk.make_folder(prepared)
+    try:
+        yield prepared
+    except (Exception, KeyboardInterrupt):
+        remove_tree(disk, prepared)
+        raise
+    disk.sync_folder(prepared)
+    disk.rename(prepared, target)
+    disk.sync_folder(target.parent)

@@ -73,7 +73,7 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> Manifest:
         raise opened or AssertionError("the first rank shares what it found")
     mine = sorted(opened.files)[ranks.rank :: ranks.size]
     contents = _find_contents(opened)
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+    with ThreadPoolExecutor(min(_HASH_THREADS, max(1, len(mine)))) as pool:
         found = list(pool.map(lambda name: _find_damage(path, name, opened.files[name], contents[name]), mine))
     damage = [problem for part in ranks.collect(found) for problem in part if problem is not None]
     if damage:
@@ -81,7 +81,9 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> Manifest:
     return opened
 
 
-def check_request(path: Path, manifest: Manifest, requests: Mapping[str, Request], *, model_only: bool) -> None:
+def check_request(
+    path: Path, manifest: Manifest, requests: Mapping[str, Request], *, model_only: bool, wanted_by: str = "this run"
+) -> None:
     """Raise one error that says everything in which the request and the checkpoint differ.
 
     Loading only the weights ignores the rest of the checkpoint and may change between floating types, since an imported
@@ -94,16 +96,24 @@ def check_request(path: Path, manifest: Manifest, requests: Mapping[str, Request
         if (text := _find_mismatch(name, manifest.tensors[name], requests[name], model_only))
     ]
     problems = [
-        _list_some("missing in the checkpoint", sorted(set(requests) - offered)),
-        _list_some("in the checkpoint but not in this run", sorted(offered - set(requests))),
-        _list_some("different", wrong),
+        list_some("missing in the checkpoint", sorted(set(requests) - offered)),
+        list_some(f"in the checkpoint but not in {wanted_by}", sorted(offered - set(requests))),
+        list_some("different", wrong),
     ]
     if any(problems):
         raise CheckpointError(
-            f"checkpoint {path} does not fit this run",
+            f"checkpoint {path} does not fit {wanted_by}",
             why="; ".join(problem for problem in problems if problem),
-            do="use the model and optimizer it was saved with; --checkpoint.load_model_only takes the weights alone",
+            do="use the configuration it was saved with"
+            + ("" if model_only else "; --checkpoint.load_model_only takes the weights alone"),
         )
+
+
+def list_some(title: str, entries: Iterable[str]) -> str:
+    """The first few entries under a title, and how many more there are; nothing when there are none."""
+    entries = list(entries)
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
 
 
 def _attempt_manifest(path: Path) -> Manifest | DamagedError:
@@ -154,12 +164,6 @@ def _find_mismatch(name: str, saved: TensorRecord, wanted: Request, model_only: 
     if dtype != wanted.dtype and not castable:
         return f"{name} is {saved.dtype} there and {str(wanted.dtype).removeprefix('torch.')} here"
     return ""
-
-
-def _list_some(title: str, entries: Iterable[str]) -> str:
-    entries = list(entries)
-    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
-    return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,97 @@
+"""A Hugging Face model folder, opened without reading its tensors."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from monograph.errors import CheckpointError
+from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
+from monograph.train.checkpoint.verify import list_some
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+
+class HfFolder(Mapping[str, torch.Tensor]):
+    """Names to tensors; each tensor is read from its file when it is asked for, and nothing is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_json_object(path / CONFIG_NAME)
+        self.specs: dict[str, TensorSpec] = {}
+        self._file_of: dict[str, str] = {}
+        self._files: dict[str, safe_open] = {}
+        index = self._read_index()
+        for name in sorted(set(index.values())) if index else self._find_files():
+            specs = self._read_file(name)
+            self.specs |= specs
+            self._file_of |= dict.fromkeys(specs, name)
+        absent = sorted(name for name, file in index.items() if self._file_of.get(name) != file)
+        if absent:
+            raise CheckpointError(
+                f"{path / INDEX_NAME} does not describe the files beside it",
+                why=list_some("not in the file it names", absent),
+                do="download the folder again",
+            )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        file = self._file_of[name]
+        if file not in self._files:
+            self._files[file] = safe_open(self.path / file, framework="pt")
+        return self._files[file].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def _read_index(self) -> dict[str, str]:
+        """Which file holds which tensor; empty for a folder without an index."""
+        path = self.path / INDEX_NAME
+        if not path.exists():
+            return {}
+        index = read_json_object(path).get("weight_map")
+        if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
+            raise CheckpointError(f"{path} has no weight_map from tensors to files", do="download the folder again")
+        return index
+
+    def _find_files(self) -> list[str]:
+        if (self.path / SINGLE_NAME).exists():
+            return [SINGLE_NAME]
+        found = sorted(path.name for path in self.path.glob("model*.safetensors"))
+        if not found:
+            raise CheckpointError(
+                f"{self.path} holds no {SINGLE_NAME} and no {INDEX_NAME}",
+                why="only safetensors are read: older formats can run code when they are loaded",
+                do="convert the model to safetensors, or download a revision that has them",
+            )
+        return found
+
+    def _read_file(self, name: str) -> dict[str, TensorSpec]:
+        try:
+            return read_specs(self.path / name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.path / name} cannot be read", why=str(error), do="download the folder again"
+            ) from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object, or an error that names the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} cannot be read", why="it does not hold a JSON object")
+    return value
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith(".safetensors") and "/" not in value and "\\" not in value

@@ -7,13 +7,14 @@ a traceback is for our own bugs.
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
+from monograph import __version__
 from monograph.commands.request import read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
 from monograph.commands.table import COMMANDS, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
+from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, MonographError
 
 EXIT_INTERRUPTED = 130
@@ -43,17 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     """Find the command the words name, read its arguments and call it."""
-    if not words or words[0] in (*_HELP, "help"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in _HELP:
         return show_commands()
     if words[0] == "--version":
-        print_plain(f"monograph {version('monograph')}")
+        print_plain(f"monograph {__version__}")
         return 0
+    if words[0].startswith("-"):
+        raise ConfigError(f"'{words[0]}' comes before any command", do="monograph COMMAND ...; see: monograph --help")
     if len(words) == 2 and words[1] in _HELP and any(each.name.startswith(f"{words[0]} ") for each in COMMANDS):
         return show_commands(words[0])
-    if words[0].startswith("-"):
-        raise ConfigError(
-            f"'{words[0]}' comes before any command", do="write monograph COMMAND ...; see: monograph --help"
-        )
     command, rest = find_command(words)
     if any(word in _HELP for word in rest):
         return show_help(command, [word for word in rest if word not in _HELP])
@@ -62,25 +63,28 @@ def dispatch(words: list[str]) -> int:
 
 def show_help(command: Command, rest: list[str]) -> int:
     """Help on a command, or on every field of the recipe that follows it."""
-    rest = [word for word in rest if word not in dict(command.options)]
     if command.takes_recipe and rest:
-        return show_fields(command, read_request(rest, is_checked=False))
+        return show_fields(command, read_request(rest, make_options(command), is_checked=False))
     return show_command(command)
 
 
 def run_command(command: Command, rest: list[str]) -> int:
     """Read the arguments as the command declares them, then import its function and call it."""
-    switches: dict[str, Any] = {name.removeprefix("--"): name in rest for name, _ in command.options}
-    rest = [word for word in rest if word not in dict(command.options)]
     positional: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
     if command.takes_recipe:
-        request = read_request(rest)
+        request = read_request(rest, make_options(command))
         positional = (request.config,)
-        switches |= {name: getattr(request, name) for name in command.needs}
+        keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:
         positional = (read_arguments(command.arguments, command.positional, rest),)
     elif rest:
         raise ConfigError(f"'{rest[0]}' is one word too many", why=f"monograph {command.name} takes no arguments")
     module, _, name = command.function.partition(":")
     function = getattr(importlib.import_module(module), name)
-    return function(*positional, **switches) or 0
+    return function(*positional, **keywords) or 0
+
+
+def make_options(command: Command) -> BaseConfig:
+    """The command's own flags, at their defaults; none for most."""
+    return command.arguments() if command.arguments else BaseConfig()

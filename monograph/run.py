@@ -15,7 +15,7 @@ from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.sharded import ShardedStep
 from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
-from monograph.models.init import reset
+from monograph.models.init import plan_init, reset
 from monograph.parallel.apply import parallelize
 from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.groups import Groups, joined_groups
@@ -46,6 +46,7 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
 def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
     """What `train` and `verify` run, and later `precompile` and `inspect` as well: one path that cannot drift."""
     model = build_model(config, groups.device)
+    starts = plan_init(model)
     table = build_table(model, DECODER_PLAN, groups.mesh)
     parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
     kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
@@ -57,6 +58,7 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
         compute_dtype=getattr(torch, config.training.compute_dtype),
         reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
         reshard=config.parallelism.reshard_after_forward,
+        starts=starts,
         seed=config.debug.seed,
     )
 

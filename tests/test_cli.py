@@ -50,7 +50,11 @@ WRONG = {
     "train llama3_8b --model.attention.sdpa.backends flsh": "cudnn",
     "train llama3_8b --debug.seed 1 --debug.seed 2": "given twice",
     "train llama3_8b training.steps=5": "did you mean --training.steps 5?",
-    "config llama3_8b --jsn": "there is no field jsn",
+    "config llama3_8b --jsn": "did you mean --json?",
+    "config llama3_8b --json maybe": "json takes true or false",
+    "hf imort": "did you mean 'hf import'?",
+    "hf import no_such_folder out": "there is no such folder",
+    "hf export": "CHECKPOINT is missing",
 }
 
 INCONSISTENT = {
@@ -96,7 +100,18 @@ INCONSISTENT = {
     "deepseek_v3_debugmodel --model.rope.beta_slow 40": "beta_slow is 40",
 }
 
-RIGHT = ["", "--help", "--version", "recipes", "train --help", "data --help", "data pack --help", "config llama3_8b"]
+RIGHT = [
+    "",
+    "--help",
+    "--version",
+    "recipes",
+    "train --help",
+    "help train",
+    "data --help",
+    "hf import --help",
+    "data pack --help",
+    "config llama3_8b",
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,18 @@
-"""The arguments of the commands that take no recipe, as Configs: parsed, checked and explained like all the others."""
+"""What commands take besides a recipe's fields, as Configs: parsed, checked and explained like all the others."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.train.data.config import TokenizerConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class ConfigOptions(Configurable.Config):
+    """`monograph config`."""
+
+    json: bool = False
+    """Print the configuration as JSON."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,48 +47,3 @@ class DataPackArguments(Configurable.Config):
             raise ConfigError(
                 f"--shard_tokens {self.shard_tokens}", why="a file holds tokens", do="--shard_tokens 268435456"
             )
-
-
-WeightDtype = Literal["float32", "bfloat16", "float16"]
-
-
-@dataclass(kw_only=True, slots=True)
-class HfImportArguments(Configurable.Config):
-    """`monograph hf import`."""
-
-    source: str = ""
-    """Folder with a config.json and safetensors files, as Hugging Face publishes models."""
-    out: str = ""
-    """Checkpoint to write; start from it with --checkpoint.load OUT --checkpoint.load_model_only."""
-    dtype: WeightDtype | None = None
-    """Store the weights in this type; None keeps the one they have."""
-    max_file_bytes: int = 4 << 30
-    """Begin a new file when one would grow beyond this."""
-
-    def check(self) -> None:
-        check_file_bytes(self.max_file_bytes)
-
-
-@dataclass(kw_only=True, slots=True)
-class HfExportArguments(Configurable.Config):
-    """`monograph hf export`."""
-
-    checkpoint: str = ""
-    """Checkpoint to read: one step's folder."""
-    out: str = ""
-    """Folder to write: a config.json and safetensors files that transformers loads."""
-    config: str = ""
-    """The run's config.json, or one of Hugging Face's, for a checkpoint that does not say which model it holds."""
-    dtype: WeightDtype | None = None
-    """Store the weights in this type; None keeps the one they have."""
-    max_file_bytes: int = 5_000_000_000
-    """Begin a new file when one would grow beyond this."""
-
-    def check(self) -> None:
-        check_file_bytes(self.max_file_bytes)
-
-
-def check_file_bytes(max_file_bytes: int) -> None:
-    """Refuse a size no tensor fits in."""
-    if max_file_bytes < 1:
-        raise ConfigError(f"--max_file_bytes {max_file_bytes}", why="it is a size in bytes", do="write 1 or more")

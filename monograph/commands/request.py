@@ -15,14 +15,15 @@ from monograph.train.config import TrainerConfig
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe as the user changed it, and the origin of each value."""
+    """A recipe as the user changed it, the origin of each value, and the command's own options."""
 
     recipe: str
     config: TrainerConfig
     origins: dict[str, Origin]
+    options: dict[str, Any]
 
 
-def read_request(arguments: Sequence[str], *, is_checked: bool = True) -> Request:
+def read_request(arguments: Sequence[str], options: BaseConfig, *, is_checked: bool = True) -> Request:
     """RECIPE and flags. Help is shown for a configuration as it stands, consistent or not."""
     if not arguments or arguments[0].startswith("-"):
         first = next(iter(find_recipes()))
@@ -30,11 +31,16 @@ def read_request(arguments: Sequence[str], *, is_checked: bool = True) -> Reques
         raise ConfigError(
             what, why="it decides which fields there are", do=f"for example {first}; see: monograph recipes"
         )
-    name, flags = arguments[0], split_flags(arguments[1:])
-    config = apply_overrides(load_recipe(name), flags)
+    name, words = arguments[0], split_flags(arguments[1:])
+    own = [leaf.path for leaf in find_leaves(options)]
+    options = apply_overrides(options, [word for word in words if word.path in own])
+    flags = [word for word in words if word.path not in own]
+    config = apply_overrides(load_recipe(name), flags, also_known=own)
     if is_checked:
         check_config(config)
-    return Request(name, config, find_origins(config, [flag.path for flag in flags]))
+        check_config(options)
+    origins = find_origins(config, [flag.path for flag in flags])
+    return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)})
 
 
 def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:

@@ -34,23 +34,20 @@ def show_command(command: Command) -> int:
     """One command: usage, its own switches, and where its fields come from."""
     print_plain(f"Usage: monograph {command.name} {command.usage}".rstrip() + "\n")
     print_plain(command.summary)
-    if command.options:
-        print_plain()
-        print_rows(command.options, ("bold cyan", "none"))
-    if command.takes_recipe:
-        print_plain("\nRECIPE is a name from `monograph recipes`, or your own function as package.module:function.")
-        print_plain(f"Its fields:    monograph {command.name} RECIPE --help")
     if command.arguments is not None:
         print_plain()
         print_fields(command.arguments(), command.positional)
+    if command.takes_recipe:
+        print_plain("\nRECIPE is a name from `monograph recipes`, or your own function as package.module:function.")
+        print_plain(f"Its fields: monograph {command.name} RECIPE --help")
     return 0
 
 
 def show_fields(command: Command, request: Request) -> int:
     """Every field of a recipe's configuration, section by section, with the values the flags so far have given it."""
     print_plain(f"Usage: monograph {command.name} {request.recipe} [--section.field value ...]\n")
-    if command.options:
-        print_rows(command.options, ("bold cyan", "none"))
+    if command.arguments is not None:
+        print_fields(command.arguments())
         print_plain()
     sections = find_sections(request.config)
     leaves = find_leaves(request.config)
@@ -68,8 +65,8 @@ def show_fields(command: Command, request: Request) -> int:
     return 0
 
 
-def print_fields(config: BaseConfig, positional: tuple[str, ...]) -> None:
-    """The fields of a command that takes no recipe."""
+def print_fields(config: BaseConfig, positional: tuple[str, ...] = ()) -> None:
+    """The command's own arguments."""
     rows = []
     for leaf in find_leaves(config):
         is_positional = leaf.path in positional

@@ -3,9 +3,10 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
-from monograph.commands.arguments import DataPackArguments, HfExportArguments, HfImportArguments
+from monograph.commands.arguments import ConfigOptions, DataPackArguments
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
+from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,13 @@ class Command:
     function: str
     """"module:function", called with what the arguments say; it returns an exit code or None."""
     takes_recipe: bool = False
-    """Arguments are RECIPE and `--section.field value`; otherwise they are described by `arguments`."""
+    """Whether RECIPE and `--section.field value` come first; the function is then called with the configuration."""
     needs: tuple[str, ...] = ()
-    """What its function wants to know besides the configuration: fields of a Request, passed by keyword."""
-    options: tuple[tuple[str, str], ...] = ()
-    """Switches of the command itself, besides the fields of the configuration, with a line about each."""
+    """What the function wants to know besides the configuration: fields of a Request, passed by keyword."""
     arguments: type[BaseConfig] | None = None
-    """Config class whose fields are the flags of a command that takes no recipe."""
+    """Config class whose fields are the command's own flags: passed by keyword beside a recipe, else as one object."""
     positional: tuple[str, ...] = ()
-    """Fields of `arguments` that are written without a flag, in this order."""
+    """Fields of `arguments` that are written without a flag, in this order; only without a recipe."""
 
 
 COMMANDS = (
@@ -47,7 +46,7 @@ COMMANDS = (
         function="monograph.commands.show_config:show_config",
         takes_recipe=True,
         needs=("recipe", "origins"),
-        options=(("--json", "Print the configuration as JSON."),),
+        arguments=ConfigOptions,
     ),
     Command(
         name="recipes",
@@ -59,7 +58,7 @@ COMMANDS = (
         name="hf import",
         usage="SOURCE OUT [--dtype bfloat16]",
         summary="Turn a Hugging Face model into a checkpoint to train from.",
-        function="monograph.commands.hf:hf_import",
+        function="monograph.train.checkpoint.hf_command:import_command",
         arguments=HfImportArguments,
         positional=("source", "out"),
     ),
@@ -67,7 +66,7 @@ COMMANDS = (
         name="hf export",
         usage="CHECKPOINT OUT [--dtype bfloat16] [--config FILE]",
         summary="Turn a checkpoint into a Hugging Face model.",
-        function="monograph.commands.hf:hf_export",
+        function="monograph.train.checkpoint.hf_command:export_command",
         arguments=HfExportArguments,
         positional=("checkpoint", "out"),
     ),

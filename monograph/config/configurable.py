@@ -137,7 +137,7 @@ def check_types(config: BaseConfig, path: str = "") -> None:
     """Refuse a value that is not what its field's annotation promises."""
     for name, annotation in find_annotations(type(config)).items():
         value = getattr(config, name)
-        if not is_valid(value, annotation):
+        if not is_valid(value, annotation) or value != value:
             raise ConfigError(
                 f"{path}.{name} is {value!r}" if path else f"{name} is {value!r}",
                 why=f"it takes {describe(annotation)}, not {type(value).__name__}",

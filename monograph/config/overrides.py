@@ -49,8 +49,11 @@ def split_flags(arguments: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def apply_overrides(config: BaseConfig, overrides: Iterable[Override]) -> Any:
-    """A copy of the config with every override applied. The caller checks the result as a whole."""
+def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_known: Sequence[str] = ()) -> Any:
+    """A copy of the config with every override applied. The caller checks the result as a whole.
+
+    `also_known` are flags that belong to someone else, worth suggesting when a name is not known here.
+    """
     seen: dict[str, Override] = {}
     for override in overrides:
         if override.path in seen:
@@ -60,16 +63,16 @@ def apply_overrides(config: BaseConfig, overrides: Iterable[Override]) -> Any:
                 do="remove one",
             )
         seen[override.path] = override
-        config = replace_leaf(config, override.path, _read_override(override, config))
+        config = replace_leaf(config, override.path, _read_override(override, config, also_known))
     return config
 
 
-def _read_override(override: Override, config: BaseConfig) -> Any:
+def _read_override(override: Override, config: BaseConfig, also_known: Sequence[str]) -> Any:
     leaves = {leaf.path: leaf for leaf in find_leaves(config)}
     if is_nothing(override.words) and _is_optional_section(override.path, config):
         return None
     if override.path not in leaves:
-        raise _make_unknown(override, config, list(leaves))
+        raise _make_unknown(override, config, [*leaves, *also_known])
     leaf = leaves[override.path]
     if not override.words and bool in find_members(leaf.annotation):
         return True

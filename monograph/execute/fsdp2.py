@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from monograph.axes import Axis, Group
 from monograph.execute.base import MeshStep
 from monograph.models.decoder import Decoder, DecoderOutput
-from monograph.models.init import plan_init
+from monograph.models.init import Start
 from monograph.parallel.collectives import total
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
@@ -35,10 +35,10 @@ class Fsdp2Step(MeshStep):
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         reshard: bool,
+        starts: Mapping[str, Start],
         seed: int,
     ) -> None:
         super().__init__(model, table, groups)
-        starts = plan_init(model)
         put_pieces(model, table, dtype)
         policy = MixedPrecisionPolicy(
             param_dtype=compute_dtype, reduce_dtype=reduce_dtype, output_dtype=None, cast_forward_inputs=False

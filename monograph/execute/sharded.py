@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from monograph.execute.base import MeshStep
 from monograph.models.decoder import Decoder, DecoderOutput
-from monograph.models.init import plan_init
+from monograph.models.init import Start
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
@@ -31,10 +31,10 @@ class ShardedStep(MeshStep):
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         reshard: bool,
+        starts: Mapping[str, Start],
         seed: int,
     ) -> None:
         super().__init__(model, table, groups)
-        starts = plan_init(model)
         self.parameters = {}
         for slot in table:
             shard = torch.empty(slot.local_shape, dtype=dtype, device=groups.device)

@@ -1,0 +1,90 @@
+"""Attention: what a token sees, and norms in fp32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from monograph.errors import ConfigError
+from monograph.models.attention import attend, build_document_mask
+from monograph.models.config import SdpaConfig
+from monograph.models.norm import RMSNorm
+from tests.models.small import SMALL, VOCAB, build
+
+
+def attend_plainly(q, k, v, mask, scale):
+    """The definition, with key and value heads repeated; [batch, sequence, heads, channels]."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bqhc,bkhc->bhqk", q, k) * scale
+    return torch.einsum("bhqk,bkhc->bqhc", scores.masked_fill(~mask, float("-inf")).softmax(-1), v)
+
+
+@pytest.mark.parametrize("backends", [("cudnn", "flash", "efficient", "math"), ("math",)])
+@pytest.mark.parametrize("kv_heads, v_dim", [(4, 8), (2, 8), (1, 8), (4, 12)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_attention_product_is_the_textbook_one(backends, kv_heads, v_dim, packed):
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 12, 4, 8, generator=generator)
+    k, v = (torch.randn(2, 12, kv_heads, dim, generator=generator) for dim in (8, v_dim))
+    documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
+    mask = build_document_mask(documents if packed else torch.zeros_like(documents))
+    found = attend(q, k, v, mask if packed else None, scale=0.3, config=SdpaConfig(backends=backends))
+    torch.testing.assert_close(found, attend_plainly(q, k, v, mask, 0.3), rtol=0, atol=1e-6)
+
+
+def test_a_backend_that_cannot_serve_is_an_error_when_it_is_the_only_one_asked_for():
+    x = torch.randn(1, 4, 1, 8)
+    with pytest.raises(RuntimeError):
+        attend(x, x, x, None, scale=1.0, config=SdpaConfig(backends=("cudnn",)))
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_packed_documents_give_the_logits_they_have_alone(family):
+    model = build(SMALL[family](mask="document")).eval()
+    lengths = [5, 14, 1, 12]
+    generator = torch.Generator().manual_seed(0)
+    pieces = [torch.randint(0, VOCAB, (length,), generator=generator) for length in lengths]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    with torch.no_grad():
+        packed = model(torch.cat(pieces)[None], positions=positions[None], documents=documents[None]).value[0]
+        for piece, found in zip(pieces, packed.split(lengths), strict=True):
+            alone = model(piece[None], documents=torch.zeros_like(piece)[None]).value[0]
+            torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_token_does_not_see_later_ones(family):
+    model = build(SMALL[family]()).eval()
+    tokens = torch.randint(0, VOCAB, (1, 20), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % VOCAB
+    with torch.no_grad():
+        before, after = model(tokens).value[0], model(changed).value[0]
+    torch.testing.assert_close(before[:12], after[:12], rtol=0, atol=1e-5)
+    assert (before[12:] - after[12:]).abs().min(dim=-1).values.max() > 0
+
+
+def test_a_document_mask_without_documents_is_an_error():
+    model = build(SMALL["llama3"](mask="document"))
+    with pytest.raises(ConfigError, match="documents"):
+        model(torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_bf16_is_taken_in_fp32_and_stays_bf16(weight_dtype):
+    x = (100 * torch.randn(4, 512, generator=torch.Generator().manual_seed(0))).bfloat16()
+    norm = RMSNorm(512, 1e-6).to(weight_dtype)
+    wide = x.double()
+    expected = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    found = norm(x)
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - expected).abs() <= expected.abs() * 2**-8).all()
+
+
+def test_the_norm_in_fp32_is_the_textbook_one():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    norm = RMSNorm(64, 1e-5)
+    norm.weight.data = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, rtol=1e-6, atol=1e-6)
+    assert F.mse_loss(norm(x), x) > 0.1

@@ -1,0 +1,149 @@
+"""Published config.json files become our published sizes, and back; what we cannot compute is refused."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from monograph.errors import CheckpointError, ConfigError
+from monograph.models.config import RopeConfig, RouterConfig
+from monograph.models.hf_map import Entry, find_family, find_family_of, import_tensors, read_theirs
+from tests.models.small import SMALL, small_deepseek_v3, small_llama3, small_qwen3
+
+FOLDER = Path(__file__).parent / "hf_configs"
+SIZES = {
+    "llama_3_1_8b": "llama3_8b",
+    "llama_3_2_1b": "llama3_1b",
+    "qwen3_0_6b": "qwen3_0_6b",
+    "qwen3_30b_a3b": "qwen3_30b_a3b",
+    "deepseek_v2_lite": "deepseek_v3_16b",
+    "deepseek_v2": "deepseek_v3_236b",
+    "deepseek_v3": "deepseek_v3_671b",
+}
+
+
+def read(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def find_size(name: str):
+    family = next(family for family in SMALL if name.startswith(family + "_"))
+    return getattr(importlib.import_module(f"monograph.models.{family}.sizes"), name)()
+
+
+@pytest.mark.parametrize("published, size", SIZES.items())
+def test_a_published_config_is_one_of_our_sizes(published, size):
+    hf = read(published)
+    assert find_family(hf["model_type"]).from_hf_config(hf) == find_size(size)
+
+
+@pytest.mark.parametrize("published", SIZES)
+def test_a_config_we_write_says_what_the_published_one_says(published):
+    hf = read(published)
+    family = find_family(hf["model_type"])
+    config = family.from_hf_config(hf)
+    written = family.to_hf_config(config)
+    assert family.from_hf_config(written) == config
+    ours_only = {"num_nextn_predict_layers", "rope_scaling"}  # we keep no extra heads; "type" is now "rope_type"
+    differing = {key for key in written.keys() & hf.keys() - ours_only if written[key] != hf[key]}
+    assert not differing
+    scaling, expected = written["rope_scaling"] or {}, hf["rope_scaling"] or {}
+    assert scaling == {"rope_type" if key == "type" else key: value for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("published", SIZES)
+def test_both_ways_to_write_rotary_positions_mean_the_same(published):
+    hf = read(published)
+    family = find_family(hf["model_type"])
+    expected = family.from_hf_config(hf)
+    scaling = hf.pop("rope_scaling") or {"rope_type": "default"}
+    hf["rope_parameters"] = {**scaling, "rope_theta": hf.pop("rope_theta")}
+    assert family.from_hf_config(hf) == expected
+
+
+@pytest.mark.parametrize("published, size", SIZES.items())
+def test_the_map_names_every_tensor_of_the_model_once(published, size):
+    config = find_size(size)
+    with torch.device("meta"):
+        model = config.build()
+    entries = find_family_of(config).entries(config)
+    owned = {name for name, _ in model.named_parameters()} | {
+        name for name in model.state_dict() if name.endswith("expert_bias")
+    }
+    assert sorted(entry.ours for entry in entries) == sorted(owned)
+    theirs = [name for entry in entries for name in entry.theirs]
+    assert len(set(theirs)) == len(theirs)
+    state = model.state_dict()
+    assert all(len(entry.theirs) == state[entry.ours].shape[0] for entry in entries if entry.stacked)
+
+
+REFUSED = {
+    "another activation": ("llama_3_1_8b", {"hidden_act": "gelu"}, "hidden_act"),
+    "biases": ("llama_3_1_8b", {"attention_bias": True}, "attention_bias"),
+    "another rope": ("llama_3_1_8b", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+    "partly rotated": ("llama_3_1_8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "another quantization": ("llama_3_1_8b", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+    "sliding windows": ("qwen3_0_6b", {"use_sliding_window": True}, "use_sliding_window"),
+    "mixed blocks": ("qwen3_30b_a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    "dense blocks inside": ("qwen3_30b_a3b", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    "shared key heads": ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads"),
+    "softmax in V3": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+    "a missing size": ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_we_cannot_honour_is_refused_by_name(name):
+    published, changes, word = REFUSED[name]
+    hf = {**read(published), **changes}
+    with pytest.raises(ConfigError, match=word):
+        find_family(hf["model_type"]).from_hf_config(hf)
+
+
+def test_a_model_their_classes_cannot_compute_is_not_exported():
+    sigmoid = small_qwen3()
+    sigmoid.moe.router = RouterConfig(top_k=2, score="sigmoid")
+    unbiased = small_deepseek_v3()
+    unbiased.moe.router.expert_bias = False
+    half = small_deepseek_v3()
+    half.moe.router = RouterConfig(top_k=2, norm=False)
+    half.rope = RopeConfig(max_seq_len=64)
+    scaled = small_llama3(rope=RopeConfig(scaling="yarn", factor=4.0, mscale_all_dim=1.0))
+    for config in (sigmoid, unbiased, half, scaled):
+        with pytest.raises(ConfigError):
+            find_family_of(config).to_hf_config(config)
+
+
+def test_an_unknown_model_type_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="qwen3_moe"):
+        find_family("qwen3_mo")
+
+
+def test_extra_tensors_are_known_and_others_are_not():
+    v3, config = find_family("deepseek_v3"), find_size("deepseek_v3_671b")
+    assert v3.is_ignored(config, "model.layers.61.mlp.experts.0.up_proj.weight")
+    assert not v3.is_ignored(config, "model.layers.60.mlp.experts.0.up_proj.weight")
+    llama, tied = find_family("llama"), find_size("llama3_1b")
+    assert llama.is_ignored(tied, "lm_head.weight") and not llama.is_ignored(find_size("llama3_8b"), "lm_head.weight")
+    assert not llama.is_ignored(tied, "model.layers.0.self_attn.q_proj.bias")
+
+
+def test_a_missing_tensor_is_named():
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        import_tensors([Entry("head.norm.weight", ("model.norm.weight",))], {})
+
+
+def test_fp8_weights_with_block_scales_come_back_as_numbers():
+    torch.manual_seed(0)
+    weight = torch.randn(200, 300)
+    scales = torch.rand(2, 3) + 0.5
+    expected = torch.empty_like(weight)
+    stored = weight.to(torch.float8_e4m3fn)
+    for row in range(200):
+        for block in range(3):
+            columns = slice(block * 128, (block + 1) * 128)
+            expected[row, columns] = stored[row, columns].float() * scales[row // 128, block]
+    found = read_theirs({"w.weight": stored, "w.weight_scale_inv": scales}, "w.weight")
+    assert torch.equal(found, expected.to(torch.bfloat16))

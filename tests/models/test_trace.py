@@ -1,0 +1,74 @@
+"""The step can be captured: as one graph with make_fx on fake tensors, and by torch.compile without breaks."""
+
+import pytest
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from tests.models.small import SMALL, batch, build
+
+KINDS = pytest.mark.parametrize("family, dtype", [(f, d) for f in SMALL for d in (torch.float32, torch.bfloat16)])
+
+
+def make_inputs(seed: int = 0):
+    tokens, labels = batch(seed=seed)
+    positions = (torch.arange(32) % 20).expand(2, 32).contiguous()
+    documents = (torch.arange(32) // 20).expand(2, 32).contiguous()
+    return tokens, labels, torch.tensor(50), positions, documents
+
+
+def run_step(model, parameters, buffers, tokens, labels, valid_tokens, positions, documents):
+    """Loss, loads and gradients as a function of tensors only."""
+    parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    out = torch.func.functional_call(
+        model,
+        {**parameters, **buffers},
+        (tokens, labels, valid_tokens),
+        {"positions": positions, "documents": documents},
+    )
+    return out.value, out.loads, torch.autograd.grad(out.value, list(parameters.values()))
+
+
+@KINDS
+def test_a_captured_step_equals_the_eager_one_for_other_routing_too(family, dtype):
+    model = build(SMALL[family](mask="document"), dtype=dtype)
+    state = {name: p.detach() for name, p in model.named_parameters()}, dict(model.named_buffers())
+
+    def step(*args):
+        return run_step(model, *args)
+
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake = pytree.tree_map(lambda t: fake_mode.from_tensor(t, static_shapes=True), (*state, *make_inputs()))
+    with fake_mode:
+        graph = make_fx(step)(*fake)
+    for seed in (0, 1):
+        expected, found = (pytree.tree_leaves(run(*state, *make_inputs(seed))) for run in (step, graph))
+        assert len(expected) == len(found)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    targets = [str(node.target) for node in graph.graph.nodes]
+    assert not any("complex" in name for name in targets)
+    if dtype == torch.bfloat16:
+        assert not any("_local_scalar_dense" in name for name in targets), (
+            "the grouped kernel needs nothing on the host"
+        )
+
+
+@KINDS
+def test_dynamo_captures_the_model_in_one_piece(family, dtype):
+    model = build(SMALL[family](mask="document"), dtype=dtype)
+    tokens, labels, valid_tokens, positions, documents = make_inputs()
+    context = {"positions": positions, "documents": documents}
+    expected = model(tokens, labels, valid_tokens, **context)
+    expected.value.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch._dynamo.reset()
+    with dynamo_config.patch(capture_scalar_outputs=True):  # the loop over experts reads its counts
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(tokens, labels, valid_tokens, **context)
+        found.value.backward()
+    assert torch.equal(found.value, expected.value)
+    assert found.loads is expected.loads is None or torch.equal(found.loads, expected.loads)
+    assert all(torch.equal(a, p.grad) for a, p in zip(grads, model.parameters(), strict=True))

@@ -24,6 +24,7 @@ wrong input, so everything needed to read and check a configuration must load wi
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -137,8 +138,9 @@ def check_types(config: BaseConfig, path: str = "") -> None:
     """Refuse a value that is not what its field's annotation promises."""
     for name, annotation in find_annotations(type(config)).items():
         value = getattr(config, name)
-        if not is_valid(value, annotation) or value != value:
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if is_nan or not is_valid(value, annotation):
             raise ConfigError(
                 f"{path}.{name} is {value!r}" if path else f"{name} is {value!r}",
-                why=f"it takes {describe(annotation)}, not {type(value).__name__}",
+                why=f"it takes {describe(annotation)}" + ("" if is_nan else f", not {type(value).__name__}"),
             )

@@ -66,6 +66,7 @@ def test_an_inconsistent_section_is_reported_with_its_path():
         ("steps", True, "a whole number"),
         ("steps", 1.0, "a whole number"),
         ("lr", "fast", "a number"),
+        ("lr", float("nan"), "a number"),
         ("decay", "square", "one of: cosine, linear"),
         ("sizes", [1, "2"], "a list of whole numbers"),
         ("sizes", (1, 2), "a list of whole numbers"),

@@ -136,7 +136,7 @@ def describe(annotation: Any) -> str:
         return f"a list of {_describe_many(arguments[0])}" if arguments else "a list"
     if annotation in _WORDS:
         return _WORDS[annotation]
-    if isinstance(annotation, type):
+    if isinstance(annotation, type) and annotation is not Any:
         if issubclass(annotation, enum.Enum):
             return f"one of: {', '.join(annotation.__members__)}"
         if issubclass(annotation, PurePath):

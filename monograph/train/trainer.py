@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from monograph.config.configurable import Configurable
 from monograph.config.json_form import to_json
 from monograph.errors import MonographError
@@ -30,7 +28,8 @@ from monograph.train.state import (
     restore_position,
     restore_rng,
 )
-from monograph.train.step import Step, to_device
+from monograph.train.step import Step
+from monograph.train.update import add_gradients, apply_update
 
 log = get_log("trainer")
 
@@ -165,22 +164,17 @@ class Trainer(Configurable):
         _, parts = self.step.data_part
         chosen = [next(batches) for _ in range(self.global_batch // (training.local_batch_size * parts))]
         self._check_position(chosen[0])
-        valid = self.step.total_valid(sum(int((batch.labels != -100).sum()) for batch in chosen))
-        shares = [self.step(to_device(batch, self.step.device), valid) for batch in chosen]
-        loss = self.step.total_loss(sum(shares[1:], shares[0]))
-        norm = self.step.grad_norm()
-        if training.max_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.step.parameters.values(), training.max_norm, norm)
-        load = self.step.balance()
+        loss = add_gradients(self.step, chosen)
         lr = self.scheduler.lr(number)
-        self.optimizer.step(lr, loss=loss, grad_norm=norm)
-        self.optimizer.clear_gradients()
+        updated = apply_update(self.step, self.optimizer, loss=loss, lr=lr, max_norm=training.max_norm)
         tokens = self.global_batch * training.seq_len
         self.position.step = number
         self.position.tokens += tokens
         self.position.cursor = self.position.cursor.advance(self.global_batch, self.data.samples_per_epoch)
         known = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
-        return Measured(step=number, loss=loss, grad_norm=norm, tokens=tokens, load=load, known=known)
+        return Measured(
+            step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, load=updated.load, known=known
+        )
 
     def _check_position(self, batch: Batch) -> None:
         """The loader must be where the trainer is: a stream that silently restarted is the field's classic."""
@@ -217,7 +211,7 @@ class Trainer(Configurable):
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:
         """End between two steps. What is saved has been looked at: a step that went bad ends the run as such."""
-        if not stop or self.position.step == self.config.training.steps:
+        if self.position.step == self.config.training.steps or not self.groups.any(bool(stop)):
             return
         self._publish(self.meter.flush(), view)
         where = "without a checkpoint (checkpoint.enabled is false)"
@@ -227,7 +221,7 @@ class Trainer(Configurable):
             self.checkpoints.wait()
             where = "with a checkpoint"
         raise StoppedOnRequest(
-            f"{stop.signal_name}: stopped after step {self.position.step}, {where}",
+            f"{stop.signal_name or 'another rank'}: stopped after step {self.position.step}, {where}",
             do="the same command with --checkpoint.load latest continues" if self.config.checkpoint.enabled else "",
         )
 

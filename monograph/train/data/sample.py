@@ -34,7 +34,7 @@ def build_sample(stream: np.ndarray, ends: np.ndarray, seq_len: int) -> Sample:
     following = stream[1 : seq_len + 1]
     labels[: len(following)] = following
     labels[ends - 1] = IGNORED
-    starts = np.concatenate(([0], ends[ends < seq_len]))
+    starts = np.concatenate(([0], ends))  # an end at the very end begins a document of no tokens
     counts = np.diff(starts, append=seq_len)
     documents = np.repeat(np.arange(len(starts), dtype=np.int64), counts)
     positions = np.arange(seq_len, dtype=np.int64) - np.repeat(starts, counts)

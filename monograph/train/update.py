@@ -1,0 +1,42 @@
+"""One optimizer update in two halves: gather the gradients of every micro-batch, then change the weights.
+
+Halves, because `verify` looks at the gradients in between; the trainer runs one straight after the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from monograph.train.data.batch import Batch
+from monograph.train.optimizer import Optimizer
+from monograph.train.step import Step, to_device
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updated:
+    """What an update left behind, still on the device."""
+
+    grad_norm: Tensor
+    load: Tensor | None
+
+
+def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
+    """Run every micro-batch; their gradients add up. Returns the loss of the whole update over all ranks."""
+    valid = step.total_valid(sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches))
+    shares = [step(to_device(batch, step.device), valid) for batch in batches]
+    return step.total_loss(sum(shares[1:], shares[0]))
+
+
+def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:
+    """Clip, move the expert biases, change the weights, drop the gradients."""
+    norm = step.grad_norm()
+    if max_norm:
+        torch.nn.utils.clip_grads_with_norm_(step.parameters.values(), max_norm, norm)
+    load = step.balance()
+    optimizer.step(lr, loss=loss, grad_norm=norm)
+    optimizer.clear_gradients()
+    return Updated(grad_norm=norm, load=load)

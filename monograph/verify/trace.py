@@ -1,0 +1,116 @@
+"""One step as numbers that can be compared: global tensors, whoever computed them and however they were cut."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from monograph.axes import Axis
+from monograph.execute.base import MeshStep
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable, Slot
+
+
+@dataclass(kw_only=True)
+class StepTrace:
+    """Everything one update produced, as one device would see it."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    """The stream [batch, sequence, dim] after each module, in forward order."""
+    choices: dict[str, Tensor] = field(default_factory=dict)
+    """Experts [batch, sequence, top_k] each router chose."""
+    before: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters the step started from."""
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    after: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters and persistent buffers after the update."""
+    torn: list[str] = field(default_factory=list)
+    """Parameters, gradients or buffers that ranks which should agree do not agree on."""
+
+
+@dataclass(kw_only=True)
+class LocalTrace:
+    """One rank's part of a StepTrace, as it travels to rank 0."""
+
+    loss: float
+    grad_norm: float
+    outputs: dict[str, list[Tensor]]
+    choices: dict[str, list[Tensor]]
+    before: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    after: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory."""
+    return {name: value.detach().float().cpu().clone() for name, value in tensors.items()}
+
+
+def gradients_of(step: MeshStep) -> dict[str, Tensor]:
+    """This rank's gradients; a missing one counts as zero."""
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in step.parameters.items()
+    }
+
+
+def gather_traces(local: LocalTrace, world_size: int, group: dist.ProcessGroup | None) -> list[LocalTrace] | None:
+    """Every rank's part on rank 0, None elsewhere."""
+    if group is None:
+        return [local]
+    parts: list[LocalTrace | None] | None = [None] * world_size if dist.get_rank() == 0 else None
+    dist.gather_object(local, parts, dst=0, group=group)
+    return [part for part in parts if part is not None] if parts else None
+
+
+def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
+    """The global view of all ranks' parts; what should be equal on several ranks is checked on the way."""
+    mesh = table.mesh
+    trace = StepTrace(loss=parts[0].loss, grad_norm=parts[0].grad_norm)
+    for path in parts[0].outputs:
+        trace.outputs[path] = join_stream([part.outputs[path] for part in parts], mesh)
+    for path in parts[0].choices:
+        rows = parts[0].outputs["embedding"][0].shape[:2]
+        split = [[choice.unflatten(0, rows) for choice in part.choices[path]] for part in parts]
+        trace.choices[path] = join_stream(split, mesh)
+    for kind in ("before", "gradients", "after"):
+        for slot in table:
+            shards = {rank: getattr(part, kind)[slot.name] for rank, part in enumerate(parts)}
+            getattr(trace, kind)[slot.name] = table.gather_full(slot, shards)
+            if not _agree(slot, shards):
+                trace.torn.append(f"{slot.name}: {'gradient' if kind == 'gradients' else 'values'} {kind}")
+    for name, value in parts[0].buffers.items():
+        trace.after[name] = value
+        if not all(torch.equal(part.buffers[name], value) for part in parts):
+            trace.torn.append(f"{name}: buffer after the update")
+    for name in ("loss", "grad_norm"):
+        if len({getattr(part, name) for part in parts}) > 1:
+            trace.torn.append(f"{name} differs between ranks")
+    return trace
+
+
+def join_stream(parts: list[list[Tensor]], mesh: Mesh) -> Tensor:
+    """[rank][micro-batch] pieces -> the whole batch: sequence slices by tp, then micro-batches, then data parts."""
+    by_part: dict[int, dict[int, list[Tensor]]] = {}
+    for rank, pieces in enumerate(parts):
+        by_part.setdefault(mesh.data_part(rank), {})[mesh.coordinate(rank, Axis.TP)] = pieces
+    joined = []
+    for part in sorted(by_part):
+        slices = [by_part[part][place] for place in sorted(by_part[part])]
+        joined += [torch.cat(micro, dim=1) for micro in zip(*slices, strict=True)]
+    return torch.cat(joined)
+
+
+def _agree(slot: Slot, shards: Mapping[int, Tensor]) -> bool:
+    """Whether all ranks that store the same part store the same values."""
+    seen: dict[tuple[int, ...], Tensor] = {}
+    for rank, shard in shards.items():
+        part = slot.valid_part(shard, rank)
+        place = tuple(extent.start for extent in slot.extents(rank))
+        if part.numel() and not torch.equal(seen.setdefault(place, part), part):
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""metrics.jsonl holds exactly what was computed, and the other places get the same numbers."""
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+from monograph.errors import ConfigError
+from monograph.run import train
+from monograph.train.config import MetricsConfig
+from monograph.train.flops import FlopsPerToken
+from monograph.train.measure import Measured, Meter
+from tests.train.kit import read_records, tiny_run
+
+
+def open_metrics(folder, *, after=0, is_writer=True, **settings):
+    metrics = MetricsConfig(**settings).build(folder=folder, run={"a": 1}, is_writer=is_writer)
+    metrics.start(after)
+    return metrics
+
+
+def write_steps(folder, *steps, after=0):
+    metrics = open_metrics(folder, after=after)
+    for step in steps:
+        metrics.write({"step": step, "loss": step / 10})
+    metrics.close()
+
+
+def steps_in(folder):
+    return [record["step"] for record in read_records(folder)]
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 3.4e38, 1e-45, 6.189459800720215])
+def test_a_float32_comes_back_from_the_file_with_the_same_bits(tmp_path, value):
+    exact = torch.tensor(value, dtype=torch.float32)
+    meter = Meter(device=torch.device("cpu"), flops=FlopsPerToken(1, 1))
+    metrics = open_metrics(tmp_path)
+    for record in meter.add(Measured(step=1, loss=exact, grad_norm=exact, tokens=8)):
+        metrics.write(record)
+    metrics.close()
+    (record,) = read_records(tmp_path)
+    for name in ("loss", "grad_norm"):
+        assert torch.tensor(record[name], dtype=torch.float32).view(torch.int32) == exact.view(torch.int32)
+        assert record[name] == exact.item()
+
+
+def test_every_step_of_a_run_has_one_line_with_all_its_numbers(tmp_path):
+    train(tiny_run(tmp_path, {"metrics.log_interval": 100, "training.steps": 4}))
+    records = read_records(tmp_path)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    names = {"loss", "grad_norm", "lr", "tokens", "cursor", "ms", "tokens_per_second", "peak_memory_gib"}
+    for record in records:
+        assert names <= {*record}
+        assert record["loss"] == torch.tensor(record["loss"], dtype=torch.float32).item()
+        assert record["tokens_per_second"] == pytest.approx(2 * 32 / (record["ms"] / 1000), rel=1e-9)
+        assert record["peak_memory_gib"] > 0.05
+
+
+def test_a_line_is_in_the_file_before_the_next_step_begins(tmp_path):
+    metrics = open_metrics(tmp_path)
+    metrics.write({"step": 1, "loss": 0.5})
+    assert steps_in(tmp_path) == [1]
+    metrics.close()
+
+
+def test_resuming_drops_the_steps_that_are_done_again(tmp_path):
+    write_steps(tmp_path, 1, 2, 3, 4)
+    write_steps(tmp_path, 3, after=2)
+    assert steps_in(tmp_path) == [1, 2, 3]
+
+
+def test_a_line_cut_short_by_a_kill_is_dropped_and_the_lines_before_it_stay(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 3, "lo')
+    write_steps(tmp_path, 3, after=2)
+    assert steps_in(tmp_path) == [1, 2, 3]
+
+
+def test_starting_over_keeps_the_earlier_file_beside_the_new_one(tmp_path):
+    write_steps(tmp_path, 1, 2, 3)
+    write_steps(tmp_path, 1)
+    assert steps_in(tmp_path) == [1]
+    kept = (tmp_path / "metrics.jsonl.1").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in kept] == [1, 2, 3]
+
+
+def test_only_one_of_many_ranks_writes(tmp_path):
+    metrics = open_metrics(tmp_path / "run", is_writer=False, tensorboard=True)
+    metrics.write({"step": 1, "loss": 0.5})
+    metrics.close()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_sink_whose_package_is_missing_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        MetricsConfig(**{package: True}).build(folder=tmp_path, run={})
+    assert f"metrics.{package}" in error.value.what
+    assert f"pip install 'monograph[{package}]'" in error.value.do
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+FAKE_WANDB = """
+import json
+class Run:
+    def __init__(self, path): self.path = path
+    def log(self, values, step): open(self.path, "a").write(json.dumps([step, values]) + "\\n")
+    def finish(self): open(self.path, "a").write("finished\\n")
+def init(dir, config, project):
+    open(dir + "/sent", "w").write(json.dumps([config, project]) + "\\n")
+    return Run(dir + "/sent")
+"""
+
+
+@pytest.fixture
+def fake_wandb(tmp_path, monkeypatch):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "wandb.py").write_text(FAKE_WANDB)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    yield
+    sys.modules.pop("wandb", None)
+
+
+def test_weights_and_biases_gets_the_config_and_every_finite_number_under_a_path(tmp_path, fake_wandb):
+    metrics = open_metrics(tmp_path, wandb=True)
+    metrics.write({"step": 7, "loss": 0.5, "mfu": None, "lr": math.inf, "expert_load": {"entropy": [0.25, 1]}})
+    metrics.close()
+    metrics.close()
+    assert (tmp_path / "sent").read_text().splitlines() == [
+        json.dumps([{"a": 1}, "monograph"]),
+        json.dumps([7, {"loss": 0.5, "expert_load/entropy/0": 0.25, "expert_load/entropy/1": 1.0}]),
+        "finished",
+    ]
+
+
+def test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is an optional extra: pip install 'monograph[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for after, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        metrics = open_metrics(tmp_path, after=after, tensorboard=True)
+        for step in steps:
+            metrics.write({"step": step, "loss": step + after / 10})
+        metrics.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert shown == [(step, pytest.approx(value)) for step, value in [(1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2)]]

@@ -1,0 +1,44 @@
+"""The time-to-first-step table."""
+
+import time
+
+import pytest
+
+from monograph.train.startup import Startup, seconds_since_process_start
+
+
+def test_phases_are_timed_in_order_and_a_name_used_twice_adds_up():
+    startup = Startup()
+    for name, seconds in (("data", 0.02), ("model", 0.01), ("data", 0.03)):
+        with startup.phase(name):
+            time.sleep(seconds)
+    assert list(startup.seconds) == ["import", "data", "model"]
+    assert 0.05 <= startup.seconds["data"] < 1.0
+    assert 0.01 <= startup.seconds["model"] < 1.0
+
+
+def test_a_phase_that_fails_is_timed_too():
+    startup = Startup()
+    with pytest.raises(ValueError, match="broken"), startup.phase("model"):
+        time.sleep(0.01)
+        raise ValueError("broken")
+    assert startup.seconds["model"] >= 0.01
+
+
+def test_the_table_ends_with_the_sum_of_its_rows():
+    startup = Startup()
+    startup.seconds = {"import": 1.25, "first step": 0.5}
+    assert startup.lines() == [
+        "time to the first step",
+        "  import         1.25 s",
+        "  first step     0.50 s",
+        "  total          1.75 s",
+    ]
+
+
+def test_the_age_of_the_process_grows_with_the_clock():
+    before, start = seconds_since_process_start(), time.perf_counter()
+    time.sleep(0.05)
+    after, end = seconds_since_process_start(), time.perf_counter()
+    assert before > 0.1, "this process has imported torch and pytest"
+    assert after - before == pytest.approx(end - start, abs=0.02)

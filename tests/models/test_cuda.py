@@ -1,0 +1,131 @@
+"""On a GPU: the same starting values, the same answers, cuDNN's attention, and a step that never waits for the host."""
+
+import pytest
+import torch
+
+from monograph.models.attention import attend
+from monograph.models.config import SdpaConfig
+from monograph.models.deepseek_v3.sizes import deepseek_v3_debugmodel
+from monograph.models.llama3.sizes import llama3_debugmodel
+from monograph.models.qwen3.sizes import qwen3_debugmodel_moe
+from tests.models.small import SMALL, batch, build, small_deepseek_v3
+from tests.models.test_experts import SIZES, Calls, make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEBUG_MODELS = (llama3_debugmodel, qwen3_debugmodel_moe, deepseek_v3_debugmodel)
+
+
+def run_experts(backend: str, sizes: list[int]) -> dict[str, torch.Tensor]:
+    experts = make(backend, torch.bfloat16).cuda()
+    rows = torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(1)).bfloat16().cuda().requires_grad_()
+    out = experts(rows, torch.tensor(sizes).cumsum(0).to(torch.int32).cuda())
+    out.float().square().sum().backward()
+    return {"out": out, "rows": rows.grad, **{name: p.grad for name, p in experts.named_parameters()}}
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_starting_values_are_those_of_the_cpu(family):
+    here, there = build(SMALL[family](), device="cuda"), build(SMALL[family]())
+    pairs = zip([*here.parameters(), *here.buffers()], [*there.parameters(), *there.buffers()], strict=True)
+    assert all(torch.equal(a.cpu(), b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_fp32_answers_are_those_of_the_cpu(family):
+    here, there = build(SMALL[family](), device="cuda"), build(SMALL[family]())
+    tokens, labels = batch()
+    found, expected = here(tokens.cuda(), labels.cuda()), there(tokens, labels)
+    assert abs(found.value.item() - expected.value.item()) < 1e-5
+    found.value.backward()
+    expected.value.backward()
+    for (name, a), b in zip(here.named_parameters(), there.parameters(), strict=True):
+        assert (a.grad.cpu() - b.grad).abs().max() <= 1e-4 * b.grad.abs().max(), name
+
+
+@pytest.mark.parametrize("sizes", [SIZES, [0, 0, 0, 32], [32, 0, 0, 0], [1, 30, 1, 0], [0, 16, 0, 16]])
+def test_grouped_and_loop_agree_also_for_experts_without_tokens(sizes):
+    torch.cuda.empty_cache()
+    grouped, loop = run_experts("grouped_mm", sizes), run_experts("loop", sizes)
+    for name in loop:
+        assert torch.isfinite(grouped[name]).all(), name
+        assert (grouped[name].float() - loop[name].float()).abs().max() <= 0.01 * loop[name].float().abs().max(), name
+    for name in ("w1", "w2", "w3"):
+        assert all((grouped[name][expert] == 0).all() for expert, size in enumerate(sizes) if size == 0)
+
+
+def test_a_step_with_local_experts_never_waits_for_the_host():
+    model = build(deepseek_v3_debugmodel(), dtype=torch.bfloat16, device="cuda")
+    tokens = torch.randint(0, 256, (2, 256), device="cuda")
+    valid_tokens = torch.tensor(512, device="cuda")
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            out = model(tokens, tokens, valid_tokens)
+            out.value.backward()
+            model.expert_load += out.loads
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("make_config", DEBUG_MODELS)
+@pytest.mark.parametrize("mask", ["causal", "document"])
+def test_a_deterministic_step_gives_the_same_bits_every_time(make_config, mask, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    config = make_config()
+    config.mask = mask
+    model = build(config, dtype=torch.bfloat16, device="cuda")
+    tokens = torch.randint(0, 256, (2, 256), generator=torch.Generator().manual_seed(0)).cuda()
+    documents = torch.arange(256, device="cuda").expand(2, 256) // 100
+    results = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            model.zero_grad()
+            out = model(tokens, tokens.roll(-1, 1), documents=documents)
+            out.value.backward()
+            results.append([out.value, *(p.grad for p in model.parameters())])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("qk_dim, v_dim, kv_heads", [(128, 128, 8), (128, 128, 2), (64, 64, 8), (192, 128, 8)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cudnn_is_used_first(qk_dim, v_dim, kv_heads, packed):
+    q = torch.randn(2, 256, 8, qk_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k = torch.randn(2, 256, kv_heads, qk_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    v = torch.randn(2, 256, kv_heads, v_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    mask = torch.ones(2, 1, 256, 256, dtype=torch.bool, device="cuda").tril() if packed else None
+    with Calls() as calls:
+        out = attend(q, k, v, mask, scale=0.1, config=SdpaConfig())
+        out.float().square().sum().backward()
+    assert any("cudnn_attention" in name for name in calls.names), [n for n in calls.names if "attention" in n]
+    wide = [x.detach().float() for x in (q, k, v)]
+    expected = attend(*wide, mask, scale=0.1, config=SdpaConfig(backends=("math",)))
+    assert (out.float() - expected).abs().max() < 0.03
+
+
+def test_other_backends_are_used_when_asked_for():
+    x = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16)
+    for backend, word in (("flash", "flash_attention"), ("efficient", "efficient_attention")):
+        with Calls() as calls:
+            attend(x, x, x, None, scale=0.1, config=SdpaConfig(backends=(backend, "math")))
+        assert any(word in name for name in calls.names)
+
+
+def test_bf16_works_for_every_family_with_documents():
+    for family in SMALL.values():
+        model = build(family(mask="document"), dtype=torch.bfloat16, device="cuda")
+        tokens, labels = (x.cuda() for x in batch())
+        documents = torch.arange(32, device="cuda").expand(2, 32) // 10
+        model(tokens, labels, documents=documents).value.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_asking_for_the_loop_on_a_gpu_is_served():
+    config = small_deepseek_v3()
+    config.moe.experts.backend = "loop"
+    model = build(config, dtype=torch.bfloat16, device="cuda")
+    tokens, labels = (x.cuda() for x in batch())
+    model(tokens, labels).value.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())

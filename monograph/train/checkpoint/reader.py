@@ -27,6 +27,13 @@ from monograph.train.checkpoint.tensor_file import find_dtype
 class ShardLoadPlanner(DefaultLoadPlanner):
     """torch's planner, for everything that can say which chunks of a tensor it holds."""
 
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """As torch's, less its replacing of meta tensors, which takes placed shards for something to leave out."""
+        self.original_state_dict = self.state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         return find_shard(self.state_dict, index)
 

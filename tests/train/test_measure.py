@@ -1,0 +1,137 @@
+"""Speed, MFU and expert load, against numbers counted by hand."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
+from monograph.models.init import initialize
+from monograph.models.llama3.sizes import llama3_1b, llama3_8b
+from monograph.models.qwen3.sizes import qwen3_30b_a3b
+from monograph.run import train
+from monograph.train.flops import FlopsPerToken, count_flops
+from monograph.train.measure import Measured, Meter, Speed, describe_load, find_peak_flops
+from tests.train.kit import read_records, tiny_deepseek_v3, tiny_llama3, tiny_run
+
+CPU = torch.device("cpu")
+
+
+def count(model, seq_len):
+    with torch.device("meta"):
+        return count_flops(model.build(), seq_len)
+
+
+def test_llama3_8b_costs_six_operations_a_weight_and_twelve_a_channel_and_position():
+    per_layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    weights = 32 * per_layer + 128256 * 4096
+    flops = count(llama3_8b(), 8192)
+    assert flops.matmul == 6 * weights == 6 * 7_504_658_432
+    assert flops.attention == 12 * 32 * 4096 * 8192
+    assert flops.full_attention == flops.matmul + flops.attention
+    assert flops.causal_attention == flops.matmul + flops.attention / 2
+
+
+def test_a_tied_output_projection_counts_although_it_is_the_embedding():
+    per_layer = 2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192
+    assert count(llama3_1b(), 1).matmul == 6 * (16 * per_layer + 128256 * 2048)
+
+
+def test_only_the_experts_a_token_visits_count():
+    attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
+    moe = 2048 * 128 + 8 * 3 * 2048 * 768
+    assert count(qwen3_30b_a3b(), 1).matmul == 6 * (48 * (attention + moe) + 151936 * 2048)
+
+
+def test_latent_attention_counts_its_own_widths_and_shared_experts_count_whole():
+    queries = 7168 * 1536 + 1536 * 128 * 192
+    keys_values = 7168 * (512 + 64) + 512 * 128 * (128 + 128)
+    attention = queries + keys_values + 128 * 128 * 7168
+    dense = 3 * 7168 * 18432
+    moe = 7168 * 256 + (8 + 1) * 3 * 7168 * 2048
+    flops = count(deepseek_v3_671b(), 4096)
+    assert flops.matmul == 6 * (61 * attention + 3 * dense + 58 * moe + 129280 * 7168)
+    assert flops.attention == 6 * 4096 * 61 * 128 * (192 + 128)
+
+
+@pytest.mark.parametrize("config", [tiny_llama3(), tiny_deepseek_v3()], ids=["llama3", "deepseek_v3"])
+def test_the_formula_equals_the_operations_torch_counts(config):
+    config.attention.sdpa.backends = ("math",)
+    model = config.build()
+    initialize(model, 1)
+    tokens = torch.randint(0, 260, (2, 32))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens, labels=tokens).value.backward()
+    assert counter.get_total_flops() == tokens.numel() * count_flops(model, 32).full_attention
+
+
+def test_mfu_is_operations_done_over_operations_possible():
+    flops = FlopsPerToken(matmul=600.0, attention=400.0)
+    meter = Meter(device=CPU, flops=flops, peak_flops=1e6, world_size=4)
+    (record,) = meter.add(Measured(step=1, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=5000))
+    assert record["mfu"] == pytest.approx(1000 * record["tokens_per_second"] / 4e6, rel=1e-12)
+    assert record["mfu_causal"] == pytest.approx(800 * record["tokens_per_second"] / 4e6, rel=1e-12)
+
+
+def test_a_run_reports_mfu_once_the_peak_is_given_and_none_for_an_unknown_device(tmp_path):
+    train(tiny_run(tmp_path / "known", {"metrics.peak_flops": 1e12}))
+    train(tiny_run(tmp_path / "unknown"))
+    per_token = count(tiny_llama3(), 32).full_attention
+    for record in read_records(tmp_path / "known"):
+        assert record["mfu"] == pytest.approx(per_token * record["tokens_per_second"] / 1e12, rel=1e-9)
+    assert {record["mfu"] for record in read_records(tmp_path / "unknown")} == {None}
+
+
+@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA GB200", 2500e12), ("Some Card", 0.0)])
+def test_the_longest_known_name_decides_a_devices_peak(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert find_peak_flops(torch.device("cuda")) == peak
+
+
+def test_expert_load_of_a_hand_made_count():
+    load = torch.tensor([[4, 4, 4, 4], [16, 0, 0, 0], [8, 4, 4, 0], [0, 0, 0, 0]])
+    described = describe_load(load)
+    assert described["max_over_mean"] == [1.0, 4.0, 2.0, 0.0]
+    assert described["entropy"] == pytest.approx([1.0, 0.0, 0.75, 0.0], abs=1e-15)
+
+
+def test_a_single_expert_is_evenly_loaded():
+    assert describe_load(torch.tensor([[5]])) == {"max_over_mean": [1.0], "entropy": [1.0]}
+
+
+def test_a_run_reports_the_load_of_every_layer_with_experts(tmp_path):
+    train(tiny_run(tmp_path, model="deepseek_v3"))
+    for record in read_records(tmp_path):
+        ratios, entropies = record["expert_load"]["max_over_mean"], record["expert_load"]["entropy"]
+        assert len(ratios) == len(entropies) == 2
+        routed = 2 * 32 * 2  # tokens of the update, twice each
+        assert all((ratio * routed / 4) == pytest.approx(round(ratio * routed / 4), abs=1e-9) for ratio in ratios)
+        assert all(1 <= ratio <= 2 for ratio in ratios), "top 2 of 4: an expert gets at most every token once"
+        assert all(0.5 <= entropy <= 1 for entropy in entropies)
+
+
+def test_dense_models_report_no_load(tmp_path):
+    train(tiny_run(tmp_path, {"training.steps": 1}))
+    assert "expert_load" not in read_records(tmp_path)[0]
+
+
+def test_the_mean_speed_leaves_the_first_step_out():
+    speed = Speed()
+    assert (speed.first, speed.last, speed.tokens_per_second(100)) == ({}, {}, 0.0)
+    for step, ms in ((1, 9000.0), (2, 500.0), (3, 1500.0)):
+        speed.add({"step": step, "ms": ms, "tokens_per_second": 100 / ms * 1000})
+    assert speed.tokens_per_second(100) == pytest.approx(2 * 100 / 2.0)
+    assert (speed.first["step"], speed.last["step"]) == (1, 3)
+
+
+def test_on_a_gpu_a_result_is_read_one_step_later_and_none_is_lost():
+    meter = Meter(device=CPU, flops=FlopsPerToken(1.0, 1.0))
+    meter.device = torch.device("cuda")
+    made = [
+        Measured(step=step, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=1, known={"peak": 0})
+        for step in (1, 2, 3)
+    ]
+    seen = [[record["step"] for record in meter.add(each)] for each in made]
+    assert seen == [[], [1], [2]]
+    assert [record["step"] for record in meter.flush()] == [3]
+    assert meter.flush() == []

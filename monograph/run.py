@@ -17,14 +17,13 @@ from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
 from monograph.models.init import plan_init, reset
 from monograph.parallel.apply import parallelize
-from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.groups import Groups, joined_groups
-from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import claim_folder, write_config
+from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
@@ -33,7 +32,7 @@ log = get_log("run")
 
 
 def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
-    """The model's structure: parameters on the meta device (shards come later), buffers real and in their first state."""
+    """The model's structure: parameters on the meta device (shards come later), buffers real, in their first state."""
     with torch.device("meta"):
         model: Decoder = config.model.build()
     for module in model.modules():
@@ -100,20 +99,8 @@ def describe(groups: Groups) -> str:
     return f"{mesh.world_size} x {groups.device.type} ({', '.join(degrees)})"
 
 
-def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
-    """The mesh of this run, or an error that says why the config does not fit this many ranks."""
-    return plan_fitting_mesh(
-        config.parallelism,
-        config.model,
-        seq_len=config.training.seq_len,
-        local_batch_size=config.training.local_batch_size,
-        global_batch_size=config.training.global_batch_size,
-        world_size=world_size,
-    )
-
-
 def train(config: TrainerConfig) -> Summary:
-    """Train as the config says, as one of the ranks that a launcher started; the library's form of `monograph train`."""
+    """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`."""
     startup = Startup()
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     with deterministic_kernels(config.debug.deterministic):

@@ -1,4 +1,4 @@
-"""What every way of running a step shares: the table's view of parameters, sums over the mesh, the checkpoint's state."""
+"""What every way of running a step shares: shards by name, sums over the mesh, the checkpoint's view."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

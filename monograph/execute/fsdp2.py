@@ -115,10 +115,12 @@ def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:
 @torch.no_grad()
 def materialize_shards(model: nn.Module, device: torch.device) -> None:
     """Give the sharded parameters memory; buffers have theirs already."""
+    made: dict[int, nn.Parameter] = {}  # by the parameter it replaces: ties stay ties
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
-                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device)))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device))
+            setattr(module, name, made[id(parameter)])
 
 
 def _local(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The step with explicit sharding: parameters are gathered by functions, unit by unit. This is the form a graph captures.
+"""The step with explicit sharding: parameters are gathered by functions, unit by unit. A graph captures this form.
 
 The model holds no parameters here (they stay on the meta device); the shards are the state, and every collective is
 an op that a tracer sees.

@@ -250,8 +250,8 @@ class ExpertsConfig(Configurable.Config):
     """How the routed experts compute."""
 
     owner: ClassVar[str] = "monograph.models.experts:Experts"
-    backend: Literal["auto", "grouped_mm", "loop"] = "auto"
-    """grouped_mm: one kernel, bf16 only, no host synchronisation; loop: any dtype; auto: the first if it can serve."""
+    backend: Literal["auto", "grouped_mm", "loop", "grouped_reference"] = "auto"
+    """grouped_mm: one kernel, bf16, no host copy; loop: any dtype; auto: the first that serves; or a slow fp32 twin."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -326,6 +326,11 @@ class DecoderConfig(Configurable.Config):
         """The residual stream, as its parts see it; two of them write to it in every block."""
         return Stream(self.dim, self.norm_eps, self.init_std, self.init_std / math.sqrt(2 * self.n_layers))
 
+    def find_moe(self) -> MoeConfig | None:
+        """The experts of this model, None when every layer is dense."""
+        return None
+
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""
-        return 0.0
+        moe = self.find_moe()
+        return moe.router.bias_update_rate if moe is not None and moe.router.expert_bias else 0.0

@@ -1,5 +1,7 @@
 """The routed experts: many small gated feed-forward layers, whose rows arrive sorted by expert."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,8 +36,10 @@ class Experts(nn.Module, Configurable):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
+        if self.config.backend == "grouped_reference":
+            return self.compute_grouped(rows, ends, grouped_product)
         if self.is_grouped(rows):
-            return self.compute_grouped(rows, ends)
+            return self.compute_grouped(rows, ends, grouped_mm)
         return self.compute_in_loop(rows, ends)
 
     def is_grouped(self, rows: Tensor) -> bool:
@@ -49,11 +53,11 @@ class Experts(nn.Module, Configurable):
             )
         return backend == "grouped_mm" or (backend == "auto" and has_grouped_mm(rows.device, rows.dtype))
 
-    def compute_grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """All experts in three kernels; nothing is read on the host."""
-        gate = grouped_mm(rows, self.w1.transpose(1, 2), ends)
-        up = grouped_mm(rows, self.w3.transpose(1, 2), ends)
-        return grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), ends)
+    def compute_grouped(self, rows: Tensor, ends: Tensor, product: Callable[..., Tensor]) -> Tensor:
+        """All experts in three products; nothing is read on the host."""
+        gate = product(rows, self.w1.transpose(1, 2), ends)
+        up = product(rows, self.w3.transpose(1, 2), ends)
+        return product(F.silu(gate) * up, self.w2.transpose(1, 2), ends)
 
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""
@@ -70,3 +74,17 @@ class Experts(nn.Module, Configurable):
             for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
         ]
         return torch.cat(answers)
+
+
+def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """What `grouped_mm` computes, in plain ops and any dtype: every expert sees every row, and only its own are kept.
+
+    As many times slower as there are experts; its use is to check the grouped algorithm in fp32.
+    """
+    places = torch.arange(rows.shape[0], device=rows.device)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    total = rows.new_zeros(rows.shape[0], weights.shape[2])
+    for weight, start, end in zip(weights.unbind(), starts.unbind(), ends.unbind(), strict=True):
+        is_own = ((places >= start) & (places < end)).unsqueeze(-1)
+        total = total + (rows @ weight).masked_fill(~is_own, 0.0)
+    return total

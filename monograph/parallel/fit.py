@@ -1,4 +1,4 @@
-"""Does a model fit a mesh? Answered from configs alone, in milliseconds, before anything is started. Loads without torch.
+"""Does a model fit a mesh? Answered from configs alone, before anything is started. Loads without torch.
 
 What can be padded is (the vocabulary, rows shared by fsdp). What cannot is refused with the numbers.
 """

@@ -53,9 +53,7 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def gradients_of(step: MeshStep) -> dict[str, Tensor]:
     """This rank's gradients; a missing one counts as zero."""
-    return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in step.parameters.items()
-    }
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in step.parameters.items()}
 
 
 def gather_traces(local: LocalTrace, world_size: int, group: dist.ProcessGroup | None) -> list[LocalTrace] | None:

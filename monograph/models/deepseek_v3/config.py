@@ -35,7 +35,6 @@ class DeepseekV3Config(DecoderConfig):
                 do=f"write a number of experts, or n_dense_layers {self.n_layers}",
             )
 
-    def find_bias_update_rate(self) -> float:
-        """How far one step moves the experts' selection biases; 0 where the model keeps none."""
-        has_bias = self.n_dense_layers < self.n_layers and self.moe.router.expert_bias
-        return self.moe.router.bias_update_rate if has_bias else 0.0
+    def find_moe(self) -> MoeConfig | None:
+        """The experts of this model, None when every layer is dense."""
+        return self.moe if self.n_dense_layers < self.n_layers else None

@@ -22,6 +22,6 @@ class Qwen3Config(DecoderConfig):
         DecoderConfig.check(self)
         self.attention.find_head_dim(self.dim)
 
-    def find_bias_update_rate(self) -> float:
-        """How far one step moves the experts' selection biases; 0 where the model keeps none."""
-        return self.moe.router.bias_update_rate if self.moe.n_experts and self.moe.router.expert_bias else 0.0
+    def find_moe(self) -> MoeConfig | None:
+        """The experts of this model, None when every layer is dense."""
+        return self.moe if self.moe.n_experts else None

@@ -1,0 +1,17 @@
+"""The mesh of a run, from its config and the number of ranks. Loads without torch."""
+
+from monograph.parallel.fit import plan_fitting_mesh
+from monograph.parallel.mesh import Mesh
+from monograph.train.config import TrainerConfig
+
+
+def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
+    """The mesh, or an error that says why the config does not fit this many ranks."""
+    return plan_fitting_mesh(
+        config.parallelism,
+        config.model,
+        seq_len=config.training.seq_len,
+        local_batch_size=config.training.local_batch_size,
+        global_batch_size=config.training.global_batch_size,
+        world_size=world_size,
+    )

@@ -13,6 +13,7 @@ from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
+from monograph.train.data.cursor import Cursor
 from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.flops import FlopsPerToken
@@ -197,11 +198,12 @@ class Trainer(Configurable):
             self.metrics.write(record)
             view.step(record)
             if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
+                place = Cursor.from_json(record["cursor"])
                 raise TrainingFailed(
                     f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
                     why="a number that is not finite would spoil every weight; this update was not applied",
                     do="resume from the last checkpoint with a lower optimizer.lr, or look at the data: the "
-                    f"{self.global_batch} samples before {record['cursor']}",
+                    f"{self.global_batch} samples before epoch {place.epoch}, sample {place.sample}",
                 )
 
     def _save(self) -> None:

@@ -24,10 +24,7 @@ def test_a_window_of_a_run_becomes_a_trace_that_any_viewer_reads(tmp_path):
     assert names(tmp_path / "traces") == ["steps-2-3-rank-0.json"]
     trace = json.loads((tmp_path / "traces" / "steps-2-3-rank-0.json").read_text())
     operations = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
-    updates = [name for name in operations if "adam" in name.lower()]
-    assert any(name.startswith("aten::") for name in operations)
-    assert len(updates) == 2 * len({*updates}) * updates.count(updates[0]) // 2
-    assert updates.count("aten::_fused_adamw_") == 2 * 2, "two steps, each with matrices and vectors"
+    assert operations.count("aten::_fused_adamw_") == 2 * 2, "two steps, each with matrices and vectors"
 
 
 def test_nothing_is_written_when_no_window_is_asked_for(tmp_path):

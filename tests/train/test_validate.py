@@ -1,0 +1,68 @@
+"""Loss on held-out data, which must not disturb the training it watches."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from monograph.run import train
+from monograph.train.config import ValidatorConfig
+from monograph.train.data.cursor import Cursor
+from tests.train.kit import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
+
+WATCHED = {"validator.interval": 2, "validator.steps": 3, "training.steps": 5}
+
+
+def validations(folder):
+    return {record["step"]: record["validation_loss"] for record in read_records(folder) if "validation_loss" in record}
+
+
+@pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
+def test_validation_changes_nothing_about_training(tmp_path, model):
+    train(tiny_run(tmp_path / "watched", WATCHED, model=model))
+    train(tiny_run(tmp_path / "alone", WATCHED | {"validator.interval": 0}, model=model))
+    watched = [record for record in read_exact(tmp_path / "watched") if "validation_loss" not in record]
+    assert watched == read_exact(tmp_path / "alone")
+    assert differing(read_step(tmp_path / "watched", 5), read_step(tmp_path / "alone", 5)) == []
+
+
+def test_validation_comes_at_every_interval_and_at_the_end(tmp_path):
+    summary = train(tiny_run(tmp_path, WATCHED))
+    assert list(validations(tmp_path)) == [2, 4, 5]
+    assert summary.validation_loss == validations(tmp_path)[5]
+
+
+def test_a_run_may_validate_only_at_the_end():
+    validator = ValidatorConfig(interval=100).build(step=None, loader=None, local_batch_size=1)
+    assert [step for step in range(1, 8) if validator.is_due(step, last=7)] == [7]
+
+
+def test_evaluation_counts_no_tokens_keeps_no_gradients_and_moves_no_weights(tmp_path):
+    with open_trainer(tiny_run(tmp_path, WATCHED, model="deepseek_v3")) as trainer:
+        model, step = trainer.step.model, trainer.step
+        before = {name: value.clone() for name, value in [*step.parameters.items(), *model.named_buffers()]}
+        rng, mode = torch.get_rng_state(), model.training
+        first, second = trainer.validator.loss(), trainer.validator.loss()
+        after = {name: value for name, value in [*step.parameters.items(), *model.named_buffers()]}
+        assert differing(before, after) == []
+        assert not model.expert_load.any()
+        assert all(parameter.grad is None for parameter in [*step.parameters.values(), *model.parameters()])
+        assert torch.equal(torch.get_rng_state(), rng) and model.training == mode
+        assert first == second, "always the same micro-batches"
+
+
+def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tmp_path):
+    texts = [f"document {number} " * (1 + number % 7) for number in range(400)]
+    dataset = str(write_texts(tmp_path / "texts.jsonl", texts))
+    changes = {"dataloader.dataset": dataset, "dataloader.held_out_fraction": 0.3, "training.steps": 1}
+    with open_trainer(tiny_run(tmp_path / "run", WATCHED | changes)) as trainer:
+        held_out = trainer.data.with_split("validation")
+        with held_out.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
+            chosen = [next(batches) for _ in range(3)]
+        losses, valid = [], 0
+        for batch in chosen:
+            logits = trainer.step.model(batch.tokens).value.detach().float()
+            targets = batch.labels.flatten()
+            losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
+            valid += int((targets != -100).sum())
+        assert valid < 3 * 2 * 32, "some tokens end a document, or the mean over all tokens would pass as well"
+        assert trainer.validator.loss() == pytest.approx(float(sum(losses)) / valid, rel=1e-6)

@@ -8,6 +8,18 @@ from monograph.train.data.config import TokenizerConfig
 
 
 @dataclass(kw_only=True, slots=True)
+class RankOptions(Configurable.Config):
+    """Commands that can start several ranks on this machine."""
+
+    ranks: int = 0
+    """Start this many local ranks; 0 is one process, or one of the ranks that torchrun started."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks {self.ranks}", why="it counts processes", do="--ranks 2")
+
+
+@dataclass(kw_only=True, slots=True)
 class ConfigOptions(Configurable.Config):
     """`monograph config`."""
 

@@ -21,6 +21,8 @@ class Request:
     config: TrainerConfig
     origins: dict[str, Origin]
     options: dict[str, Any]
+    words: list[str]
+    """The recipe and its flags as written, without the command's own options: how to ask for the same again."""
 
 
 def read_request(arguments: Sequence[str], options: BaseConfig, *, is_checked: bool = True) -> Request:
@@ -40,7 +42,8 @@ def read_request(arguments: Sequence[str], options: BaseConfig, *, is_checked: b
         check_config(config)
         check_config(options)
     origins = find_origins(config, [flag.path for flag in flags])
-    return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)})
+    written = [name, *(word for flag in flags for word in (f"--{flag.path}", *flag.words))]
+    return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)}, written)
 
 
 def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:

@@ -3,7 +3,7 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
-from monograph.commands.arguments import ConfigOptions, DataPackArguments
+from monograph.commands.arguments import ConfigOptions, DataPackArguments, RankOptions
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -34,10 +34,21 @@ class Command:
 COMMANDS = (
     Command(
         name="train",
-        usage="RECIPE [--section.field value ...]",
+        usage="RECIPE [--ranks N] [--section.field value ...]",
         summary="Train a model.",
-        function="monograph.run:train_command",
+        function="monograph.commands.on_ranks:train",
         takes_recipe=True,
+        needs=("words",),
+        arguments=RankOptions,
+    ),
+    Command(
+        name="verify",
+        usage="RECIPE [--ranks N] [--section.field value ...]",
+        summary="Prove that a parallel plan computes what one device computes.",
+        function="monograph.commands.on_ranks:verify",
+        takes_recipe=True,
+        needs=("words",),
+        arguments=RankOptions,
     ),
     Command(
         name="config",

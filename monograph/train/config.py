@@ -87,6 +87,11 @@ class OptimizerConfig(Configurable.Config):
     def check(self) -> None:
         if self.lr <= 0:
             raise ConfigError(f"lr is {self.lr}", why="a learning rate is positive")
+        if self.eps <= 0 or self.weight_decay < 0:
+            raise ConfigError(
+                f"eps is {self.eps} and weight_decay is {self.weight_decay}",
+                why="eps must be positive, and weight decay cannot be negative",
+            )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it must lie in [0, 1)")

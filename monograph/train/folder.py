@@ -15,11 +15,9 @@ _TRACES_OF_A_RUN = ("metrics.jsonl", "checkpoints", "config.json")
 
 
 def claim_folder(folder: Path, groups: Groups, *, is_resuming: bool) -> Path:
-    """Make the folder ready. A fresh run moves what an earlier run left to `<folder>.1`, `.2`, ...: nothing is lost."""
-    if groups.rank == 0 and not is_resuming and any((folder / name).exists() for name in _TRACES_OF_A_RUN):
-        _check_movable(folder)
-        kept = set_aside(folder)
-        log.info("an earlier run was in %s; it is now in %s (--checkpoint.load latest would continue it)", folder, kept)
+    """Make the folder ready, all ranks together."""
+    if groups.rank == 0 and not is_resuming:
+        make_room(folder)
     groups.wait()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,6 +26,14 @@ def claim_folder(folder: Path, groups: Groups, *, is_resuming: bool) -> Path:
             f"job.dump_folder is {folder}", why=f"it cannot be created: {error}", do="choose a folder you can write to"
         ) from None
     return folder
+
+
+def make_room(folder: Path) -> None:
+    """Before a fresh run: move what an earlier run left here to `<folder>.1`, `.2`, ...: nothing is lost."""
+    if any((folder / name).exists() for name in _TRACES_OF_A_RUN):
+        _check_movable(folder)
+        kept = set_aside(folder)
+        log.info("an earlier run was in %s; it is now in %s (--checkpoint.load latest would continue it)", folder, kept)
 
 
 def set_aside(path: Path) -> Path:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.config.json_form import to_json
+from monograph.models.config import DecoderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.optimizer import Optimizer
@@ -30,13 +32,17 @@ def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors | read_rng(step.device)
 
 
-def collect_values(position: Position, data: DataLoader) -> dict[str, Any]:
-    """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same."""
+def collect_values(position: Position, data: DataLoader, model: DecoderConfig) -> dict[str, Any]:
+    """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same.
+
+    The model's config makes the checkpoint a model by itself, for export and for fine-tuning.
+    """
     return {
         "step": position.step,
         "tokens": position.tokens,
         "cursor": position.cursor.to_json(),
         "data": data.fingerprint(),
+        "model": to_json(model),
     }
 
 

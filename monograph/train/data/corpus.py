@@ -9,6 +9,8 @@ import numpy as np
 
 PIECE_TOKENS = 1 << 25
 """Tokens in one array of an in-memory corpus: growing it never copies what is already there."""
+CHUNK_DOCUMENTS = 1 << 20
+"""Documents looked at together where all of them are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class TokenCorpus:
         """Tokens in each of these documents."""
         documents = documents.astype(np.int64)
         return self.offsets[documents + 1] - self.offsets[documents]
+
+    def count_tokens(self, documents: np.ndarray) -> int:
+        """Tokens in all of these documents, counted in chunks so that this needs little memory."""
+        chunks = range(0, len(documents), CHUNK_DOCUMENTS)
+        return sum(int(self.find_lengths(documents[start : start + CHUNK_DOCUMENTS]).sum()) for start in chunks)
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
         """Tokens `start` to `stop` of one document."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
-from monograph.train.data.corpus import TokenCorpus, find_piece_starts
+from monograph.train.data.corpus import CHUNK_DOCUMENTS, TokenCorpus, find_piece_starts
 from monograph.train.data.shards import FORMAT, INDEX, OFFSETS, VERSION, FileEntry, ShardIndex
 from monograph.train.data.tokenizer import Tokenizer
 
@@ -109,16 +109,17 @@ def check_table(folder: Path, index: ShardIndex, corpus: TokenCorpus, sizes: lis
     offsets = corpus.offsets
     if len(offsets) != index.documents + 1 or len(corpus.keys) != index.documents or index.documents == 0:
         raise damaged(path, f"{len(offsets)} offsets and {len(corpus.keys)} keys for {index.documents} documents")
-    if (
-        offsets[0] != 0
-        or int(offsets[-1]) != index.tokens
-        or sum(sizes) != index.tokens
-        or np.any(np.diff(offsets) < 1)
-    ):
+    if offsets[0] != 0 or int(offsets[-1]) != index.tokens or sum(sizes) != index.tokens or has_empty_document(offsets):
         raise damaged(path, f"its documents do not fill the {index.tokens} tokens one after the other")
     places = np.searchsorted(offsets, corpus.piece_starts)
     if np.any(offsets[places] != corpus.piece_starts):
         raise damaged(path, "a document lies across two token files")
+
+
+def has_empty_document(offsets: np.ndarray) -> bool:
+    """Whether some document has no tokens, or fewer; looked up in chunks so that this needs little memory."""
+    chunks = (offsets[start : start + CHUNK_DOCUMENTS + 1] for start in range(0, len(offsets) - 1, CHUNK_DOCUMENTS))
+    return any(bool(np.any(chunk[1:] <= chunk[:-1])) for chunk in chunks)
 
 
 def damaged(path: Path, why: str) -> DataError:

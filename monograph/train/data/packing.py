@@ -13,15 +13,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from monograph.train.data.corpus import TokenCorpus
+from monograph.train.data.corpus import CHUNK_DOCUMENTS, TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.permutation import Permutation, find_seed
 from monograph.train.data.sample import Sample, build_sample
 
 BLOCK = 64
-"""Documents between two remembered starts."""
-CHUNK = BLOCK << 14
-"""Documents handled at once while an epoch is laid out, so that this needs little memory for any corpus."""
+"""Documents between two remembered starts; divides CHUNK_DOCUMENTS."""
 KEPT_EPOCHS = 2
 """A batch may lie across the border of two epochs."""
 
@@ -33,8 +31,8 @@ class EpochLayout:
         self.corpus = corpus
         self.order = members if permutation is None else np.empty_like(members)
         block_tokens = []
-        for start in range(0, len(members), CHUNK):
-            places = np.arange(start, min(start + CHUNK, len(members)))
+        for start in range(0, len(members), CHUNK_DOCUMENTS):
+            places = np.arange(start, min(start + CHUNK_DOCUMENTS, len(members)))
             if permutation is not None:
                 self.order[places] = members[permutation.apply(places)]
             lengths = corpus.find_lengths(self.order[places])
@@ -74,7 +72,7 @@ class PackedSamples:
     def __init__(self, corpus: TokenCorpus, members: np.ndarray, *, seq_len: int, seed: int, shuffle: bool) -> None:
         self.corpus, self.members = corpus, members
         self.seq_len, self.seed, self.shuffle = seq_len, seed, shuffle
-        self.token_count = int(corpus.find_lengths(members).sum())
+        self.token_count = corpus.count_tokens(members)
         self.samples_per_epoch = self.token_count // seq_len
         self._layouts: dict[int, EpochLayout] = {}
         self._lock = threading.Lock()

@@ -1,0 +1,35 @@
+"""Commands that run on one rank or many: the mesh is checked first, without torch, and only then anything starts."""
+
+import importlib
+import os
+
+from monograph.errors import ConfigError
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+
+
+def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
+    """`monograph train`."""
+    return _on_ranks(config, ranks, ["train", *words], "monograph.run:train_command")
+
+
+def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
+    """`monograph verify`."""
+    return _on_ranks(config, ranks, ["verify", *words], "monograph.verify.run:verify_command")
+
+
+def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str) -> int:
+    """Be one rank (of a launcher's, or the only one), or start `ranks` of them that run the same words."""
+    launched = int(os.environ.get("WORLD_SIZE", "0"))
+    if launched and ranks > 0:
+        raise ConfigError(
+            f"--ranks {ranks} under a launcher that started {launched} ranks",
+            why="each of them would start ranks of its own",
+            do="leave --ranks out, or start monograph without torchrun",
+        )
+    plan_run_mesh(config, launched or max(ranks, 1))
+    if ranks > 0:
+        start = importlib.import_module("monograph.launch").launch
+        return start(words, ranks, config)
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(config)

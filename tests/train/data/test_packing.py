@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monograph.train.data import packing
-from monograph.train.data.packing import BLOCK, CHUNK, PackedSamples
+from monograph.train.data.packing import BLOCK, CHUNK_DOCUMENTS, PackedSamples
 from tests.train.data.kit import as_rows, build_corpus, naive_samples
 
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200)
@@ -104,10 +104,10 @@ def test_the_samples_of_one_long_document_are_spread_over_the_epoch():
 def test_a_large_corpus_is_laid_out_in_chunks_with_the_same_result(monkeypatch):
     corpus = build_corpus([3, 1, 8] * (BLOCK + 5))
     whole = pack(corpus).find_layout(0)
-    monkeypatch.setattr(packing, "CHUNK", BLOCK)
+    monkeypatch.setattr(packing, "CHUNK_DOCUMENTS", BLOCK)
     pieces = pack(corpus).find_layout(0)
     assert np.array_equal(whole.order, pieces.order) and np.array_equal(whole.block_starts, pieces.block_starts)
-    assert CHUNK % BLOCK == 0
+    assert CHUNK_DOCUMENTS % BLOCK == 0
 
 
 def test_an_epoch_costs_about_four_bytes_per_document():

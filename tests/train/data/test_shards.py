@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 
@@ -10,7 +11,7 @@ from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
 from monograph.train.data.load import load_corpus
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
-from monograph.train.data.shards import ShardWriter
+from monograph.train.data.shards import ShardWriter, find_checksum
 from tests.train.data.kit import as_rows, build_loader, make_texts, write_texts
 
 TOKENIZER = TokenizerConfig().build()
@@ -179,6 +180,32 @@ def test_a_changed_index_is_found(packed, change):
     change(content)
     (packed / "index.json").write_text(json.dumps(content))
     assert "index.json" in refuse(packed, "damaged", verify="sizes").what
+
+
+def write_offsets(packed, change):
+    """Other offsets under an index that is sealed again, as a program that writes this format wrongly would."""
+    offsets = np.fromfile(packed / "offsets.bin", "<i8")
+    change(offsets)
+    offsets.tofile(packed / "offsets.bin")
+    content = json.loads((packed / "index.json").read_text())
+    content["offsets"]["sha256"] = hashlib.sha256(offsets.tobytes()).hexdigest()
+    (packed / "index.json").write_text(json.dumps(content | {"checksum": find_checksum(content)}))
+
+
+@pytest.mark.parametrize("verify", ["hashes", "sizes"])
+def test_documents_that_do_not_fill_the_tokens_are_refused(packed, verify):
+    write_offsets(packed, lambda offsets: offsets.__setitem__(5, offsets[4]))
+    assert "one after the other" in refuse(packed, "damaged", verify=verify).why
+
+
+def test_a_document_across_two_files_is_refused(packed):
+    border = json.loads((packed / "index.json").read_text())["token_files"][0]["bytes"] // 2
+
+    def move(offsets):
+        offsets[offsets == border] += 1
+
+    write_offsets(packed, move)
+    assert "across two token files" in refuse(packed, "damaged").why
 
 
 def test_a_lost_or_unreadable_index_is_damage_not_an_empty_folder(packed):

@@ -18,7 +18,7 @@ from monograph.parallel.shared import compute_grad_norm, total_over_batch, total
 class MeshStep(ABC):
     """Forward, loss and backward of this rank's part of a micro-batch; gradients add up in `.grad` until cleared."""
 
-    parameters: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:

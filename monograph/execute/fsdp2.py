@@ -46,11 +46,9 @@ class Fsdp2Step(MeshStep):
         apply_fully_shard(model, table, groups, policy, reshard=reshard)
         materialize_shards(model, groups.device)
         self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
-        self.parameters = {}
+        self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         for slot in table:
-            local = _local(self.sharded[slot.name])
-            fill_shard(local, slot, starts[slot.name], seed=seed, rank=groups.rank)
-            self.parameters[slot.name] = local
+            fill_shard(self.parameters[slot.name], slot, starts[slot.name], seed=seed, rank=groups.rank)
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
         return self.model(**inputs, valid_tokens=valid_tokens)
@@ -84,21 +82,23 @@ def apply_fully_shard(
     """Wrap routed experts, blocks, embedding, head and the whole, innermost first."""
     dense = build_device_mesh(groups, Group.FSDP_GATHER)
     experts = build_device_mesh(groups, Group.EFSDP_GATHER)
-    settings = {"mp_policy": policy, "reshard_after_forward": reshard}
-    wrapped: list[nn.Module] = []
-    for index, block in enumerate(model.layers):
+
+    def wrap(module: nn.Module, mesh: DeviceMesh, *, dim: int = 0, frees: bool = reshard) -> None:
+        placement = (lambda _parameter: Shard(dim)) if dim else None
+        wrapped = fully_shard(
+            module, mesh=mesh, mp_policy=policy, reshard_after_forward=frees, shard_placement_fn=placement
+        )
+        wrapped.set_gradient_divide_factor(1.0)  # the loss is divided by the global token count already
+        wrapped.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+    for index, block in enumerate(model.blocks()):
         if block.moe is not None:
-            dim = table[f"layers.{index}.moe.experts.w1"].shard.dim
-            placement = (lambda _parameter: Shard(1)) if dim == 1 else None
-            wrapped.append(fully_shard(block.moe.experts, mesh=experts, shard_placement_fn=placement, **settings))
-        wrapped.append(fully_shard(block, mesh=dense, **settings))
+            wrap(block.moe.experts, experts, dim=table[f"layers.{index}.moe.experts.w1"].shard.dim)
+        wrap(block, dense)
     if not model.config.tied_embeddings:  # tied weights must be one group: they stay with the whole
-        wrapped.append(fully_shard(model.embedding, mesh=dense, **settings))
-        wrapped.append(fully_shard(model.head, mesh=dense, **settings))
-    wrapped.append(fully_shard(model, mesh=dense, mp_policy=policy, reshard_after_forward=False))
-    for module in wrapped:
-        module.set_gradient_divide_factor(1.0)  # the loss is divided by the global token count already
-        module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+        wrap(model.embedding, dense)
+        wrap(model.head, dense)
+    wrap(model, dense, frees=False)
 
 
 def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:

@@ -35,11 +35,11 @@ class ShardedStep(MeshStep):
         seed: int,
     ) -> None:
         super().__init__(model, table, groups)
-        self.parameters = {}
+        self.parameters = {
+            slot.name: nn.Parameter(torch.empty(slot.local_shape, dtype=dtype, device=groups.device)) for slot in table
+        }
         for slot in table:
-            shard = torch.empty(slot.local_shape, dtype=dtype, device=groups.device)
-            fill_shard(shard, slot, starts[slot.name], seed=seed, rank=groups.rank)
-            self.parameters[slot.name] = nn.Parameter(shard)
+            fill_shard(self.parameters[slot.name], slot, starts[slot.name], seed=seed, rank=groups.rank)
         self.call = ShardedCall(
             model, table, self.parameters, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, reshard=reshard
         )

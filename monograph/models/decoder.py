@@ -78,6 +78,8 @@ class Decoder(nn.Module, Configurable):
 
     Config: ClassVar[Any] = DecoderConfig
     expert_load: Tensor | None
+    embedding: nn.Module
+    """An Embedding, or what parallelism puts in its place: token ids in, the stream out."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -96,6 +98,10 @@ class Decoder(nn.Module, Configurable):
         """The block with this number."""
         raise NotImplementedError
 
+    def blocks(self) -> list[Block]:
+        """The blocks in order."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
     def find_rotated_dim(self) -> int:
         """Channels of a head that rotary positions turn."""
         raise NotImplementedError
@@ -103,7 +109,7 @@ class Decoder(nn.Module, Configurable):
     def reset(self) -> None:
         """Tie the output to the embedding (moving a model between devices may have separated them), count from zero."""
         if self.config.tied_embeddings:
-            self.head.output.weight = self.embedding.weight
+            self.head.output.weight = self.embedding.get_parameter("weight")
         if self.expert_load is not None:
             self.expert_load.zero_()
 

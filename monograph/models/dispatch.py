@@ -4,7 +4,7 @@ The rows are permuted with plain indexing in both directions: forward and backwa
 token's choices. Nothing is added atomically, so the same inputs give the same bits.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,17 @@ class Routed(NamedTuple):
     """int64 [tokens * top_k]: which row a (token, choice) is."""
     load: Tensor
     """int64 [all experts]: rows sent to each expert."""
+
+
+class Dispatch(Protocol):
+    """Brings tokens to their experts and back; what travels in between (`routed`) is the dispatcher's own business.
+
+    It has at least `rows`, `ends` and `load`, as in `Routed`.
+    """
+
+    def dispatch(self, x: Tensor, experts: Tensor, n_experts: int) -> Any: ...
+
+    def combine(self, rows: Tensor, weights: Tensor, routed: Any) -> Tensor: ...
 
 
 class LocalDispatch:

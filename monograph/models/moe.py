@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from monograph.annotate import annotate
 from monograph.config.configurable import Configurable
 from monograph.models.config import FeedForwardConfig, MoeConfig, Stream
-from monograph.models.dispatch import LocalDispatch
+from monograph.models.dispatch import Dispatch, LocalDispatch
 
 
 class Moe(nn.Module, Configurable):
@@ -28,7 +28,7 @@ class Moe(nn.Module, Configurable):
             if config.n_shared_experts
             else None
         )
-        self.dispatch = LocalDispatch()
+        self.dispatch: Dispatch = LocalDispatch()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's answer to x [batch, sequence, dim], and its load: int64 [experts]."""

@@ -16,12 +16,12 @@ def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
     parallelism tokens stay on the device, where routing needs no host copy (docs/decisions/0002).
     """
     if mesh.tp > 1:
-        model.embedding = VocabEmbedding(model.embedding, coords)
+        model.embedding = VocabEmbedding(model.embedding.get_parameter("weight"), coords)
         model.head.loss = VocabLoss(model.head.loss, coords, model.config.vocab_size)
         for path, module in model.named_modules():
             add_borders(path, module, plan, mesh)
     if mesh.ep * mesh.etp > 1:
-        for block in model.layers:
+        for block in model.blocks():
             if block.moe is not None:
                 block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp)
 

@@ -112,7 +112,7 @@ class GatherAgain:
         name = self.names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
         if name is None:
             return saved
-        return Recipe(name, saved.size(), saved.stride(), saved.storage_offset())
+        return Recipe(name, saved.size(), saved.stride(), int(saved.storage_offset()))
 
     def unpack(self, kept: Tensor | Recipe) -> Tensor:
         """The saved tensor, gathered once more unless another reader still holds it."""

@@ -43,9 +43,9 @@ class VocabEmbedding(nn.Module):
 
     coords: Tensor
 
-    def __init__(self, whole: nn.Embedding, coords: Tensor) -> None:
+    def __init__(self, weight: nn.Parameter, coords: Tensor) -> None:
         super().__init__()
-        self.weight = whole.weight
+        self.weight = weight
         self.register_buffer("coords", coords, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""The training step as one plain function of its inputs: nothing it reads comes from anywhere else.
+
+    step(state, buffers, batch, coords, scalars) -> loss, gradients by slot, loads
+
+`state` holds this rank's shards, `buffers` the model's tables and biases, `batch` the tokens, `coords` the rank's
+place in the mesh and `scalars` whatever changes from step to step. Because a rank is known only through `coords`,
+the traced text is the same on every rank.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from monograph.models.decoder import Decoder
+from monograph.parallel.param_table import ParamTable
+from monograph.parallel.shard import ShardedCall
+
+Tensors = Mapping[str, Tensor]
+
+
+class StepOutputs(NamedTuple):
+    """What one micro-batch yields."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    """One per slot, in the reduce dtype, summed over every rank that has a part of it."""
+    loads: Tensor | None
+    """Tokens each expert got from this rank; None without experts."""
+
+
+def make_step(
+    model: Decoder, table: ParamTable, *, compute_dtype: torch.dtype, reduce_dtype: torch.dtype
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
+    """The step function of a parallelized model; `model` gives the structure, its own tensors are never read."""
+    places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
+
+    def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
+        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+        known = dict(buffers) | {name: coords for name in places}
+        output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
+        wanted = [state[slot.name] for slot in table]
+        gradients = torch.autograd.grad(output.value, wanted)
+        named = {slot.name: gradient for slot, gradient in zip(table, gradients, strict=True)}
+        return StepOutputs(output.value.detach(), named, output.loads)
+
+    return step
+
+
+def buffers_of(model: Decoder) -> dict[str, Tensor]:
+    """The buffers a step reads, without the coordinates, which are an input of their own."""
+    return {name: value for name, value in model.named_buffers() if not name.endswith("coords")}

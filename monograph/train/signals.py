@@ -34,8 +34,8 @@ class StopRequest:
 def watch_for_stop() -> Iterator[StopRequest]:
     """Note the first of SIGTERM, SIGINT, SIGUSR1; a second one takes its ordinary effect.
 
-    A signal that C code handles (faulthandler, for example) stays with it. Outside the main thread, where Python has
-    no signals, nothing is noted.
+    A signal with a handler that Python does not know, and so could not put back, is left alone. Outside the main
+    thread, where Python has no signals, nothing is noted.
     """
     request = StopRequest()
     before: dict[int, Any] = {}

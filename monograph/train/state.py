@@ -52,6 +52,11 @@ def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
 
 
+def seed_rng(seed: int) -> None:
+    """Start torch's own generators anew, for whatever draws from them; weights and data have generators of theirs."""
+    torch.manual_seed(seed)
+
+
 def read_rng(device: torch.device) -> dict[str, Tensor]:
     """The random number generators' states."""
     states = {"rng/cpu": torch.get_rng_state()}

@@ -28,6 +28,7 @@ from monograph.train.state import (
     collect_values,
     restore_position,
     restore_rng,
+    seed_rng,
 )
 from monograph.train.step import Step
 from monograph.train.update import add_gradients, apply_update
@@ -106,6 +107,7 @@ class Trainer(Configurable):
 
     def load(self) -> None:
         """Continue from the checkpoint the config asks for, if it asks for one."""
+        seed_rng(self.config.debug.seed)
         tensors = collect_tensors(self.step, self.optimizer)
         loaded = self.checkpoints.resume(tensors)
         if loaded is None or loaded.model_only:

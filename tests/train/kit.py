@@ -171,3 +171,8 @@ def watched_run(folder: Path, changes: Mapping[str, Any] | None = None) -> Train
 def write_texts(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
+
+
+def tiny() -> TrainerConfig:
+    """The tiny model with experts as a recipe for the command line: `tests.train.kit:tiny`."""
+    return tiny_run(Path("outputs"), model="deepseek_v3")

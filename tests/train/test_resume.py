@@ -1,0 +1,196 @@
+"""Killed at any point and started again, a run gives the same numbers, bit for bit, as if nothing had happened."""
+
+import random
+import shutil
+import time
+
+import pytest
+import torch
+
+from monograph.errors import CheckpointError, DataError
+from monograph.run import train
+from monograph.train.optimizer import Optimizer
+from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
+from tests.train.processes import KILLED, Trouble, kill, run, start, wait_until
+
+STEPS = 14
+CHANGES = {
+    "training.steps": STEPS,
+    "training.global_batch_size": 4,
+    "training.compute_dtype": "bfloat16",
+    "checkpoint.interval": 3,
+    "checkpoint.keep_last": 2,
+    "validator.interval": 4,
+    "validator.steps": 2,
+}
+
+
+def make_run(folder, **changes):
+    dotted = {name.replace("__", "."): value for name, value in changes.items()}
+    return tiny_run(folder, CHANGES | dotted, model="deepseek_v3")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    assert run(make_run(folder)) == 0
+    assert [record["step"] for record in read_records(folder) if "loss" in record] == list(range(1, STEPS + 1))
+    return folder
+
+
+def assert_equal_to_unbroken(folder, unbroken):
+    assert read_exact(folder) == read_exact(unbroken)
+    assert differing(read_step(folder, STEPS), read_step(unbroken, STEPS)) == []
+    assert read_values(folder, STEPS) == read_values(unbroken, STEPS)
+    assert find_steps(folder) == find_steps(unbroken)
+    assert not [path.name for path in (folder / "checkpoints").glob(".*") if path.name != ".lock"]
+
+
+@pytest.mark.parametrize("async_save", [False, True], ids=["saving in turn", "saving in the background"])
+def test_a_run_killed_again_and_again_ends_with_the_bits_of_the_unbroken_one(tmp_path, unbroken, async_save):
+    folder, chance, code, kills = tmp_path / "run", random.Random(7), KILLED, 0
+    while code == KILLED:
+        process = start(make_run(folder, checkpoint__load="auto", checkpoint__async_save=async_save))
+        if kills == 4:
+            process.join()
+            code = process.exitcode
+            break
+        resumed_at = max([0, *find_steps(folder)]) if folder.exists() else 0
+        target = min(STEPS - 1, resumed_at + chance.randint(3, 5))
+        wait_until(lambda target=target: reached(folder, target), process)
+        time.sleep(chance.uniform(0, 0.02))
+        code, kills = kill(process), kills + 1
+    assert (code, kills) == (0, 4)
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def reached(folder, step):
+    try:
+        return any(record["step"] == step for record in read_records(folder))
+    except (FileNotFoundError, ValueError):  # not there yet, or caught in the middle of a line
+        return False
+
+
+KILLS_INSIDE_A_SAVE = {
+    "in the first tensor": Trouble("write", 2, "half", commits=1),
+    "half of the tensors are written": Trouble("write", 60, "half", commits=1),
+    "nothing is durable yet": Trouble("sync", 1, "before", commits=1),
+    "everything is written but not committed": Trouble("rename", 1, "before", commits=1),
+    "just committed": Trouble("rename", 1, "after", commits=1),
+    "while an older one is deleted": Trouble("remove_file", 1, "after"),
+}
+
+
+@pytest.mark.parametrize("trouble", KILLS_INSIDE_A_SAVE.values(), ids=KILLS_INSIDE_A_SAVE)
+def test_a_kill_inside_a_save_loses_nothing_that_was_committed(tmp_path, unbroken, trouble):
+    folder = tmp_path / "run"
+    assert run(make_run(folder), trouble) == KILLED
+    assert find_steps(folder)[0] == (6 if trouble.method == "remove_file" else 3), "one was committed before"
+    assert len([record for record in read_records(folder) if "loss" in record]) < STEPS
+    assert run(make_run(folder, checkpoint__load="latest")) == 0
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def test_a_kill_before_the_first_checkpoint_starts_from_scratch_with_auto(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    assert run(make_run(folder), Trouble("write", 1)) == KILLED
+    assert find_steps(folder) == []
+    assert run(make_run(folder, checkpoint__load="auto")) == 0
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def test_training_goes_on_while_a_slow_save_is_under_way_and_a_kill_then_is_harmless(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    process = start(make_run(folder, checkpoint__async_save=True), Trouble("sync", seconds=1.0))
+    wait_until(lambda: reached(folder, 5), process)
+    assert find_steps(folder) == [], "step 3 is still being written while step 5 is done"
+    wait_until(lambda: find_steps(folder) == [3], process)
+    assert kill(process) == KILLED
+    assert run(make_run(folder, checkpoint__load="latest", checkpoint__async_save=True)) == 0
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def test_a_damaged_last_checkpoint_is_passed_over(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    process = start(make_run(folder))
+    wait_until(lambda: reached(folder, 8), process)
+    kill(process)
+    victim = next((folder / "checkpoints" / f"step-{max(find_steps(folder)):08d}").glob("*.safetensors"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    assert run(make_run(folder, checkpoint__load="latest")) == 0
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def test_a_run_continues_from_a_step_number_and_from_a_path(tmp_path, unbroken):
+    whole = tmp_path / "whole"
+    shutil.copytree(unbroken, whole)
+    step = find_steps(whole)[0]
+    assert step < STEPS
+    assert run(make_run(whole, checkpoint__load=str(step))) == 0
+    assert_equal_to_unbroken(whole, unbroken)
+    elsewhere = tmp_path / "elsewhere"
+    assert run(make_run(elsewhere, checkpoint__load=str(unbroken / "checkpoints" / f"step-{step:08d}"))) == 0
+    assert differing(read_step(elsewhere, STEPS), read_step(unbroken, STEPS)) == []
+    assert read_exact(elsewhere) == [record for record in read_exact(unbroken) if record["step"] > step]
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    summary = train(make_run(folder, checkpoint__load="latest"))
+    assert summary.steps == STEPS and summary.first == {}
+    assert_equal_to_unbroken(folder, unbroken)
+
+
+def test_weights_alone_start_a_new_run_and_the_earlier_numbers_stay(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    train(make_run(folder, training__steps=2, checkpoint__load="latest", checkpoint__load_model_only=True))
+    first, scratch = read_records(folder)[0], read_records(unbroken)[0]
+    assert first["step"] == 1 and first["cursor"] == scratch["cursor"] and first["lr"] == scratch["lr"]
+    assert first["loss"] < scratch["loss"] - 0.1, "the weights are trained ones"
+    assert (folder / "metrics.jsonl.1").read_text() == (unbroken / "metrics.jsonl").read_text()
+
+
+def test_resuming_on_other_data_is_refused(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    with pytest.raises((DataError, CheckpointError), match="seed"):
+        train(make_run(folder, debug__seed=43, checkpoint__load="latest"))
+
+
+def test_latest_without_any_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
+        train(make_run(tmp_path / "run", checkpoint__load="latest"))
+
+
+def make_quick_run(folder, **changes):
+    return make_run(folder, training__compute_dtype="float32", validator__interval=0, **changes)
+
+
+def test_random_numbers_do_not_depend_on_what_the_process_drew_before(tmp_path):
+    for name in ("one", "two"):
+        torch.rand(len(name))
+        train(make_quick_run(tmp_path / name, training__steps=1))
+    assert differing(read_step(tmp_path / "one", 1), read_step(tmp_path / "two", 1)) == []
+
+
+def test_random_numbers_go_on_after_a_resume_where_they_had_stopped(tmp_path, monkeypatch):
+    """Nothing in these models draws; here every update does, as dropout would."""
+    drawn = []
+    update = Optimizer.step
+
+    def draw(self, *args, **kwargs):
+        drawn.append(torch.rand(1).item())
+        return update(self, *args, **kwargs)
+
+    monkeypatch.setattr(Optimizer, "step", draw)
+    train(make_quick_run(tmp_path / "whole", training__steps=4))
+    whole = [*drawn]
+    drawn.clear()
+    train(make_quick_run(tmp_path / "halves", training__steps=2))
+    torch.rand(7)
+    train(make_quick_run(tmp_path / "halves", training__steps=4, checkpoint__load="latest"))
+    assert drawn == whole and len({*whole}) == 4

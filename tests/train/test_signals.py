@@ -1,0 +1,146 @@
+"""Asked to stop, a run finishes its step, saves, and leaves with a code that tells a scheduler to start it again."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from monograph.train.signals import watch_for_stop
+from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, tiny_run
+from tests.train.processes import finish, run, start, start_command, wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+ENDLESS = {"training.steps": 1_000_000, "lr_scheduler.decay": "constant", "checkpoint.interval": 0}
+STOPPED = 75
+
+
+class Running:
+    """A real `monograph train`, started as a person would, seen like the other processes of these tests."""
+
+    def __init__(self, folder):
+        flags = [word for name, value in ENDLESS.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "monograph", "train", "tests.train.kit:tiny", *flags]
+        self.process = subprocess.Popen(
+            [*command, "--job.dump_folder", str(folder)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def is_alive(self):
+        return self.process.poll() is None
+
+    def kill(self):
+        self.process.kill()
+
+    @property
+    def exitcode(self):
+        return self.process.poll()
+
+
+def last_step(folder):
+    try:
+        return read_records(folder)[-1]["step"]
+    except (FileNotFoundError, IndexError, ValueError):
+        return 0
+
+
+def assert_stopped_whole_and_resumable(folder, other):
+    """The checkpoint is of the last step that was done, and two steps more give what an unbroken run gives."""
+    step = last_step(folder)
+    assert find_steps(folder) == [step]
+    assert not [path.name for path in (folder / "checkpoints").glob(".*") if path.name != ".lock"]
+    more = ENDLESS | {"training.steps": step + 2}
+    assert run(tiny_run(folder, more | {"checkpoint.load": "latest"}, model="deepseek_v3")) == 0
+    assert run(tiny_run(other, more, model="deepseek_v3")) == 0
+    assert read_exact(folder) == read_exact(other)
+    assert differing(read_step(folder, step + 2), read_step(other, step + 2)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_stops_between_two_steps_with_a_checkpoint_and_exit_code_75(tmp_path, number):
+    running = Running(tmp_path / "run")
+    wait_until(lambda: last_step(tmp_path / "run") >= 2, running)
+    running.process.send_signal(number)
+    _, said = running.process.communicate(timeout=60)
+    assert running.exitcode == STOPPED
+    step = last_step(tmp_path / "run")
+    assert f"{number.name}: stopped after step {step}, with a checkpoint" in said
+    assert "--checkpoint.load latest" in said and "Traceback" not in said
+    assert_stopped_whole_and_resumable(tmp_path / "run", tmp_path / "unbroken")
+
+
+def test_a_background_save_is_finished_before_leaving(tmp_path):
+    words = ["train", "tests.train.kit:tiny", "--job.dump_folder", str(tmp_path / "run")]
+    flags = [word for name, value in ENDLESS.items() for word in (f"--{name}", str(value))]
+    process = start_command(*words, *flags, "--checkpoint.async_save", "true")
+    wait_until(lambda: last_step(tmp_path / "run") >= 2, process)
+    os.kill(process.pid, signal.SIGUSR1)
+    assert finish(process) == STOPPED
+    assert_stopped_whole_and_resumable(tmp_path / "run", tmp_path / "unbroken")
+
+
+def test_a_stop_at_a_step_that_was_saved_anyway_saves_it_once(tmp_path):
+    changes = ENDLESS | {"checkpoint.interval": 1, "checkpoint.keep_last": 1, "debug.log_level": "info"}
+    process = start(tiny_run(tmp_path / "run", changes))
+    wait_until(lambda: last_step(tmp_path / "run") >= 2, process)
+    os.kill(process.pid, signal.SIGTERM)
+    finish(process)
+    step = last_step(tmp_path / "run")
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert log.count(f"step-{step:08d} in") == 1 and "is replaced" not in log
+
+
+def test_without_checkpoints_a_stop_says_so(tmp_path):
+    words = ["train", "tests.train.kit:tiny", "--job.dump_folder", str(tmp_path), "--training.steps", "1000000"]
+    process = start_command(*words, "--checkpoint.enabled", "false")
+    wait_until(lambda: last_step(tmp_path) >= 2, process)
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish(process) == STOPPED
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_first_signal_is_noted_and_the_second_takes_its_ordinary_effect():
+    with pytest.raises(KeyboardInterrupt), watch_for_stop() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop and stop.signal_name == "SIGINT"
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back_whether_or_not_a_signal_came():
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    for wanted in (None, signal.SIGUSR1):
+        with watch_for_stop() as stop:
+            if wanted:
+                os.kill(os.getpid(), wanted)
+        assert bool(stop) == (wanted is not None)
+        assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_signal_whose_handler_could_not_be_put_back_is_left_alone(monkeypatch):
+    known = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else known(number))
+    before = known(signal.SIGUSR1)
+    with watch_for_stop():
+        assert known(signal.SIGUSR1) == before
+        assert known(signal.SIGTERM) != signal.SIG_DFL
+
+
+def test_outside_the_main_thread_nothing_is_watched_and_nothing_fails():
+    seen = []
+
+    def work():
+        with watch_for_stop() as stop:
+            seen.append(bool(stop))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

@@ -1,11 +1,16 @@
 """Every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and 2.13."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 from torch.fx.traceback import annotate as annotate_fx_nodes
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -76,3 +81,20 @@ def fake_store() -> dist.Store:
 def annotate_nodes(values: dict[str, str]) -> AbstractContextManager[None]:
     """Put `values` into the custom metadata of every node traced inside (torch.fx.traceback, since 2.9)."""
     return annotate_fx_nodes(values)
+
+
+# --- FSDP2 with parameters of one module on two meshes: torch 2.12 and later (absent in 2.11). ---
+
+
+def has_parameter_meshes() -> bool:
+    """Whether `fully_shard` can put some of a module's parameters on another mesh."""
+    return hasattr(fsdp_common, "ShardPlacementResult")
+
+
+def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
+    """dim -> what a `shard_placement_fn` returns to shard a parameter along `dim` over `mesh` (replicas by) shards."""
+    if mesh.ndim == 1:
+        info = fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    else:
+        info = fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    return lambda dim: fsdp_common.ShardPlacementResult(placement=Shard(dim), mesh_info=info)

@@ -5,6 +5,7 @@ efsdp) axis. Everything outside of it works on the plain local tensors behind it
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
+from monograph.compat import has_parameter_meshes, placements_on
 from monograph.execute.base import MeshStep
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import Start
@@ -79,26 +81,47 @@ def put_pieces(model: nn.Module, table: ParamTable, dtype: torch.dtype) -> None:
 def apply_fully_shard(
     model: Decoder, table: ParamTable, groups: Groups, policy: MixedPrecisionPolicy, *, reshard: bool
 ) -> None:
-    """Wrap routed experts, blocks, embedding, head and the whole, innermost first."""
-    dense = build_device_mesh(groups, Group.FSDP_GATHER)
-    experts = build_device_mesh(groups, Group.EFSDP_GATHER)
+    """Wrap blocks, embedding, head and the whole. Routed experts are wrapped with their block, on their own mesh.
 
-    def wrap(module: nn.Module, mesh: DeviceMesh, *, dim: int = 0, frees: bool = reshard) -> None:
-        placement = (lambda _parameter: Shard(dim)) if dim else None
+    With a torch that cannot do that (2.11), experts whose mesh differs are wrapped by themselves.
+    """
+    dense, experts = build_device_mesh(groups, Group.FSDP_GATHER), build_device_mesh(groups, Group.EFSDP_GATHER)
+    own_mesh = has_own_expert_mesh(groups)
+    on_expert_mesh = placements_on(experts) if own_mesh and has_parameter_meshes() else Shard
+    routed = {
+        id(parameter): table[f"layers.{index}.moe.experts.w1"].shard.dim
+        for index, block in enumerate(model.blocks())
+        if block.moe is not None
+        for parameter in block.moe.experts.parameters()
+    }
+
+    def place(parameter: nn.Parameter) -> Any:
+        dim = routed.get(id(parameter))
+        if dim is None:
+            return None
+        return on_expert_mesh(dim)
+
+    def wrap(module: nn.Module, mesh: DeviceMesh, *, frees: bool = reshard) -> None:
         wrapped = fully_shard(
-            module, mesh=mesh, mp_policy=policy, reshard_after_forward=frees, shard_placement_fn=placement
+            module, mesh=mesh, mp_policy=policy, reshard_after_forward=frees, shard_placement_fn=place
         )
         wrapped.set_gradient_divide_factor(1.0)  # the loss is divided by the global token count already
         wrapped.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
-    for index, block in enumerate(model.blocks()):
-        if block.moe is not None:
-            wrap(block.moe.experts, experts, dim=table[f"layers.{index}.moe.experts.w1"].shard.dim)
+    for block in model.blocks():
+        if block.moe is not None and own_mesh and not has_parameter_meshes():
+            wrap(block.moe.experts, experts)
         wrap(block, dense)
     if not model.config.tied_embeddings:  # tied weights must be one group: they stay with the whole
         wrap(model.embedding, dense)
         wrap(model.head, dense)
     wrap(model, dense, frees=False)
+
+
+def has_own_expert_mesh(groups: Groups) -> bool:
+    """Whether routed experts are shared by other ranks than the rest of the model."""
+    mesh, rank = groups.mesh, groups.rank
+    return mesh.members(Group.EFSDP_GATHER, rank) != mesh.members(Group.FSDP_GATHER, rank)
 
 
 def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:

@@ -97,7 +97,6 @@ class Store:
         if replaces:
             log.warning("%s exists and is replaced", final)
             self.disk.rename(final, old)
-            self.disk.sync_folder(self.folder)
         try:
             self.disk.rename(prepared, final)
         except OSError:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.fx.traceback import annotate as annotate_fx_nodes
@@ -98,3 +98,35 @@ def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
     else:
         info = fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
     return lambda dim: fsdp_common.ShardPlacementResult(placement=Shard(dim), mesh_info=info)
+
+
+# --- torch.compile: in place, without graph breaks, with settings that end with the block that set them. ---
+
+
+def is_capture_error(error: Exception) -> bool:
+    """Whether dynamo says that a frame cannot become one graph, or needed too many.
+
+    dynamo is reached through torch's attribute, which imports it on first use: eager runs never pay for it.
+    """
+    errors = torch._dynamo.exc
+    return isinstance(error, errors.Unsupported | errors.UserError | errors.FailOnRecompileLimitHit)
+
+
+def find_backend(name: str) -> Any:
+    """The compiler registered under a name."""
+    return torch._dynamo.backends.registry.lookup_backend(name)
+
+
+def compile_in_place(module: nn.Module, backend: Any) -> None:
+    """Compile a module's forward as one graph with static shapes; hooks on the module itself stay outside."""
+    module.compile(fullgraph=True, dynamic=False, backend=backend)
+
+
+def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    """A function as one compiled graph with static shapes."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+
+def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
+    """Change dynamo's settings inside the block only."""
+    return torch._dynamo.config.patch(**settings)

@@ -10,7 +10,7 @@ import torch
 import torch.utils.deterministic as deterministic
 
 from monograph.errors import ConfigError
-from monograph.execute.base import MeshStep
+from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.sharded import ShardedStep
 from monograph.log import get_log, set_up_log
@@ -48,18 +48,19 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
     starts = plan_init(model)
     table = build_table(model, DECODER_PLAN, groups.mesh)
     parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
-    kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
-    return kind(
-        model,
-        table,
-        groups,
+    settings = StepSettings(
         dtype=getattr(torch, config.training.dtype),
         compute_dtype=getattr(torch, config.training.compute_dtype),
         reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
         reshard=config.parallelism.reshard_after_forward,
         starts=starts,
         seed=config.debug.seed,
+        remat=config.activation_checkpoint.mode,
+        compile=config.compile,
     )
+    if config.parallelism.fsdp == "graph":
+        return ShardedStep(model, table, groups, settings)
+    return Fsdp2Step(model, table, groups, settings)
 
 
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: Path) -> Trainer:

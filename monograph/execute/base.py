@@ -2,17 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from monograph.execute.config import CompileConfig
+from monograph.execute.remat import Remat
 from monograph.models.balance import update_expert_bias
 from monograph.models.decoder import Decoder, DecoderOutput
+from monograph.models.init import Start
 from monograph.parallel.border import PlacedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shared import compute_grad_norm, total_over_batch, total_over_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step computes, besides the model and the mesh."""
+
+    dtype: torch.dtype
+    """Of the stored shards."""
+    compute_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    reshard: bool
+    """Free gathered parameters after forward."""
+    starts: Mapping[str, Start]
+    """How each parameter begins."""
+    seed: int
+    remat: Remat = "none"
+    compile: CompileConfig = field(default_factory=CompileConfig)
 
 
 class MeshStep(ABC):
@@ -20,6 +41,8 @@ class MeshStep(ABC):
 
     parameters: Mapping[str, Tensor]
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
+    compiled_graphs: int | None = None
+    """How many graphs were compiled so far; None when nothing is compiled."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
         self.model = model

@@ -4,7 +4,7 @@ FSDP2 sees the pieces that tensor and expert parallelism leave to a rank, and sh
 efsdp) axis. Everything outside of it works on the plain local tensors behind its parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
 from monograph.compat import has_parameter_meshes, placements_on
-from monograph.execute.base import MeshStep
-from monograph.models.decoder import Decoder, DecoderOutput
-from monograph.models.init import Start
+from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
+from monograph.execute.remat import find_runner
+from monograph.models.decoder import Decoder, DecoderOutput, call_module
 from monograph.parallel.collectives import total
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
@@ -27,33 +28,42 @@ from monograph.parallel.start import fill_shard
 class Fsdp2Step(MeshStep):
     """Eager execution with `fully_shard` around every unit."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        table: ParamTable,
-        groups: Groups,
-        *,
-        dtype: torch.dtype,
-        compute_dtype: torch.dtype,
-        reduce_dtype: torch.dtype,
-        reshard: bool,
-        starts: Mapping[str, Start],
-        seed: int,
-    ) -> None:
+    def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        put_pieces(model, table, dtype)
+        self.backend: CountingBackend | None = None
+        self.call = self._prepare_blocks(settings)
+        put_pieces(model, table, settings.dtype)
         policy = MixedPrecisionPolicy(
-            param_dtype=compute_dtype, reduce_dtype=reduce_dtype, output_dtype=None, cast_forward_inputs=False
+            param_dtype=settings.compute_dtype, reduce_dtype=settings.reduce_dtype, cast_forward_inputs=False
         )
-        apply_fully_shard(model, table, groups, policy, reshard=reshard)
+        apply_fully_shard(model, table, groups, policy, reshard=settings.reshard)
         materialize_shards(model, groups.device)
         self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         for slot in table:
-            fill_shard(self.parameters[slot.name], slot, starts[slot.name], seed=seed, rank=groups.rank)
+            fill_shard(
+                self.parameters[slot.name], slot, settings.starts[slot.name], seed=settings.seed, rank=groups.rank
+            )
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
-        return self.model(**inputs, valid_tokens=valid_tokens)
+        return self.model(**inputs, valid_tokens=valid_tokens, call=self.call)
+
+    def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
+        """Before FSDP2 wraps them: what blocks remember, and how they are compiled."""
+        runner, config = find_runner(settings.remat), settings.compile
+        for block in self.model.blocks():
+            block.run = runner or block.run
+        if config.mode == "eager":
+            return call_module
+        self.backend = CountingBackend(config.backend)
+        if "loss" in config.components:
+            compile_loss(self.model, self.backend)
+        return compile_blocks(self.model, self.backend) if "model" in config.components else call_module
+
+    @property
+    def compiled_graphs(self) -> int | None:  # type: ignore[override]
+        """How many graphs were compiled so far; None when nothing is compiled."""
+        return None if self.backend is None else self.backend.graphs
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -35,6 +35,11 @@ def call_module(module: nn.Module, *args: Any) -> Any:
     return module(*args)
 
 
+def call_function(function: Callable[..., Any], *args: Any) -> Any:
+    """The plain way to run a block's work; activation checkpointing puts another in its place."""
+    return function(*args)
+
+
 class Block(nn.Module):
     """Attention, then a feed-forward layer or experts, each reading a norm of the stream and adding to it."""
 
@@ -43,11 +48,16 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(stream.dim, stream.norm_eps)
         self.attention = attention
         self.ffn_norm = RMSNorm(stream.dim, stream.norm_eps)
+        self.run: Callable[..., Any] = call_function
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The stream [batch, sequence, dim] after this block, and its experts' load (None in a dense block)."""
+        return self.run(self.compute, h, cos, sin, mask)
+
+    def compute(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The block's work, which may run once more in backward instead of being remembered."""
         rotation: Rotation = (cos, sin)
         h = h + self.attention(self.attention_norm(h), rotation, mask)
         if self.feed_forward is not None:

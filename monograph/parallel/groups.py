@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from monograph.axes import COORDS, Group
 from monograph.compat import alias_process_group, fake_store, remove_group_alias
@@ -29,7 +30,7 @@ class Groups:
         self.rank = rank
         self.device = device
         self._native: dict[Group, dist.ProcessGroup] = {}
-        self._files: dist.ProcessGroup | None = None
+        self._on_host: dict[str, dist.ProcessGroup] = {}
         for group in Group:
             ranks = mesh.members(group, rank)
             self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
@@ -40,24 +41,30 @@ class Groups:
         return self._native[group]
 
     def for_files(self) -> dist.ProcessGroup | None:
-        """A gloo group of all ranks for those who write files together; None when this rank is alone."""
+        """A gloo group of all ranks for those who write files together; None when this rank is alone.
+
+        Nobody else may use it: a checkpoint saved in the background talks over it from a thread of its own.
+        """
+        return self._host_group("files")
+
+    def _host_group(self, purpose: str) -> dist.ProcessGroup | None:
         if self.mesh.world_size == 1:
             return None
-        if self._files is None:
-            self._files = dist.new_group(backend="gloo")
-        return self._files
+        if purpose not in self._on_host:
+            self._on_host[purpose] = dist.new_group(backend="gloo")
+        return self._on_host[purpose]
 
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.mesh.world_size > 1:
-            dist.barrier(self.for_files())
+            dist.barrier(self._host_group("agreement"))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
         if self.mesh.world_size == 1:
             return flag
         box = torch.tensor(int(flag))
-        dist.all_reduce(box, dist.ReduceOp.MAX, group=self.for_files())
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
 
     def coords(self) -> Tensor:
@@ -87,6 +94,9 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
     groups = Groups(mesh, rank, device)
     try:
         yield groups
+    except BaseException as error:
+        get_error_handler().record_exception(error)  # before the others fail too, because our connections close
+        raise
     finally:
         groups.close()
         if started_here:

@@ -1,10 +1,20 @@
 """Starting values of one rank's shards: each rank draws only the rows it stores, and gets what one device would."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from monograph.models.init import Constant, Start, draw_rows
-from monograph.parallel.param_table import Slot
+from monograph.parallel.param_table import ParamTable, Slot
+
+
+def fill_shards(
+    shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
+) -> None:
+    """Write the starting values into all of a rank's shards."""
+    for slot in table:
+        fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.models.config import DecoderConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.train.checkpoint.config import CheckpointConfig
@@ -201,6 +202,10 @@ class TrainerConfig(Configurable.Config):
     """Batch, length, precision, duration."""
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     """How the work is spread over devices."""
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """How the step is run."""
+    activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
+    """What backward remembers and what it computes again."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The update rule."""
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
@@ -221,6 +226,12 @@ class TrainerConfig(Configurable.Config):
     """Seeds and reproducibility."""
 
     def check(self) -> None:
+        if self.compile.mode == "layer" and self.parallelism.fsdp == "graph":
+            raise ConfigError(
+                "compile.mode is layer and parallelism.fsdp is graph",
+                why="compiled blocks need their parameters in place, which is what fsdp2 does",
+                do="--parallelism.fsdp auto",
+            )
         seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
         if seq_len > longest:
             raise ConfigError(

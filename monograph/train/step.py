@@ -18,6 +18,11 @@ class Step(Protocol):
     data_part: tuple[int, int]
     """Which part of each global batch this process reads, and into how many it is divided."""
 
+    @property
+    def compiled_graphs(self) -> int | None:
+        """How many graphs were compiled so far: a number that keeps growing means recompilation."""
+        ...
+
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients; return its share of the loss, detached."""
         ...

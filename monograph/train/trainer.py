@@ -174,7 +174,9 @@ class Trainer(Configurable):
         self.position.step = number
         self.position.tokens += tokens
         self.position.cursor = self.position.cursor.advance(self.global_batch, self.data.samples_per_epoch)
-        known = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
+        known: dict[str, Any] = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
+        if self.step.compiled_graphs is not None:
+            known["compiled_graphs"] = self.step.compiled_graphs
         return Measured(
             step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, load=updated.load, known=known
         )

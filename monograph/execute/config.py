@@ -1,0 +1,37 @@
+"""How the step is run: op by op, or compiled; and what backward keeps. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+CompileComponent = Literal["model", "loss", "optimizer"]
+
+
+@dataclass(kw_only=True, slots=True)
+class CompileConfig(Configurable.Config):
+    """What is compiled, and by whom."""
+
+    mode: Literal["eager", "layer"] = "eager"
+    """eager: op by op; layer: every transformer block becomes one compiled graph."""
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """inductor: fused kernels; aot_eager, eager: the same graphs op by op, to find out what changes numbers."""
+    components: tuple[CompileComponent, ...] = ("model",)
+    """What layer mode compiles: the blocks (model), the loss, the optimizer."""
+
+    def check(self) -> None:
+        if self.mode == "layer" and (not self.components or len(set(self.components)) != len(self.components)):
+            raise ConfigError(
+                f"components is {list(self.components)}",
+                why="it lists each thing to compile once",
+                do="--compile.components model loss",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ActivationCheckpointConfig(Configurable.Config):
+    """What a block keeps for backward, and what it computes again."""
+
+    mode: Literal["none", "full", "selective"] = "none"
+    """none keeps all; full keeps a block's input; selective also keeps products, attention, top-k and exchanges."""

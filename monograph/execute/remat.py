@@ -1,0 +1,63 @@
+"""Activation checkpointing: a block forgets what it can compute again, and computes it again in backward."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Remat = Literal["none", "full", "selective"]
+
+
+def find_kept_ops() -> set[Any]:
+    """Ops whose results are kept in selective mode: costly to repeat, or deciding where tokens go.
+
+    A repeated top-k could choose differently, and a repeated exchange would travel again.
+    """
+    aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+    return {
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten.linear.default,
+        aten._grouped_mm.default,
+        aten.topk.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+        aten._local_scalar_dense.default,
+        collectives.all_to_all_single.default,
+        collectives.all_gather_into_tensor.default,
+        collectives.reduce_scatter_tensor.default,
+        collectives.wait_tensor.default,
+    }
+
+
+_KEPT = find_kept_ops()
+
+
+def choose(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """The policy of selective mode: a pure function of the op."""
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def selective_contexts() -> Any:
+    """What torch's checkpoint asks for to keep some results."""
+    return create_selective_checkpoint_contexts(choose)
+
+
+def run_full(function: Callable[..., Any], *args: Any) -> Any:
+    """Keep the inputs only."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def run_selective(function: Callable[..., Any], *args: Any) -> Any:
+    """Keep the inputs and the results worth keeping."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts)
+
+
+def find_runner(mode: Remat) -> Callable[..., Any] | None:
+    """How a block's work is run under a mode; None is the plain way."""
+    return {"none": None, "full": run_full, "selective": run_selective}[mode]

@@ -53,7 +53,7 @@ class CheckpointManager(Configurable):
     """Writes checkpoints into `folder` and reads them from anywhere.
 
     With several ranks, `process_group` is a gloo group of all of them that nothing else uses, `folder` is on a file
-    system they share, and every method is called by all of them.
+    system they share, and every method is called by all of them. `last_saved` is the newest checkpoint written here.
     """
 
     Config = CheckpointConfig
@@ -74,6 +74,7 @@ class CheckpointManager(Configurable):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._failure: _Failure | None = None
+        self.last_saved: Path | None = None
         if config.enabled:
             self._open()
 
@@ -146,8 +147,20 @@ class CheckpointManager(Configurable):
     def _open(self) -> None:
         try:
             self._ranks.lead(self._store.open)
+            owner = self._ranks.share(self._store.read_owner())
+            self._ranks.together(lambda: self._check_shared(owner))
         except PeerError as error:
             raise CheckpointError("checkpoints cannot be written", why=str(error)) from None
+
+    def _check_shared(self, owner: str) -> None:
+        """Refuse at the start what would otherwise make every save fail."""
+        seen = self._store.read_owner()
+        if seen != owner:
+            raise CheckpointError(
+                f"rank {self._ranks.rank} does not see the folder {self._store.folder} of the first rank",
+                why=f"its lock says '{owner}' there and '{seen}' here",
+                do="put --job.dump_folder on a file system that all machines share",
+            )
 
     def _shut(self) -> None:
         self._pool.shutdown(wait=True)
@@ -188,7 +201,8 @@ class CheckpointManager(Configurable):
                 log.error("the checkpoint of step %d could not be written: %s; older ones are kept", step, error)
             return
         self._failure = None
-        log.info("saved %s in %.1f s", self._store.step_path(step), time.perf_counter() - start)
+        self.last_saved = self._store.step_path(step)
+        log.info("saved %s in %.1f s", self.last_saved, time.perf_counter() - start)
 
     def _fill(self, path: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
         try:

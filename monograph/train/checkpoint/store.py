@@ -68,6 +68,13 @@ class Store:
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         self._lock = file
 
+    def read_owner(self) -> str:
+        """Who writes here, as the lock says: what a rank must see that shares the folder with the first one."""
+        try:
+            return (self.folder / _LOCK_NAME).read_text(errors="replace")
+        except OSError as error:
+            return str(error)
+
     def close(self) -> None:
         """Let other writers in."""
         if self._lock is not None:

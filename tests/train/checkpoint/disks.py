@@ -181,3 +181,10 @@ def find_names(folder: Path) -> list[str]:
 def find_steps(folder: Path) -> list[int]:
     """The steps there are; an error when there is anything else."""
     return [int(name.removeprefix("step-")) for name in find_names(folder)]
+
+
+def save_new(folder: Path, disk: Disk, step: int, settings: dict) -> None:
+    """Go on as a resumed run does, so that the earlier checkpoints are its own, and save state 77."""
+    with make_manager(folder, disk, load="latest", **settings) as manager:
+        manager.resume(blank(make_state(0)))
+        manager.save(step, make_state(77), {"step": step})

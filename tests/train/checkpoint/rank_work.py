@@ -1,7 +1,9 @@
-"""What each of two ranks does in test_ranks: a file of its own, because the ranks are new processes that import it."""
+"""What each rank does in test_ranks: functions of a module of their own, since other processes import them."""
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,44 @@ SHARDINGS = {
     "model/vector": ((7,), Replicate(), Shard(0)),
     "optimizer/empty": ((0, 4), Shard(0), Shard(0)),
 }
-"""Name -> shape, placement when saved, placement when loaded."""
+"""Name -> shape, one placement, another placement."""
+LINE, SQUARE = (2,), (2, 2)
+
+
+class World:
+    """This rank among the others, with a mesh and the group that checkpoints use."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.rank = dist.get_rank()
+        self.mesh = dist.init_device_mesh("cpu", shape)
+        self._group = dist.new_group(backend="gloo")
+
+    def open(self, folder: Path, disk: Disk | None = None, **settings) -> CheckpointManager:
+        return CheckpointManager(CheckpointConfig(**settings), folder=folder, process_group=self._group, disk=disk)
+
+    def shard(self, full: dict[str, torch.Tensor], which: int) -> dict[str, torch.Tensor]:
+        """Cut up by the first or the second placement; on a square mesh, by one along each axis."""
+        cut = {}
+        for name, tensor in full.items():
+            if name not in SHARDINGS:
+                cut[name] = tensor.clone()
+                continue
+            _, *choices = SHARDINGS[name]
+            placements = choices[which : which + 1] if self.mesh.ndim == 1 else [choices[which], choices[1 - which]]
+            cut[name] = distribute_tensor(tensor, self.mesh, placements)
+        return cut
+
+    def zeros(self, which: int) -> dict[str, torch.Tensor]:
+        return self.shard(make_zeros(), which)
+
+
+@contextmanager
+def joined(shape: tuple[int, ...] = LINE) -> Iterator[World]:
+    dist.init_process_group("gloo")
+    try:
+        yield World(shape)
+    finally:
+        dist.destroy_process_group()
 
 
 def make_full(seed: int) -> dict[str, torch.Tensor]:
@@ -35,129 +74,103 @@ def make_full(seed: int) -> dict[str, torch.Tensor]:
     return full | {"plain": torch.tensor([seed, 2]), "scalar": torch.tensor(1.5 * seed)}
 
 
-def shard(full: dict[str, torch.Tensor], mesh, which: int) -> dict[str, torch.Tensor]:
-    return {
-        name: distribute_tensor(tensor, mesh, [SHARDINGS[name][1 + which]]) if name in SHARDINGS else tensor.clone()
-        for name, tensor in full.items()
-    }
-
-
-def gather(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+def make_zeros() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in make_full(0).items()}
 
 
 def check_equal(tensors: dict[str, torch.Tensor], full: dict[str, torch.Tensor]) -> None:
     assert tensors.keys() == full.keys()
-    for name, tensor in gather(tensors).items():
-        assert tensor.dtype == full[name].dtype and tensor.equal(full[name]), name
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        assert whole.dtype == full[name].dtype and whole.equal(full[name]), name
 
 
-def start(rank: int, folder: Path) -> None:
-    """Entry point of one rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "rendezvous"), 2), rank=rank, world_size=2)
-    try:
-        work = Work(rank, folder)
-        work.save_and_reshard()
-        work.load_what_one_process_saved()
-        work.save_in_the_background()
-        work.fail_on_one_rank()
-        work.agree_on_damage()
-        work.keep_values_of_single_ranks()
-    finally:
-        dist.destroy_process_group()
+def save(folder: Path, seed: int, shape: tuple[int, ...]) -> None:
+    with joined(shape) as world, world.open(folder) as manager:
+        manager.save(seed, world.shard(make_full(seed), 0), {"step": seed})
 
 
-class Work:
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.folder = rank, folder
-        self.mesh = dist.init_device_mesh("cpu", (2,))
+def load(folder: Path, seed: int, shape: tuple[int, ...]) -> None:
+    with joined(shape) as world, world.open(folder) as manager:
+        for which in (0, 1):
+            live = world.zeros(which)
+            assert manager.load("latest", live).step == seed
+            check_equal(live, make_full(seed))
 
-    def open(self, name: str, disk: Disk | None = None, **settings) -> CheckpointManager:
-        group = dist.new_group(backend="gloo")
-        return CheckpointManager(
-            CheckpointConfig(**settings), folder=self.folder / name, process_group=group, disk=disk
-        )
 
-    def zeros(self, which: int) -> dict[str, torch.Tensor]:
-        return shard({name: torch.zeros_like(tensor) for name, tensor in make_full(0).items()}, self.mesh, which)
+def save_in_the_background(folder: Path) -> None:
+    with joined() as world, world.open(folder, async_save=True, keep_last=2) as manager:
+        live = world.zeros(0)
+        for step in range(1, 5):
+            for name, tensor in world.shard(make_full(step), 0).items():
+                live[name].copy_(tensor)
+            manager.save(step, live, {"step": step})
+            dist.all_reduce(torch.ones(1))  # training goes on, over other groups
+            for tensor in live.values():
+                tensor.zero_()
+        manager.wait()
+        names = sorted(path.name for path in folder.glob("step-*"))
+        assert names == ["step-00000003", "step-00000004"]
+        manager.load(4, live)
+        check_equal(live, make_full(4))
 
-    def save_and_reshard(self) -> None:
-        with self.open("two") as manager:
-            manager.save(1, shard(make_full(1), self.mesh, 0), {"step": 1})
-            names = sorted(os.listdir(self.folder / "two" / "step-00000001"))
-            assert names == ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"]
-            for which in (0, 1):
-                live = self.zeros(which)
-                assert manager.load("latest", live).values == {"step": 1}
-                check_equal(live, make_full(1))
 
-    def load_what_one_process_saved(self) -> None:
-        with self.open("unused") as manager:
-            live = self.zeros(1)
-            manager.load(self.folder / "one", live)
-            check_equal(live, make_full(5))
-
-    def save_in_the_background(self) -> None:
-        with self.open("background", async_save=True, keep_last=2) as manager:
-            live = shard(make_full(0), self.mesh, 0)
-            for step in range(1, 5):
-                for name, tensor in shard(make_full(step), self.mesh, 0).items():
-                    live[name].copy_(tensor)
-                manager.save(step, live, {"step": step})
-                dist.all_reduce(torch.ones(1))  # training goes on, over other groups
-                for tensor in live.values():
-                    tensor.zero_()
-            manager.wait()
-            assert sorted(path.name for path in (self.folder / "background").glob("step-*")) == [
-                "step-00000003",
-                "step-00000004",
-            ]
-            manager.load(4, live)
-            check_equal(live, make_full(4))
-
-    def fail_on_one_rank(self) -> None:
-        """A full disk under one rank: both go on, both know at the end, and nothing is left behind."""
-        disk = RefusingDisk("write", errno.ENOSPC) if self.rank == 1 else Disk()
-        manager = self.open("full", disk)
-        live = shard(make_full(1), self.mesh, 0)
+def fail_on_one_rank(folder: Path) -> None:
+    with joined() as world:
+        disk = RefusingDisk("write", errno.ENOSPC) if world.rank == 1 else Disk()
+        manager = world.open(folder, disk)
+        live = world.shard(make_full(1), 0)
         manager.save(1, live, {})
         with pytest.raises(CheckpointError, match="No space left on device"):
             manager.wait()
         dist.barrier()
-        assert not [name for name in os.listdir(self.folder / "full") if "step" in name]
-        if self.rank == 1:
+        assert not [name for name in os.listdir(folder) if "step" in name]
+        if world.rank == 1:
             disk.broken = False
         manager.save(2, live, {})
         manager.close()
-        assert (self.folder / "full" / "step-00000002" / "manifest.json").exists()
+        assert (folder / "step-00000002" / "manifest.json").exists()
 
-    def agree_on_damage(self) -> None:
-        """The file of rank 1 is damaged; a rank that reads other files learns of it, and both fall back together."""
-        with self.open("damage") as manager:
-            for step in (1, 2):
-                manager.save(step, shard(make_full(step), self.mesh, 0), {})
-            dist.barrier()
-            if self.rank == 0:
-                path = self.folder / "damage" / "step-00000002" / "rank-00001.safetensors"
-                path.write_bytes(path.read_bytes()[:-1] + b"x")
-            dist.barrier()
-            live = self.zeros(0)
-            with pytest.raises(DamagedError, match=r"rank-00001\.safetensors"):
-                manager.load(2, live)
-            check_equal(live, {name: torch.zeros_like(tensor) for name, tensor in make_full(0).items()})
-            assert manager.load("latest", live).step == 1
-            check_equal(live, make_full(1))
-            with pytest.raises(CheckpointError, match="there is no checkpoint of step 9"):
-                manager.load(9, live)
 
-    def keep_values_of_single_ranks(self) -> None:
-        """A tensor that only one rank has (its random state, say) is saved and loaded by that rank alone."""
-        with self.open("own") as manager:
-            mine = {f"rng/{self.rank}": torch.tensor([self.rank + 10])}
+def have_a_bug_on_one_rank(folder: Path) -> None:
+    with joined() as world, world.open(folder) as manager:
+        mine = {"x": torch.ones(2, dtype=torch.complex64 if world.rank == 1 else torch.float32)}
+        with pytest.raises(Exception, match="x cannot be saved"):
             manager.save(1, mine, {})
-            live = {f"rng/{self.rank}": torch.tensor([0])}
-            manager.load(1, live)
-            assert live == mine
-            with pytest.raises(CheckpointError, match="does not fit"):
-                manager.load(1, {"rng/0": torch.tensor([0])})
+        manager.save(2, world.shard(make_full(2), 0), {})
+
+
+def open_different_folders(folder: Path) -> None:
+    """As ranks on two machines do whose disks are their own."""
+    with joined() as world, pytest.raises(CheckpointError, match="rank 1 does not see the folder"):
+        world.open(folder / str(world.rank))
+
+
+def agree_on_damage(folder: Path) -> None:
+    with joined() as world, world.open(folder) as manager:
+        for step in (1, 2):
+            manager.save(step, world.shard(make_full(step), 0), {})
+        dist.barrier()
+        if world.rank == 0:
+            path = folder / "step-00000002" / "rank-00001.safetensors"
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+        dist.barrier()
+        live = world.zeros(0)
+        with pytest.raises(DamagedError, match=r"rank-00001\.safetensors"):
+            manager.load(2, live)
+        check_equal(live, make_zeros())
+        assert manager.load("latest", live).step == 1
+        check_equal(live, make_full(1))
+        with pytest.raises(CheckpointError, match="there is no checkpoint of step 9"):
+            manager.load(9, live)
+
+
+def keep_tensors_of_single_ranks(folder: Path) -> None:
+    with joined() as world, world.open(folder) as manager:
+        mine = {f"rng/{world.rank}": torch.tensor([world.rank + 10])}
+        manager.save(1, mine, {})
+        live = {f"rng/{world.rank}": torch.tensor([0])}
+        manager.load(1, live)
+        assert live == mine
+        with pytest.raises(CheckpointError, match="does not fit"):
+            manager.load(1, {"rng/0": torch.tensor([0])})

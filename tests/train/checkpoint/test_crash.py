@@ -1,7 +1,7 @@
 """A save may stop at any point: what can be loaded afterwards is the old state or the new one, never a mixture."""
 
-import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,12 @@ from tests.train.checkpoint.disks import (
     CountingDisk,
     Crash,
     CrashingDisk,
-    KillingDisk,
     PowerLossDisk,
     blank,
     make_manager,
     make_state,
     same,
+    save_new,
     save_steps,
 )
 
@@ -25,13 +25,6 @@ SCENARIOS = {
     "the same step again": ([1, 2], 2, {"keep_last": 0}),
     "the only step again": ([2], 2, {"keep_last": 1}),
 }
-
-
-def save_new(folder: Path, disk, step: int, settings: dict) -> None:
-    """Go on as a resumed run does, so that the earlier checkpoints are its own, and save state 77."""
-    with make_manager(folder, disk, load="latest", **settings) as manager:
-        manager.resume(blank(make_state(0)))
-        manager.save(step, make_state(77), {"step": step})
 
 
 def count_calls(folder: Path, steps: list[int], new: int, settings: dict) -> int:
@@ -82,19 +75,13 @@ def test_a_save_that_has_returned_survives_a_power_failure(tmp_path, scenario):
 
 def test_kill_9_at_every_point_of_a_save_leaves_the_old_or_the_new_state(tmp_path):
     steps, new, settings = SCENARIOS["a new step, after which the old one is deleted"]
-    outcomes = set()
-    for at in range(1, count_calls(tmp_path / "count", steps, new, settings) + 1):
-        folder = tmp_path / str(at)
+    n_calls = count_calls(tmp_path / "count", steps, new, settings)
+    folders = [tmp_path / str(at) for at in range(1, n_calls + 1)]
+    for folder in folders:
         save_steps(folder, *steps, keep_last=0)
-        child = os.fork()
-        if child == 0:
-            try:
-                save_new(folder, KillingDisk(at), new, settings)
-            finally:
-                os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        outcomes.add(check_old_or_new(folder, steps[-1]))
-    assert outcomes == {"old", "new"}
+    words = [sys.executable, "-m", "tests.train.checkpoint.kill_work", str(new), *map(str, folders)]
+    subprocess.run(words, check=True, timeout=100)
+    assert {check_old_or_new(folder, steps[-1]) for folder in folders} == {"old", "new"}
 
 
 def test_a_crash_while_cleaning_up_after_a_crash_loses_nothing(tmp_path):

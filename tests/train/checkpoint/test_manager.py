@@ -1,6 +1,8 @@
 """Keeping the last few checkpoints, finding the one that was asked for, and refusing one that does not fit."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +19,14 @@ from tests.train.checkpoint.disks import blank, find_names, find_steps, make_man
 def test_the_last_few_are_kept(tmp_path, async_save):
     save_steps(tmp_path, *range(1, 7), keep_last=2, async_save=async_save)
     assert find_steps(tmp_path) == [5, 6]
+
+
+def test_the_manager_knows_what_it_saved_last(tmp_path):
+    with make_manager(tmp_path, async_save=True) as manager:
+        assert manager.last_saved is None
+        manager.save(4, make_state(4), {})
+        manager.wait()
+        assert manager.last_saved == tmp_path / "step-00000004"
 
 
 def test_all_are_kept_when_no_number_is_given(tmp_path):
@@ -168,24 +178,15 @@ def test_loading_weights_alone_still_asks_for_all_of_them(tmp_path):
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path):
+    code = f"""
+from pathlib import Path
+from monograph.train.checkpoint.store import Store
+Store(Path({str(tmp_path)!r})).open()
+"""
     with make_manager(tmp_path):
-        child = os.fork()
-        if child == 0:
-            try:
-                make_manager(tmp_path)
-            except CheckpointError as error:
-                os._exit(3 if f"process {os.getppid()}" in str(error) else 4)
-            finally:
-                os._exit(5)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    child = os.fork()
-    if child == 0:
-        try:
-            make_manager(tmp_path).close()
-            os._exit(0)
-        finally:
-            os._exit(5)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the folder is free again"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert f"another run is writing checkpoints to {tmp_path} (process {os.getpid()}" in other.stderr
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0, "the folder is free again"
 
 
 def test_other_folders_beside_checkpoints_are_left_alone(tmp_path):

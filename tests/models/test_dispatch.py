@@ -70,8 +70,10 @@ def test_there_and_back_gives_the_same_bits_every_time(dtype):
     assert all(torch.equal(a, b) for _ in range(3) for a, b in zip(first, run(), strict=True))
 
 
-def test_bf16_rows_are_summed_in_fp32():
-    rows = torch.tensor([[256.0], [1.0], [1.0], [1.0], [1.0]]).bfloat16()
+def test_bf16_rows_are_weighted_and_summed_in_fp32():
     order = torch.arange(5)
-    out = GatherRows.apply(rows, torch.ones(1, 5), order, order)
-    assert out.item() == 260.0  # adding ones to 256 in bf16 would stay at 256
+    rows = torch.tensor([[256.0], [1.0], [1.0], [1.0], [1.0]]).bfloat16()
+    assert GatherRows.apply(rows, torch.ones(1, 5), order, order).item() == 260.0  # bf16 would stay at 256
+    rows = torch.tensor([[1.0], [-1.0]]).bfloat16()
+    weights = torch.tensor([[1 + 2**-9, 1.0]])  # the first is 1 in bf16
+    assert GatherRows.apply(rows, weights, order[:2], order[:2]).item() == 2**-9

@@ -50,6 +50,12 @@ def test_grouped_and_loop_agree_in_bf16():
         assert (grouped[name].float() - exact[name]).abs().max() <= 0.03 * scale, name
 
 
+def test_the_reference_computes_in_fp32_what_the_loop_does():
+    found, expected = run("grouped_reference", torch.float32), run("loop", torch.float32)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "backend, dtype", [("grouped_mm", torch.bfloat16), ("loop", torch.bfloat16), ("loop", torch.float32)]
 )

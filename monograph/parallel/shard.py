@@ -5,7 +5,7 @@ The gradient takes the same way back: to the reduce dtype, summed and scattered 
 the axes that replicate the parameter.
 """
 
-import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -98,30 +98,39 @@ class Recipe(NamedTuple):
 
 
 class GatherAgain:
-    """Saved-tensor hooks of one unit: views of gathered parameters are kept as recipes, everything else as it is."""
+    """Saved-tensor hooks of one unit: views of gathered parameters are kept as recipes, everything else as it is.
+
+    Each parameter is gathered once more when backward first asks for it, and kept until the last of its readers has
+    been served. Readers are counted, rather than asked whether they are alive: that would depend on when a finished
+    transfer lets go of its buffers, and then one rank would wait in a gather that another does not make.
+    """
 
     def __init__(
         self, state: Mapping[str, Tensor], slots: Mapping[str, Slot], pieces: Mapping[str, Tensor], dtype: torch.dtype
     ) -> None:
         self.state, self.slots, self.dtype = state, slots, dtype
         self.names = {piece.untyped_storage().data_ptr(): name for name, piece in pieces.items() if piece.numel()}
-        self.alive: weakref.WeakValueDictionary[str, Tensor] = weakref.WeakValueDictionary()
+        self.readers: Counter[str] = Counter()
+        self.kept: dict[str, Tensor] = {}
 
     def pack(self, saved: Tensor) -> Tensor | Recipe:
         """A recipe for what can be gathered again."""
         name = self.names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
         if name is None:
             return saved
+        self.readers[name] += 1
         return Recipe(name, saved.size(), saved.stride(), int(saved.storage_offset()))
 
     def unpack(self, kept: Tensor | Recipe) -> Tensor:
-        """The saved tensor, gathered once more unless another reader still holds it."""
+        """The saved tensor; the first reader of a parameter pays for gathering it."""
         if isinstance(kept, Tensor):
             return kept
-        piece = self.alive.get(kept.name)
+        piece = self.kept.pop(kept.name, None)
         if piece is None:
             slot = self.slots[kept.name]
             with torch.no_grad():
                 piece = gather_piece(self.state[slot.name].detach().to(self.dtype), slot)
-            self.alive[kept.name] = piece
+        self.readers[kept.name] -= 1
+        if self.readers[kept.name] > 0:
+            self.kept[kept.name] = piece
         return piece.as_strided(kept.size, kept.stride, kept.offset)

@@ -46,5 +46,5 @@ def _choose_dtype(name: str) -> torch.dtype | None:
 def _report(moved: Moved) -> None:
     model = type(moved.config).__name__.removesuffix("Config")
     files = "file" if moved.n_files == 1 else "files"
-    size = f"{moved.n_bytes / 1e9:.2f} GB in {moved.n_files} {files}"
-    sys.stdout.write(f"{moved.path}: {model}, {moved.n_tensors} tensors, {size}\n")
+    size = f"{moved.n_bytes / 1e9:.1f} GB" if moved.n_bytes >= 1e9 else f"{moved.n_bytes / 1e6:.1f} MB"
+    sys.stdout.write(f"{moved.path}: {model}, {moved.n_tensors} tensors, {size} in {moved.n_files} {files}\n")

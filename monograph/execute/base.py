@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from monograph.execute.config import CompileConfig
+from monograph.execute.layer import CountingBackend
 from monograph.execute.remat import Remat
 from monograph.models.balance import update_expert_bias
 from monograph.models.decoder import Decoder, DecoderOutput
@@ -41,8 +42,8 @@ class MeshStep(ABC):
 
     parameters: Mapping[str, Tensor]
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
-    compiled_graphs: int | None = None
-    """How many graphs were compiled so far; None when nothing is compiled."""
+    backend: CountingBackend | None = None
+    """The compiler, when anything is compiled."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
         self.model = model
@@ -50,6 +51,11 @@ class MeshStep(ABC):
         self.rank = groups.rank
         self.device = groups.device
         self.data_part = (groups.mesh.data_part(groups.rank), groups.mesh.data_parts)
+
+    @property
+    def compiled_graphs(self) -> int | None:
+        """How many graphs were compiled so far; None when nothing is compiled."""
+        return None if self.backend is None else self.backend.graphs
 
     @abstractmethod
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:

@@ -22,7 +22,7 @@ from monograph.models.decoder import Decoder, DecoderOutput, call_module
 from monograph.parallel.collectives import total
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.start import fill_shard
+from monograph.parallel.start import fill_shards
 
 
 class Fsdp2Step(MeshStep):
@@ -30,7 +30,6 @@ class Fsdp2Step(MeshStep):
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        self.backend: CountingBackend | None = None
         self.call = self._prepare_blocks(settings)
         put_pieces(model, table, settings.dtype)
         policy = MixedPrecisionPolicy(
@@ -40,10 +39,7 @@ class Fsdp2Step(MeshStep):
         materialize_shards(model, groups.device)
         self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
-        for slot in table:
-            fill_shard(
-                self.parameters[slot.name], slot, settings.starts[slot.name], seed=settings.seed, rank=groups.rank
-            )
+        fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
         return self.model(**inputs, valid_tokens=valid_tokens, call=self.call)
@@ -59,11 +55,6 @@ class Fsdp2Step(MeshStep):
         if "loss" in config.components:
             compile_loss(self.model, self.backend)
         return compile_blocks(self.model, self.backend) if "model" in config.components else call_module
-
-    @property
-    def compiled_graphs(self) -> int | None:  # type: ignore[override]
-        """How many graphs were compiled so far; None when nothing is compiled."""
-        return None if self.backend is None else self.backend.graphs
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -154,6 +145,7 @@ def materialize_shards(model: nn.Module, device: torch.device) -> None:
             if id(parameter) not in made:
                 made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device))
             setattr(module, name, made[id(parameter)])
+    model.to(device)  # here FSDP2 moves uneven shards into padded memory; later it would leave us with the old tensors
 
 
 def _local(value: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from monograph.models.decoder import Block, Decoder, DecoderOutput
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
-from monograph.parallel.start import fill_shard
+from monograph.parallel.start import fill_shards
 
 
 class RematCall:
@@ -36,14 +36,9 @@ class ShardedStep(MeshStep):
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        self.parameters = {
-            slot.name: nn.Parameter(torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device))
-            for slot in table
-        }
-        for slot in table:
-            fill_shard(
-                self.parameters[slot.name], slot, settings.starts[slot.name], seed=settings.seed, rank=groups.rank
-            )
+        stored: dict[str, Any] = {"dtype": settings.dtype, "device": groups.device}
+        self.parameters = {slot.name: nn.Parameter(torch.empty(slot.local_shape, **stored)) for slot in table}
+        fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
         self.call: Callable[..., Any] = ShardedCall(
             model,
             table,

@@ -28,7 +28,7 @@ def scatter_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     if dim == 0:
         return reduce_scatter(value.contiguous(), size, group.value)
     pieces = value.unflatten(dim, (size, value.shape[dim] // size)).movedim(dim, 0)
-    return reduce_scatter(pieces.contiguous(), size, group.value).squeeze(0)
+    return reduce_scatter(pieces.flatten(0, 1).contiguous(), size, group.value)
 
 
 class _Gather(torch.autograd.Function):

@@ -1,10 +1,13 @@
 """AdamW over named tensors, with its moments as named tensors too, so that checkpoints and reports can read them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
+from monograph.compat import compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.train.config import OptimizerConfig
@@ -33,12 +36,21 @@ class Optimizer(Configurable):
             fused=self.is_fused,
             foreach=config.implementation == "foreach" and not self.is_fused,
         )
+        self._update: Callable[..., Any] = self._adamw.step
         for parameter in self.parameters.values():
             counter_device = parameter.device if self.is_fused else torch.device("cpu")
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=counter_device),
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }
+
+    def compile(self, backend: Any) -> None:
+        """Run updates as one compiled graph of foreach ops, which takes the place of torch's fused kernel."""
+        self.is_fused = False
+        for parameter in self.parameters.values():
+            state = self._adamw.state[parameter]
+            state["step"] = state["step"].to(parameter.device)
+        self._update = CompiledUpdate(self._adamw, backend)
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor) -> None:
         """Make one update, or none at all once a loss or a gradient was not finite.
@@ -54,7 +66,7 @@ class Optimizer(Configurable):
             self._adamw.found_inf = self._broken  # type: ignore[attr-defined]
         elif self._broken.item():
             return
-        self._adamw.step()
+        self._update()
 
     def clear_gradients(self) -> None:
         """Drop the gradients; the next backward allocates them anew."""
@@ -72,6 +84,59 @@ class Optimizer(Configurable):
         """Continue after `count` updates: bias correction depends on it."""
         for parameter in self.parameters.values():
             self._adamw.state[parameter]["step"].fill_(count)
+
+
+class CompiledUpdate:
+    """AdamW's update as a function of tensors only: a rate given as a number would be compiled in, step by step."""
+
+    def __init__(self, optimizer: torch.optim.AdamW, backend: Any) -> None:
+        self.optimizer = optimizer
+        self._function = compile_function(_update, backend)
+
+    def __call__(self) -> None:
+        for group in self.optimizer.param_groups:
+            chosen = [p for p in group["params"] if p.grad is not None]
+            states = [self.optimizer.state[p] for p in chosen]
+            lists = [[state[kind] for state in states] for kind in (*_MOMENTS, "step")]
+            lr = torch.tensor(group["lr"], dtype=torch.float32, device=chosen[0].device)
+            with torch.no_grad():
+                self._function(chosen, [p.grad for p in chosen], *lists, lr, *_constants(group))
+
+
+def _constants(group: Mapping[str, Any]) -> tuple[float, ...]:
+    return (*group["betas"], group["eps"], group["weight_decay"])
+
+
+def _update(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """torch's own AdamW in its functional form."""
+    adamw(
+        parameters,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        steps,
+        foreach=True,
+        capturable=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+    )
 
 
 def _plan_fused(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> bool:

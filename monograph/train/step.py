@@ -1,7 +1,7 @@
 """What the trainer trains: anything that can run one micro-batch. It knows nothing of models, meshes or graphs."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ class Step(Protocol):
     """The stored tensors the optimizer updates, by name; gradients add up in `.grad`."""
     data_part: tuple[int, int]
     """Which part of each global batch this process reads, and into how many it is divided."""
+    backend: Any
+    """The compiler of this step, None when it is not compiled."""
 
     @property
     def compiled_graphs(self) -> int | None:

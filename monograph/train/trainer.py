@@ -77,6 +77,8 @@ class Trainer(Configurable):
         self.startup = startup
         training = config.training
         self.optimizer = config.optimizer.build(parameters=step.parameters)
+        if step.backend is not None and "optimizer" in config.compile.components:
+            self.optimizer.compile(step.backend)
         self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)
         self.is_speaker = groups.rank == 0
         self.groups = groups

@@ -20,6 +20,24 @@ class RankOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class CompareArguments(Configurable.Config):
+    """`monograph compare`."""
+
+    left: str = ""
+    """One run, as it would follow `monograph train`, in quotes."""
+    right: str = ""
+    """The other run."""
+    tolerance: float = 0.0
+    """Largest relative difference that counts as equal; 0 compares bit for bit."""
+
+    def check(self) -> None:
+        if self.tolerance < 0:
+            raise ConfigError(
+                f"--tolerance {self.tolerance}", why="a difference is not negative", do="--tolerance 1e-5"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
 class ConfigOptions(Configurable.Config):
     """`monograph config`."""
 

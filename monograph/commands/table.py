@@ -3,7 +3,7 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
-from monograph.commands.arguments import ConfigOptions, DataPackArguments, RankOptions
+from monograph.commands.arguments import CompareArguments, ConfigOptions, DataPackArguments, RankOptions
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -49,6 +49,14 @@ COMMANDS = (
         takes_recipe=True,
         needs=("words",),
         arguments=RankOptions,
+    ),
+    Command(
+        name="compare",
+        usage='"RECIPE flags" "RECIPE flags" [--tolerance 1e-5]',
+        summary="Run two configurations and compare loss and gradient norm step by step, bit for bit.",
+        function="monograph.commands.compare:compare",
+        arguments=CompareArguments,
+        positional=("left", "right"),
     ),
     Command(
         name="config",

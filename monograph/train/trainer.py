@@ -240,7 +240,7 @@ class Trainer(Configurable):
             last=self.speed.last,
             tokens_per_second=self.speed.tokens_per_second(self.global_batch * self.config.training.seq_len),
             validation_loss=self.validation_loss,
-            checkpoint=self.checkpoints.latest() if self.config.checkpoint.enabled else None,
+            checkpoint=self.checkpoints.last_saved,
             metrics=self.metrics.path,
             is_speaker=self.is_speaker,
         )

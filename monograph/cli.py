@@ -16,6 +16,7 @@ from monograph.commands.table import COMMANDS, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, MonographError
+from monograph.train.startup import early_phase
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
@@ -73,7 +74,8 @@ def run_command(command: Command, rest: list[str]) -> int:
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
     if command.takes_recipe:
-        request = read_request(rest, make_options(command))
+        with early_phase("config"):
+            request = read_request(rest, make_options(command))
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:

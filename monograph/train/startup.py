@@ -6,12 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_EARLY: dict[str, float] = {}
+"""What the command line measured before it knew what to start."""
+
+
+@contextmanager
+def early_phase(name: str) -> Iterator[None]:
+    """Time a stretch that lies before the run itself; its `Startup` will show it."""
+    start = time.perf_counter()
+    yield
+    _EARLY[name] = time.perf_counter() - start
+
 
 class Startup:
     """Named stretches of time between the start of the process and the end of the first step."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"import": seconds_since_process_start()}
+        age = seconds_since_process_start() if _EARLY else _AGE_WHEN_IMPORTED
+        self.seconds: dict[str, float] = {"import": max(0.0, age - sum(_EARLY.values())), **_EARLY}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -37,3 +49,7 @@ def seconds_since_process_start() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - float(fields[19]) / ticks_per_second)
     except (OSError, AttributeError, IndexError, ValueError):
         return 0.0
+
+
+_AGE_WHEN_IMPORTED = seconds_since_process_start()
+"""For runs that no command started: what a process does between its imports and a run is none of our time."""

@@ -4,7 +4,14 @@ import time
 
 import pytest
 
-from monograph.train.startup import Startup, seconds_since_process_start
+from monograph.train import startup as measured
+from monograph.train.startup import Startup, early_phase, seconds_since_process_start
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """As in a process that has not run a command."""
+    monkeypatch.setattr(measured, "_EARLY", {})
 
 
 def test_phases_are_timed_in_order_and_a_name_used_twice_adds_up():
@@ -34,6 +41,21 @@ def test_the_table_ends_with_the_sum_of_its_rows():
         "  first step     0.50 s",
         "  total          1.75 s",
     ]
+
+
+def test_what_the_command_line_did_first_is_a_row_of_its_own_and_not_counted_twice():
+    with early_phase("config"):
+        time.sleep(0.05)
+    age, startup = seconds_since_process_start(), Startup()
+    assert list(startup.seconds) == ["import", "config"]
+    assert 0.05 <= startup.seconds["config"] < 1.0
+    assert sum(startup.seconds.values()) == pytest.approx(age, abs=0.05)
+
+
+def test_a_run_that_no_command_started_does_not_count_what_its_process_did_since_the_import():
+    first = Startup().seconds["import"]
+    time.sleep(0.02)
+    assert 0 < Startup().seconds["import"] == first < seconds_since_process_start()
 
 
 def test_the_age_of_the_process_grows_with_the_clock():

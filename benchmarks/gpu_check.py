@@ -1,0 +1,110 @@
+"""Everything that CI cannot check because it has no GPU, in one command: training, resume, verify, compile.
+
+    python benchmarks/gpu_check.py [--steps 60] [--device cuda]
+
+Starts each check as a process of its own, several at a time, and prints one table at the end.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
+SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One command and the time it may take."""
+
+    name: str
+    words: list[str]
+    seconds: float = 240.0
+
+
+def plan_checks(steps: int, device: str) -> list[Check]:
+    """Training first, then what compares, then several ranks on one device."""
+    on = f"--debug.device {device}"
+    bf16 = "--training.compute_dtype bfloat16"
+    exact = "--debug.deterministic true"
+    found = [
+        Check(f"train {recipe}", ["train", recipe, *f"{on} --training.steps {steps} --metrics.progress off".split()])
+        for recipe in RECIPES
+    ]
+    for recipe in ("llama3_debugmodel", "deepseek_v3_debugmodel", "qwen3_debugmodel_moe"):
+        for label, precision in (("fp32", ""), ("bf16", bf16)):
+            base = f"{recipe} {on} {SHORT} {precision} {exact}"
+            layer = f"{base} --compile.mode layer"
+            found.append(Check(f"eager twice {recipe} {label}", ["compare", base, base]))
+            found.append(
+                Check(f"eager/aot_eager {recipe} {label}", ["compare", base, f"{layer} --compile.backend aot_eager"])
+            )
+            tolerance = "1e-4" if label == "fp32" else "2e-2"
+            found.append(Check(f"eager/inductor {recipe} {label}", ["compare", base, layer, "--tolerance", tolerance]))
+        base = f"{recipe} {on} {SHORT} {exact}"
+        found.append(Check(f"fsdp2/graph {recipe}", ["compare", base, f"{base} --parallelism.fsdp graph"]))
+    meshes = {
+        "dp2": "--ranks 2",
+        "dp2 tp2": "--ranks 4 --parallelism.tensor_parallel_degree 2",
+        "dp2 tp2 ep2": "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2",
+    }
+    for mesh, flags in meshes.items():
+        for kind in ("fsdp2", "graph"):
+            recipe = "deepseek_v3_debugmodel" if "ep2" in mesh else "qwen3_debugmodel"
+            words = f"verify {recipe} {flags} {on} --parallelism.fsdp {kind} --training.seq_len 64".split()
+            found.append(Check(f"verify {mesh} {kind}", words))
+    return found
+
+
+def run(check: Check, folder: Path) -> tuple[bool, float, str]:
+    """Whether a check passed, how long it took, and what is worth saying about it."""
+    start = time.perf_counter()
+    place = folder / check.name.replace(" ", "-").replace("/", "-")
+    words = check.words if check.words[0] == "compare" else [*check.words, "--job.dump_folder", str(place)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "monograph", *words], capture_output=True, text=True, timeout=check.seconds
+        )
+    except subprocess.TimeoutExpired:
+        return False, time.perf_counter() - start, "ran out of time"
+    taken = time.perf_counter() - start
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    if done.returncode:
+        return False, taken, "\n".join(lines[-25:])
+    if check.words[0] == "train":
+        records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        losses = [record["loss"] for record in records if "loss" in record]
+        return losses[-1] < 0.7 * losses[0], taken, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
+    said = done.stdout.strip().splitlines()
+    return True, taken, said[-1].strip() if said else ""
+
+
+def main() -> int:
+    """Run all checks and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--only", default="", help="run the checks whose name contains this")
+    arguments = parser.parse_args()
+    checks = [c for c in plan_checks(arguments.steps, arguments.device) if arguments.only in c.name]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as pool:
+        results = list(pool.map(lambda check: run(check, Path(folder)), checks))
+    for check, (passed, _, text) in zip(checks, results, strict=True):
+        if not passed:
+            print(f"--- {check.name}\n{text}\n")
+    for check, (passed, taken, text) in zip(checks, results, strict=True):
+        print(
+            f"{'ok  ' if passed else 'FAIL'} {check.name:42s} {taken:6.1f} s  {text.splitlines()[-1] if text else ''}"
+        )
+    return 0 if all(passed for passed, _, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,101 +1,117 @@
-"""Two traces of the same step, compared module by module; and where they begin to differ."""
+"""Two traces of the same step, compared module by module."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from monograph.verify.trace import StepTrace
+from monograph.verify.trace import StepTrace, Torn
+
+KINDS = ("start", "forward", "backward", "gradient", "updated")
 
 
 @dataclass(kw_only=True)
 class Row:
-    """Largest relative differences of one module, over all steps; None where there is nothing to compare."""
+    """Largest relative differences of one module; None where there is nothing to compare."""
 
     path: str
-    forward: float | None = None
     start: float | None = None
+    """Parameters before the step."""
+    forward: float | None = None
+    """What the module puts out."""
+    backward: float | None = None
+    """The gradient of what it puts out: it comes from the modules after this one."""
     gradient: float | None = None
+    """The gradients of its parameters."""
     updated: float | None = None
+    """Parameters and buffers after the step."""
     routing: int | None = None
     """Tokens that chose other experts."""
 
     def worst(self) -> float:
         """The largest of all differences; any difference in routing is infinitely large."""
-        found = [v for v in (self.forward, self.start, self.gradient, self.updated) if v is not None]
+        found = [value for kind in KINDS if (value := getattr(self, kind)) is not None]
         return max([*found, float("inf") if self.routing else 0.0])
 
 
 @dataclass(kw_only=True)
-class Verdict:
-    """What the comparison found."""
+class Differences:
+    """What one comparison, or several of them together, found."""
 
-    tolerance: float
     rows: dict[str, Row] = field(default_factory=dict)
+    """By module path, in forward order."""
     loss: float = 0.0
     grad_norm: float = 0.0
-    torn: list[str] = field(default_factory=list)
-    forward_order: list[str] = field(default_factory=list)
+    torn: list[Torn] = field(default_factory=list)
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether everything lies within the tolerance and all ranks agree."""
-        worst = max([self.loss, self.grad_norm, *(row.worst() for row in self.rows.values())])
-        return worst <= self.tolerance and not self.torn
+    def worst(self) -> float:
+        """The largest of all differences."""
+        return max([self.loss, self.grad_norm, *(row.worst() for row in self.rows.values())])
 
-    def first_difference(self) -> str:
-        """The module to look at, and why; empty when there is none.
-
-        A wrong output is blamed on the first module in forward order that shows it, since all later ones inherit it.
-        When all outputs agree, gradients are at fault, and those travel backwards: the first in forward order and the
-        one nearest to the loss are both named.
-        """
-        for path in self.forward_order:
-            row = self.rows[path]
-            if row.routing:
-                return f"{path}: {row.routing} tokens chose other experts"
-            if (row.forward or 0.0) > self.tolerance:
-                return f"{path}: its output differs by {row.forward:.1e}"
-        for kind, text in (("start", "starting values"), ("gradient", "gradient"), ("updated", "updated values")):
-            wrong = [r for r in self.rows.values() if (getattr(r, kind) or 0.0) > self.tolerance]
-            if wrong:
-                first, last = wrong[0], wrong[-1]
-                named = f"{first.path}: {text} differ by {getattr(first, kind):.1e}"
-                return named if first is last else f"{named} (nearest to the loss: {last.path})"
-        if self.torn:
-            return self.torn[0]
-        for name in ("loss", "grad_norm"):
-            if getattr(self, name) > self.tolerance:
-                return f"{name} differs by {getattr(self, name):.1e}"
-        return ""
+    def add(self, other: "Differences") -> None:
+        """Keep the larger of both, number by number."""
+        self.loss, self.grad_norm = max(self.loss, other.loss), max(self.grad_norm, other.grad_norm)
+        self.torn += [entry for entry in other.torn if entry not in self.torn]
+        for path, theirs in other.rows.items():
+            mine = self.rows.setdefault(path, Row(path=path))
+            for kind in (*KINDS, "routing"):
+                values = [value for row in (mine, theirs) if (value := getattr(row, kind)) is not None]
+                setattr(mine, kind, max(values, default=None))
 
 
-def compare(verdict: Verdict, sharded: StepTrace, reference: StepTrace) -> None:
-    """Add one step's differences to the verdict."""
-    verdict.loss = max(verdict.loss, relative(sharded.loss, reference.loss))
-    verdict.grad_norm = max(verdict.grad_norm, relative(sharded.grad_norm, reference.grad_norm))
-    verdict.torn += [entry for entry in sharded.torn if entry not in verdict.torn]
-    order = list(reference.outputs)
-    for path in reference.choices:
-        parent = path.rsplit(".", 1)[0]
-        order.insert(order.index(parent), path)
-    verdict.forward_order = order
-    for path in order:
-        _row(verdict, path)
-    for path, output in reference.outputs.items():
-        _note(_row(verdict, path), "forward", sharded.outputs[path], output)
+def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
+    """The differences of one step."""
+    found = Differences(
+        loss=relative(sharded.loss, reference.loss),
+        grad_norm=relative(sharded.grad_norm, reference.grad_norm),
+        torn=list(sharded.torn),
+    )
+    for path in plan_order(reference):
+        found.rows[path] = Row(path=path)
+    by_module = (
+        ("forward", sharded.outputs, reference.outputs),
+        ("backward", sharded.output_gradients, reference.output_gradients),
+    )
+    for kind, ours, theirs in by_module:
+        for path, expected in theirs.items():
+            _note(found.rows[path], kind, ours.get(path), expected)
     for path, choice in reference.choices.items():
-        row = _row(verdict, path)
-        row.routing = max(row.routing or 0, count_rerouted(sharded.choices[path], choice))
-    kinds: tuple[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]], ...] = (
+        found.rows[path].routing = count_rerouted(sharded.choices[path], choice)
+    by_name = (
         ("start", sharded.before, reference.before),
         ("gradient", sharded.gradients, reference.gradients),
         ("updated", sharded.after, reference.after),
     )
-    for kind, ours, theirs in kinds:
+    for kind, ours, theirs in by_name:
         for name, expected in theirs.items():
-            _note(_row(verdict, name.rpartition(".")[0]), kind, ours[name], expected)
+            _note(found.rows[module_of(name)], kind, ours.get(name), expected)
+    return found
+
+
+def plan_order(trace: StepTrace) -> list[str]:
+    """All modules in forward order; those that only hold parameters stand before the module they are part of."""
+    order = list(trace.outputs)
+    for path in [*trace.choices, *_modules(trace.before), *_modules(trace.after)]:
+        if path not in order:
+            parents = [parent for parent in _parents(path) if parent in order]
+            order.insert(order.index(parents[0]) if parents else len(order), path)
+    return order
+
+
+def module_of(name: str) -> str:
+    """The path of the module that a parameter or buffer belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _modules(tensors: Mapping[str, Tensor]) -> Iterable[str]:
+    return dict.fromkeys(module_of(name) for name in tensors)
+
+
+def _parents(path: str) -> list[str]:
+    """The modules around this one, innermost first."""
+    parts = path.split(".")
+    return [".".join(parts[:size]) for size in range(len(parts) - 1, 0, -1)]
 
 
 def relative(ours: float, theirs: float) -> float:
@@ -106,9 +122,9 @@ def relative(ours: float, theirs: float) -> float:
     return difference if difference == difference else float("inf")
 
 
-def largest_difference(ours: Tensor, theirs: Tensor) -> float:
+def largest_difference(ours: Tensor | None, theirs: Tensor) -> float:
     """The largest difference of any element, relative to the reference's largest element."""
-    if ours.shape != theirs.shape:
+    if ours is None or ours.shape != theirs.shape:
         return float("inf")
     gap = (ours - theirs).abs().max().item() if ours.numel() else 0.0
     if gap == 0.0:
@@ -125,10 +141,6 @@ def count_rerouted(ours: Tensor, theirs: Tensor) -> int:
     return int((ours.sort(-1).values != theirs.sort(-1).values).any(-1).sum())
 
 
-def _row(verdict: Verdict, path: str) -> Row:
-    return verdict.rows.setdefault(path, Row(path=path))
-
-
-def _note(row: Row, kind: str, ours: Tensor, theirs: Tensor) -> None:
-    found = largest_difference(ours.to(torch.float64), theirs.to(torch.float64))
+def _note(row: Row, kind: str, ours: Tensor | None, theirs: Tensor) -> None:
+    found = largest_difference(None if ours is None else ours.to(torch.float64), theirs.to(torch.float64))
     setattr(row, kind, max(getattr(row, kind) or 0.0, found))

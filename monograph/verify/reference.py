@@ -43,6 +43,7 @@ class Reference:
                 if output.loads is not None:
                     model.expert_load.add_(output.loads)
         trace.outputs = {path: torch.cat(parts) for path, parts in recording.outputs.items()}
+        trace.output_gradients = {path: torch.cat(parts) for path, parts in recording.gradients.items()}
         rows = trace.outputs["embedding"].shape[:2]
         trace.choices = {path: torch.cat(parts).unflatten(0, rows) for path, parts in recording.choices.items()}
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})

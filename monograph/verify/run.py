@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
+from torch import Tensor
+
 from monograph.errors import EXIT_FAILED
+from monograph.execute.base import MeshStep
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step, deterministic_kernels, find_device
@@ -14,11 +17,12 @@ from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
-from monograph.verify.compare import Verdict, compare
+from monograph.verify.compare import compare
 from monograph.verify.reference import Reference, buffers_of
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import LocalTrace, assemble, gather_traces, gradients_of, snapshot
-from monograph.verify.watch import recorded
+from monograph.verify.verdict import Verdict
+from monograph.verify.watch import Recording, recorded
 
 log = get_log("verify")
 TOLERANCE = 1e-5
@@ -73,13 +77,14 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
             lr = scheduler.lr(number)
             before = snapshot(step.parameters)
             with recorded(step.model) as recording:
-                loss = add_gradients(step, [next(mine) for _ in range(micro)])
+                loss = _add_gradients(step, [next(mine) for _ in range(micro)], recording, number)
             gradients = snapshot(gradients_of(step))
             updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)
             local = LocalTrace(
                 loss=loss.item(),
                 grad_norm=updated.grad_norm.item(),
                 outputs=recording.outputs,
+                output_gradients=recording.gradients,
                 choices=recording.choices,
                 before=before,
                 gradients=gradients,
@@ -91,10 +96,19 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
                 sharded = assemble(traces, step.table)
                 expected = reference.run([next(everyone) for _ in range(micro * parts)])
                 reference.update(expected, sharded.gradients, lr)
-                compare(verdict, sharded, expected)
+                verdict.add(number, compare(sharded, expected))
                 log.info("step %d of %d compared", number, steps)
             groups.wait()
     return verdict if is_judge else None
+
+
+def _add_gradients(step: MeshStep, batches: list[Batch], recording: Recording, number: int) -> Tensor:
+    """The trainer's own, with a note on where the step was when it failed: a collective's error does not say."""
+    try:
+        return add_gradients(step, batches)
+    except Exception as error:
+        error.add_note(f"verify: step {number} failed {recording.where()}")
+        raise
 
 
 def verify_command(config: TrainerConfig) -> int:

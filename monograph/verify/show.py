@@ -9,7 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from monograph.parallel.mesh import Mesh
-from monograph.verify.compare import Verdict
+from monograph.verify.verdict import Verdict
+
+_COLUMNS = (
+    ("output", "forward"),
+    ("its gradient", "backward"),
+    ("start", "start"),
+    ("gradient", "gradient"),
+    ("updated", "updated"),
+)
+"""Title and kind of the numbers shown for each module."""
 
 
 def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
@@ -17,20 +26,21 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     console = Console()
     table = Table(title=f"sharded against one device, largest relative difference (tolerance {verdict.tolerance:.0e})")
     table.add_column("module", overflow="fold")
-    for name in ("output", "start", "gradient", "updated", "routing"):
-        table.add_column(name, justify="right")
-    for row in verdict.rows.values():
-        numbers = [_show(v, verdict.tolerance) for v in (row.forward, row.start, row.gradient, row.updated)]
+    for title, _ in _COLUMNS:
+        table.add_column(title, justify="right")
+    table.add_column("routing", justify="right")
+    for row in verdict.all.rows.values():
+        numbers = [_show(getattr(row, kind), verdict.tolerance) for _, kind in _COLUMNS]
         routing = "" if row.routing is None else ("equal" if not row.routing else f"[red]{row.routing} differ[/red]")
         table.add_row(row.path, *numbers, routing)
     console.print(table)
-    console.print(f"loss {verdict.loss:.1e}   gradient norm {verdict.grad_norm:.1e}")
-    for entry in verdict.torn:
-        console.print(f"[red]ranks disagree:[/red] {entry}")
+    console.print(f"loss {verdict.all.loss:.1e}   gradient norm {verdict.all.grad_norm:.1e}", highlight=False)
+    for entry in verdict.all.torn:
+        console.print(f"[red]{entry}[/red]", highlight=False)
     if verdict.is_equal:
         console.print(f"[green]equal[/green]: the plan on {mesh.world_size} ranks computes what one device computes")
     else:
-        console.print(f"[red]different[/red], first at {verdict.first_difference()}")
+        console.print(f"[red]different[/red], first in step {verdict.step} at {verdict.blame}", highlight=False)
 
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
@@ -38,12 +48,13 @@ def write_verdict(verdict: Verdict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "is_equal": verdict.is_equal,
-        "first_difference": verdict.first_difference(),
+        "blame": verdict.blame,
+        "step": verdict.step,
         "tolerance": verdict.tolerance,
-        "loss": verdict.loss,
-        "grad_norm": verdict.grad_norm,
-        "torn": verdict.torn,
-        "modules": [asdict(row) for row in verdict.rows.values()],
+        "loss": verdict.all.loss,
+        "grad_norm": verdict.all.grad_norm,
+        "torn": [str(entry) for entry in verdict.all.torn],
+        "modules": [asdict(row) for row in verdict.all.rows.values()],
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -13,6 +13,19 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, Slot
 
 
+@dataclass(frozen=True, kw_only=True)
+class Torn:
+    """Something that ranks should agree on and do not."""
+
+    name: str
+    kind: str
+    """start, gradient, updated; or the name itself for loss and grad_norm."""
+
+    def __str__(self) -> str:
+        words = {"start": "its starting values", "gradient": "its gradient", "updated": "its updated values"}
+        return f"{self.name}: ranks disagree on {words.get(self.kind, 'it')}"
+
+
 @dataclass(kw_only=True)
 class StepTrace:
     """Everything one update produced, as one device would see it."""
@@ -21,6 +34,8 @@ class StepTrace:
     grad_norm: float = 0.0
     outputs: dict[str, Tensor] = field(default_factory=dict)
     """The stream [batch, sequence, dim] after each module, in forward order."""
+    output_gradients: dict[str, Tensor] = field(default_factory=dict)
+    """The loss's gradient with respect to each of them."""
     choices: dict[str, Tensor] = field(default_factory=dict)
     """Experts [batch, sequence, top_k] each router chose."""
     before: dict[str, Tensor] = field(default_factory=dict)
@@ -28,8 +43,7 @@ class StepTrace:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     after: dict[str, Tensor] = field(default_factory=dict)
     """Parameters and persistent buffers after the update."""
-    torn: list[str] = field(default_factory=list)
-    """Parameters, gradients or buffers that ranks which should agree do not agree on."""
+    torn: list[Torn] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -39,6 +53,7 @@ class LocalTrace:
     loss: float
     grad_norm: float
     outputs: dict[str, list[Tensor]]
+    output_gradients: dict[str, list[Tensor]]
     choices: dict[str, list[Tensor]]
     before: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -69,25 +84,26 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
     """The global view of all ranks' parts; what should be equal on several ranks is checked on the way."""
     mesh = table.mesh
     trace = StepTrace(loss=parts[0].loss, grad_norm=parts[0].grad_norm)
-    for path in parts[0].outputs:
-        trace.outputs[path] = join_stream([part.outputs[path] for part in parts], mesh)
+    for kind in ("outputs", "output_gradients"):
+        for path in getattr(parts[0], kind):
+            getattr(trace, kind)[path] = join_stream([getattr(part, kind)[path] for part in parts], mesh)
     for path in parts[0].choices:
         rows = parts[0].outputs["embedding"][0].shape[:2]
         split = [[choice.unflatten(0, rows) for choice in part.choices[path]] for part in parts]
         trace.choices[path] = join_stream(split, mesh)
-    for kind in ("before", "gradients", "after"):
+    for field_name, kind in (("before", "start"), ("gradients", "gradient"), ("after", "updated")):
         for slot in table:
-            shards = {rank: getattr(part, kind)[slot.name] for rank, part in enumerate(parts)}
-            getattr(trace, kind)[slot.name] = table.gather_full(slot, shards)
+            shards = {rank: getattr(part, field_name)[slot.name] for rank, part in enumerate(parts)}
+            getattr(trace, field_name)[slot.name] = table.gather_full(slot, shards)
             if not _agree(slot, shards):
-                trace.torn.append(f"{slot.name}: {'gradient' if kind == 'gradients' else 'values'} {kind}")
+                trace.torn.append(Torn(name=slot.name, kind=kind))
     for name, value in parts[0].buffers.items():
         trace.after[name] = value
         if not all(torch.equal(part.buffers[name], value) for part in parts):
-            trace.torn.append(f"{name}: buffer after the update")
+            trace.torn.append(Torn(name=name, kind="updated"))
     for name in ("loss", "grad_norm"):
         if len({getattr(part, name) for part in parts}) > 1:
-            trace.torn.append(f"{name} differs between ranks")
+            trace.torn.append(Torn(name=name, kind=name))
     return trace
 
 

@@ -1,0 +1,101 @@
+"""What verify concludes: equal or not, and if not, where the trouble begins.
+
+A fault shows in many places, because everything computed from a wrong number is wrong as well. So the search follows
+the order of computation: starting values, outputs in forward order, the loss, gradients from the loss backwards, the
+norm, the update; and it ends at the first step that shows anything.
+"""
+
+from dataclasses import dataclass, field
+
+from monograph.verify.compare import Differences, Row, module_of
+from monograph.verify.trace import Torn
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """The differences of all steps, and the first thing to look at."""
+
+    tolerance: float
+    all: Differences = field(default_factory=Differences)
+    blame: str = ""
+    """The module (or number) where the first difference arises, and what differs; empty when there is none."""
+    step: int = 0
+    """The first step that differs."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether everything lies within the tolerance and all ranks agree."""
+        return self.all.worst() <= self.tolerance and not self.all.torn
+
+    def add(self, step: int, differences: Differences) -> None:
+        """Take one more step into account."""
+        self.all.add(differences)
+        if not self.blame and not self.is_equal:
+            self.blame, self.step = find_blame(differences, self.tolerance), step
+
+
+def find_blame(found: Differences, tolerance: float) -> str:
+    """Where one step's trouble begins."""
+    searches = (
+        _blame_start(found, tolerance),
+        _blame_forward(found, tolerance),
+        _blame_number("loss", found.loss, found.torn, tolerance),
+        _blame_backward(found, tolerance),
+        _blame_number("grad_norm", found.grad_norm, found.torn, tolerance),
+        _blame_update(found, tolerance),
+    )
+    return next((blame for blame in searches if blame), "")
+
+
+def _blame_start(found: Differences, tolerance: float) -> str:
+    for row in found.rows.values():
+        if _is_wrong(row.start, tolerance):
+            return f"{row.path}: its starting values differ by {row.start:.1e}"
+    return _blame_torn(found.torn, "start")
+
+
+def _blame_forward(found: Differences, tolerance: float) -> str:
+    for row in found.rows.values():
+        if row.routing:
+            return f"{row.path}: {row.routing} tokens chose other experts"
+        if _is_wrong(row.forward, tolerance):
+            return f"{row.path}: its output differs by {row.forward:.1e}"
+    return ""
+
+
+def _blame_backward(found: Differences, tolerance: float) -> str:
+    """From the loss backwards: a wrong gradient of an output comes from the module that reads it."""
+    reader = "head"
+    for row in reversed(found.rows.values()):
+        if _is_wrong(row.backward, tolerance):
+            return f"{reader}: the gradient it passes back differs by {row.backward:.1e}"
+        if _is_wrong(row.gradient, tolerance):
+            return f"{row.path}: its gradient differs by {row.gradient:.1e}{_disagreement(row, found.torn)}"
+        if row.backward is not None:
+            reader = row.path
+    return _blame_torn(found.torn, "gradient")
+
+
+def _blame_update(found: Differences, tolerance: float) -> str:
+    for row in found.rows.values():
+        if _is_wrong(row.updated, tolerance):
+            return f"{row.path}: its updated values differ by {row.updated:.1e}"
+    return _blame_torn(found.torn, "updated")
+
+
+def _blame_number(name: str, difference: float, torn: list[Torn], tolerance: float) -> str:
+    return f"{name}: it differs by {difference:.1e}" if difference > tolerance else _blame_torn(torn, name)
+
+
+def _blame_torn(torn: list[Torn], kind: str) -> str:
+    return next((str(entry) for entry in torn if entry.kind == kind), "")
+
+
+def _disagreement(row: Row, torn: list[Torn]) -> str:
+    """A hint at a missing sum."""
+    is_torn = any(entry.kind == "gradient" and module_of(entry.name) == row.path for entry in torn)
+    return ", and ranks disagree on it" if is_torn else ""
+
+
+def _is_wrong(difference: float | None, tolerance: float) -> bool:
+    return difference is not None and difference > tolerance

@@ -1,0 +1,18 @@
+"""What a rank does in the tests of verify: a file of its own, because the ranks import it."""
+
+import os
+
+import torch
+
+from monograph.parallel.groups import joined_groups
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+from monograph.verify.run import verify
+from monograph.verify.verdict import Verdict
+
+
+def verify_on_ranks(config: TrainerConfig) -> Verdict | None:
+    """`monograph verify` without its printing."""
+    mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
+    with joined_groups(mesh, torch.device("cpu"), timeout_seconds=config.parallelism.timeout_seconds) as groups:
+        return verify(config, groups)

@@ -9,6 +9,7 @@ from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from monograph.verify.run import verify
 from monograph.verify.verdict import Verdict
+from tests.verify.seeded_bugs import BUGS
 
 
 def verify_on_ranks(config: TrainerConfig) -> Verdict | None:
@@ -16,3 +17,10 @@ def verify_on_ranks(config: TrainerConfig) -> Verdict | None:
     mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
     with joined_groups(mesh, torch.device("cpu"), timeout_seconds=config.parallelism.timeout_seconds) as groups:
         return verify(config, groups)
+
+
+def verify_with_bug(config: TrainerConfig, name: str) -> Verdict | None:
+    """One step of a program that is wrong in one place."""
+    mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
+    with BUGS[name].plant(), joined_groups(mesh, torch.device("cpu"), timeout_seconds=20) as groups:
+        return verify(config, groups, steps=1)

@@ -19,12 +19,15 @@ from monograph.cli import main
 from monograph.run import train
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import TrainerConfig
+from tests.train.kit import tiny_llama3
 
 PATIENCE_SECONDS = 120.0
 """A run that takes longer than this hangs, however busy the machine is."""
 KILLED = -signal.SIGKILL
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.train.processes"])
+with torch.device("meta"):
+    tiny_llama3().build()  # makes torch import what it puts off until a model is built, another second
 
 
 @dataclass(frozen=True)

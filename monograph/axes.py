@@ -13,6 +13,7 @@ class Axis(StrEnum):
     PP = "pp"
     DP_REPLICATE = "dp_replicate"
     FSDP = "fsdp"
+    DP_SHARD = "dp_shard"
     CP = "cp"
     TP = "tp"
     EFSDP = "efsdp"

@@ -53,34 +53,36 @@ class Mesh:
         """How many ranks lie along an axis."""
         return int(getattr(self, axis.value))
 
+    def stride(self, axis: Axis) -> int:
+        """How far apart in rank two neighbours along an axis are."""
+        strides = {
+            Axis.PP: self.dp_replicate * self.shards,
+            Axis.DP_REPLICATE: self.shards,
+            Axis.FSDP: self.tp,
+            Axis.DP_SHARD: self.tp * self.cp,
+            Axis.CP: self.tp,
+            Axis.TP: 1,
+            Axis.EFSDP: self.ep * self.etp,
+            Axis.EP: self.etp,
+            Axis.ETP: 1,
+        }
+        return strides[axis]
+
     def coordinate(self, rank: int, axis: Axis) -> int:
         """Where a rank lies on an axis."""
-        inside = rank % self.shards
-        outside = rank // self.shards
-        places = {
-            Axis.PP: outside // self.dp_replicate,
-            Axis.DP_REPLICATE: outside % self.dp_replicate,
-            Axis.FSDP: inside // self.tp,
-            Axis.CP: inside // self.tp % self.cp,
-            Axis.TP: inside % self.tp,
-            Axis.EFSDP: inside // (self.ep * self.etp),
-            Axis.EP: inside // self.etp % self.ep,
-            Axis.ETP: inside % self.etp,
-        }
-        return places[axis]
+        return rank // self.stride(axis) % self.degree(axis)
 
     def data_part(self, rank: int) -> int:
         """Which part of a global batch a rank reads; tp, cp and expert peers read the same one."""
-        shard = self.coordinate(rank, Axis.FSDP) // self.cp
-        return self.coordinate(rank, Axis.DP_REPLICATE) * self.dp_shard + shard
+        return self.coordinate(rank, Axis.DP_REPLICATE) * self.dp_shard + self.coordinate(rank, Axis.DP_SHARD)
 
     def members(self, group: Group, rank: int) -> tuple[int, ...]:
         """The ranks of the group of this kind that `rank` belongs to, in group order."""
-        fixed = {axis: self.coordinate(rank, axis) for axis in _FIXED[group]}
+        fixed = [(self.stride(axis), self.degree(axis), self.coordinate(rank, axis)) for axis in _FIXED[group]]
         return tuple(
             other
             for other in range(self.world_size)
-            if all(self.coordinate(other, axis) == place for axis, place in fixed.items())
+            if all(other // stride % degree == place for stride, degree, place in fixed)
         )
 
     def group_size(self, group: Group) -> int:
@@ -116,6 +118,7 @@ _FIXED: dict[Group, tuple[Axis, ...]] = {
     group: _others(_EXPERT_VIEW if axis in (Axis.EFSDP, Axis.EP, Axis.ETP) else _DENSE_VIEW, axis)
     for group, axis in _ALONG.items()
 } | {
+    Group.CP: (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP),  # cp is part of the fsdp axis
     Group.BATCH: (Axis.PP, Axis.TP),
     Group.SHARDS: (Axis.PP, Axis.DP_REPLICATE),
     Group.WORLD: (),

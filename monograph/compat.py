@@ -23,6 +23,14 @@ def grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(rows, weights, offs=ends)
 
 
+def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value.to(dtype)` for use inside an autograd.Function, where a cast that changes nothing must leave no trace.
+
+    On torch 2.11, a Function whose forward ends in such a cast gets zero gradients under dynamo, without a word.
+    """
+    return value if value.dtype == dtype else value.to(dtype)
+
+
 def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether grouped_mm serves this device and dtype without reading the offsets on the host.
 
@@ -117,12 +125,23 @@ def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
 
 
 def is_capture_error(error: Exception) -> bool:
-    """Whether dynamo says that a frame cannot become one graph, or needed too many.
+    """Whether dynamo says that a frame cannot become one graph.
 
     dynamo is reached through torch's attribute, which imports it on first use: eager runs never pay for it.
     """
     errors = torch._dynamo.exc
-    return isinstance(error, errors.Unsupported | errors.UserError | errors.FailOnRecompileLimitHit)
+    return isinstance(error, errors.Unsupported | errors.UserError | errors.TorchRuntimeError)
+
+
+def is_recompile_limit(error: Exception) -> bool:
+    """Whether dynamo refuses to compile a frame once more."""
+    return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+
+def find_raised(error: Exception) -> str:
+    """What the captured code itself raised, when that is why its capture ended."""
+    cause = error.__cause__
+    return str(cause) if isinstance(cause, torch._dynamo.exc.ObservedException) else ""
 
 
 def find_backend(name: str) -> Any:
@@ -133,6 +152,11 @@ def find_backend(name: str) -> Any:
 def compile_in_place(module: nn.Module, backend: Any) -> None:
     """Compile a module's forward as one graph with static shapes; hooks on the module itself stay outside."""
     module.compile(fullgraph=True, dynamic=False, backend=backend)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether `compile_in_place` was here already."""
+    return module._compiled_call_impl is not None
 
 
 def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:

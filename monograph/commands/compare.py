@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.commands.arguments import CompareArguments, RankOptions
-from monograph.commands.request import read_request
+from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
+from monograph.train.layout import plan_run_mesh
 
 COMPARED = ("loss", "grad_norm")
 _SHOWN_LINES = 20
@@ -20,6 +21,10 @@ _SHOWN_LINES = 20
 
 class RunFailed(MonographError):
     """One of the two runs did not finish."""
+
+
+class NotComparable(MonographError):
+    """Both runs finished, but not with the same steps."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +39,57 @@ class Difference:
 
 def compare(arguments: CompareArguments) -> int:
     """Run both, print every step side by side, and say whether they are equal."""
-    lines = [shlex.split(text) for text in (arguments.left, arguments.right)]
-    for words in lines:
-        read_request(words, RankOptions())  # a typo in the second line shows before the first has run
+    lines = [take_apart(text) for text in (arguments.left, arguments.right)]
+    requests = [read_line(words) for words in lines]  # a typo in the second line shows before the first has run
+    check_steps(*requests)
     with tempfile.TemporaryDirectory(prefix="monograph-compare-") as folder:
-        runs = [run(words, Path(folder) / side) for words, side in zip(lines, ("left", "right"), strict=True)]
+        places = (Path(folder) / "left", Path(folder) / "right")
+        runs = [run(*each) for each in zip(lines, requests, places, strict=True)]
     found = find_difference(*runs, tolerance=arguments.tolerance)
     show(runs, found, arguments)
     return EXIT_FAILED if found is not None else 0
 
 
-def run(words: list[str], folder: Path) -> list[dict[str, float]]:
+def take_apart(text: str) -> list[str]:
+    """The words of a line, as a shell would see them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"the line {text!r} cannot be taken apart", why=str(error).lower()) from None
+
+
+def read_line(words: list[str]) -> Request:
+    """What a line asks for, checked as far as that goes without running it."""
+    request = read_request(words, RankOptions())
+    plan_run_mesh(request.config, max(request.options["ranks"], 1))
+    return request
+
+
+def check_steps(left: Request, right: Request) -> None:
+    """Two runs of different length have no last step in common."""
+    counts = [request.config.training.steps for request in (left, right)]
+    if counts[0] != counts[1]:
+        raise ConfigError(
+            f"one line makes {counts[0]} steps and the other {counts[1]}",
+            why="they are compared step by step",
+            do=f"--training.steps {min(counts)} in both",
+        )
+
+
+def run(words: list[str], request: Request, folder: Path) -> list[dict[str, float]]:
     """Train in a process of its own; the records of all steps."""
-    console = make_console(stderr=True)
-    console.print(f"running: monograph train {shlex.join(words)}", highlight=False)
-    settings = ["--job.dump_folder", str(folder), "--checkpoint.enabled", "false"]
-    given = [pair for pair in zip(settings[::2], settings[1::2], strict=True) if pair[0] not in words]
-    command = [sys.executable, "-m", "monograph", "train", *words, *(word for pair in given for word in pair)]
+    line = f"monograph train {shlex.join(words)}"
+    make_console(stderr=True).print(f"running: {line}")
+    ours = {"job.dump_folder": str(folder), "checkpoint.enabled": "false"}
+    added = {path: value for path, value in ours.items() if request.origins[path] != "flag"}
+    flags = [word for path, value in added.items() for word in (f"--{path}", value)]
+    command = [sys.executable, "-m", "monograph", "train", *words, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
-        raise RunFailed(
-            f"monograph train {shlex.join(words)}", why=f"exit code {done.returncode}; it ended with:\n{tail}"
-        )
-    given_folder = Path(words[words.index("--job.dump_folder") + 1]) if "--job.dump_folder" in words else folder
-    return read_records(given_folder / "metrics.jsonl")
+        raise RunFailed(line, why=f"exit code {done.returncode}; it ended with:\n{tail}")
+    written = folder if "job.dump_folder" in added else Path(request.config.job.dump_folder)
+    return read_records(written / "metrics.jsonl")
 
 
 def read_records(path: Path) -> list[dict[str, float]]:
@@ -71,12 +102,10 @@ def find_difference(
     left: list[dict[str, float]], right: list[dict[str, float]], *, tolerance: float = 0.0
 ) -> Difference | None:
     """The first step and number where the runs differ: at all, or relatively by more than the tolerance."""
-    if len(left) != len(right):
-        raise ConfigError(
-            f"one run has {len(left)} steps and the other {len(right)}",
-            why="they are compared step by step",
-            do="give both the same --training.steps",
-        )
+    numbers = [[int(record["step"]) for record in records] for records in (left, right)]
+    if numbers[0] != numbers[1]:
+        spans = [f"{len(each)} steps ({each[0]} to {each[-1]})" if each else "no steps" for each in numbers]
+        raise NotComparable(f"one run made {spans[0]} and the other {spans[1]}", why="they are compared step by step")
     for ours, theirs in zip(left, right, strict=True):
         for name in COMPARED:
             if not is_close(ours[name], theirs[name], tolerance):

@@ -4,14 +4,30 @@ Blocks are compiled in place, FSDP2's hooks stay outside, and equal blocks share
 are changed only while a block runs: a flag left on in the process would change how other people's code compiles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from monograph.compat import compile_function, compile_in_place, find_backend, is_capture_error, scoped_dynamo
+from monograph.compat import (
+    compile_function,
+    compile_in_place,
+    find_backend,
+    find_raised,
+    is_capture_error,
+    is_compiled_in_place,
+    is_recompile_limit,
+    scoped_dynamo,
+)
 from monograph.errors import MonographError
 from monograph.models.decoder import Block, Decoder
+
+MOST_GRAPHS = 64
+"""Graphs of one kind of block, over all models of the process and all shapes they have seen. Torch would stop at 8."""
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class CompileFailed(MonographError):
@@ -32,25 +48,24 @@ class CountingBackend:
 
 
 class LayerCall:
-    """Runs one unit; compiled blocks run under the settings their data-dependent sizes need."""
+    """Runs one unit; blocks run under the settings their data-dependent sizes need, everything else as ever."""
 
-    def __init__(self, backend: CountingBackend) -> None:
-        self.backend = backend
+    def __init__(self, names: Mapping[nn.Module, str]) -> None:
+        self.names = names
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
-        try:
-            with scoped_dynamo(capture_scalar_outputs=True):
-                return unit(*args)
-        except Exception as error:
-            raise (explain(error, type(unit).__name__) if is_capture_error(error) else error) from None
+        if unit not in self.names:
+            return unit(*args)
+        with scoped_dynamo(capture_scalar_outputs=True, recompile_limit=MOST_GRAPHS), explained(self.names[unit]):
+            return unit(*args)
 
 
 def compile_blocks(model: Decoder, backend: CountingBackend) -> LayerCall:
     """Compile every block in place. Doing it twice changes nothing."""
     for block in model.blocks():
-        if not is_compiled(block):
+        if not is_compiled_in_place(block):
             compile_in_place(block, backend)
-    return LayerCall(backend)
+    return LayerCall({module: name for name, module in model.named_modules() if isinstance(module, Block)})
 
 
 def compile_loss(model: Decoder, backend: CountingBackend) -> None:
@@ -68,24 +83,42 @@ class CompiledLoss(nn.Module):
         self._compiled = compile_function(loss, backend)
 
     def forward(self, *args: Any) -> Any:
-        try:
+        with scoped_dynamo(recompile_limit=MOST_GRAPHS), explained("the loss"):
             return self._compiled(*args)
-        except Exception as error:
-            raise (explain(error, "loss") if is_capture_error(error) else error) from None
 
 
-def is_compiled(block: Block) -> bool:
-    """Whether a block was compiled in place already."""
-    return block._compiled_call_impl is not None
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Say in our words what torch's compiler refuses inside; every other error passes through untouched."""
+    try:
+        yield
+    except Exception as error:
+        if is_recompile_limit(error):
+            raise CompileFailed(
+                f"{what} was compiled {MOST_GRAPHS} times and needs one more graph",
+                why="every new batch size or sequence length compiles once more, and something keeps changing",
+                do="give all batches one shape; with TORCH_LOGS=recompiles in the environment torch names the change",
+            ) from None
+        if is_capture_error(error):
+            raise explain(error, what) from None
+        raise
 
 
 def explain(error: Exception, what: str) -> CompileFailed:
-    """Torch's refusal in two lines: the reason, and the line of code it comes from."""
+    """Torch's refusal in a few lines: the reason, and the line of code it comes from."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    places = [line for line in lines if line.startswith("File ")]
-    reason = lines[0] if lines else type(error).__name__
+    reason = find_raised(error) or (lines[0] if lines else type(error).__name__)
+    details = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    place = find_place(lines)
     return CompileFailed(
         f"{what} cannot be captured as one graph: {reason}",
-        why=f"at {places[-1]}" if places else "",
+        why="; ".join([f"at {place}"] * bool(place) + details[:1]),
         do="change that line, or --compile.mode eager",
     )
+
+
+def find_place(lines: list[str]) -> str:
+    """The last line of code in a report that is not torch's own: what a user can change."""
+    places = [line for line in lines if line.startswith('File "')]
+    own = [place for place in places if not place.startswith(f'File "{_TORCH}')]
+    return (own or places or [""])[-1]

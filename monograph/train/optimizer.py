@@ -10,6 +10,7 @@ from torch.optim.adamw import adamw
 from monograph.compat import compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.execute.layer import explained
 from monograph.train.config import OptimizerConfig
 
 _FUSED_DEVICES = ("cuda", "cpu")
@@ -45,7 +46,9 @@ class Optimizer(Configurable):
             }
 
     def compile(self, backend: Any) -> None:
-        """Run updates as one compiled graph of foreach ops, which takes the place of torch's fused kernel."""
+        """Run updates as compiled graphs of foreach ops in place of torch's fused kernel. Twice changes nothing."""
+        if isinstance(self._update, CompiledUpdate):
+            return
         self.is_fused = False
         for parameter in self.parameters.values():
             state = self._adamw.state[parameter]
@@ -96,10 +99,12 @@ class CompiledUpdate:
     def __call__(self) -> None:
         for group in self.optimizer.param_groups:
             chosen = [p for p in group["params"] if p.grad is not None]
+            if not chosen:
+                continue
             states = [self.optimizer.state[p] for p in chosen]
             lists = [[state[kind] for state in states] for kind in (*_MOMENTS, "step")]
             lr = torch.tensor(group["lr"], dtype=torch.float32, device=chosen[0].device)
-            with torch.no_grad():
+            with torch.no_grad(), explained("the optimizer"):
                 self._function(chosen, [p.grad for p in chosen], *lists, lr, *_constants(group))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.annotate import annotate
+from monograph.compat import cast
 
 
 class Routed(NamedTuple):
@@ -100,12 +101,12 @@ class GatherRows(Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weights, order, inverse)
         picked = rows[inverse].unflatten(0, tuple(weights.shape))
-        return (picked * weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
+        return cast((picked * weights.unsqueeze(-1)).sum(dim=1), rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, order, inverse = ctx.saved_tensors
         spread = grad[order // weights.shape[1]]
-        grad_rows = (spread * weights.flatten()[order].unsqueeze(-1)).to(rows.dtype)
-        shares = (rows.to(weights.dtype) * spread).sum(dim=-1)
+        grad_rows = cast(spread * weights.flatten()[order].unsqueeze(-1), rows.dtype)
+        shares = (cast(rows, weights.dtype) * spread).sum(dim=-1)
         return grad_rows, shares[inverse].view_as(weights), None, None

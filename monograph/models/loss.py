@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from monograph.compat import cast
 from monograph.config.configurable import Configurable
 from monograph.models.config import LossConfig
 
@@ -57,10 +58,10 @@ class SlicedCrossEntropy(Function):
         for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
             loss, log_probs = measure_slice(rows, weight, targets)
             total = total + loss
-            grad_logits = differentiate_slice(log_probs, targets, scale).to(hidden.dtype)
+            grad_logits = cast(differentiate_slice(log_probs, targets, scale), hidden.dtype)
             grad_hidden.append(grad_logits @ weight)
             grad_weight = grad_weight + grad_logits.T @ rows
-        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
+        ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight, weight.dtype))
         return total * scale
 
     @staticmethod

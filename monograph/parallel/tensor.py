@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from monograph.axes import COORDS, Axis, Group
+from monograph.compat import cast
 from monograph.models.loss import IGNORED, SlicedLoss
 from monograph.parallel.collectives import gather, scatter, total
 from monograph.parallel.plan import Border
@@ -102,17 +103,17 @@ class _VocabCrossEntropy(Function):
         for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
             part, grad_logits = compute_vocab_slice(rows, weight, targets, first, is_padding)
             loss = loss + part
-            grad_logits = (grad_logits * scale).to(hidden.dtype)
+            grad_logits = cast(grad_logits * scale, hidden.dtype)
             grad_hidden.append(grad_logits @ weight)
             grad_weight = grad_weight + grad_logits.T @ rows
-        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
+        ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight, weight.dtype))
         return loss * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
         grad = grads[0]
-        scaled = grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad.to(grad_weight.dtype)
+        scaled = grad_hidden * cast(grad, grad_hidden.dtype), grad_weight * cast(grad, grad_weight.dtype)
         return *scaled, None, None, None, None, None
 
 

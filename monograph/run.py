@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic as deterministic
 
+from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.fsdp2 import Fsdp2Step
@@ -109,6 +110,7 @@ def train(config: TrainerConfig) -> Summary:
             device = find_device(config.debug.device)
         with joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups:
             with startup.phase("set-up"):
+                groups.check_same("the configuration", dump_json(config))
                 folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
                 set_up_log(level=config.debug.log_level, file=folder / "logs" / f"rank-{groups.rank}.log")
                 if groups.rank == 0:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from monograph.axes import COORDS, Group
 from monograph.compat import alias_process_group, fake_store, remove_group_alias
+from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.mesh import Mesh
 
@@ -66,6 +67,20 @@ class Groups:
         box = torch.tensor(int(flag))
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
+
+    def check_same(self, what: str, value: str) -> None:
+        """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later."""
+        if self.mesh.world_size == 1:
+            return
+        values: list[str] = [""] * self.mesh.world_size
+        dist.all_gather_object(values, value, group=self.for_files())
+        others = [rank for rank, other in enumerate(values) if other != values[0]]
+        if others:
+            raise ConfigError(
+                f"{what} of rank {others[0]} is not that of rank 0",
+                why="all ranks run the same program on the same configuration",
+                do="start every rank with the same command, code and files",
+            )
 
     def coords(self) -> Tensor:
         """This rank's mesh coordinates: the only thing about a rank that compute may depend on."""

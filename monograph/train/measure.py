@@ -75,6 +75,7 @@ class Meter:
         if self.peak_flops:
             share = per_second / (self.peak_flops * self.world_size)
             record |= {"mfu": self.flops.full_attention * share, "mfu_causal": self.flops.causal_attention * share}
+            record["mfu_formula"] = self.flops.FORMULA
         else:
             record |= {"mfu": None, "mfu_causal": None}
         if measured.load is not None:

@@ -84,6 +84,13 @@ def is_gloo(group: str) -> bool:
     return dist.get_backend(native) == "gloo"
 
 
+def find_collective_ops() -> set[Any]:
+    """The ops that the functions above are made of: each start of a transfer, and the end of all of them."""
+    ops = torch.ops._c10d_functional
+    starts = (ops.all_gather_into_tensor, ops.reduce_scatter_tensor, ops.all_reduce, ops.all_to_all_single)
+    return {op.default for op in (*starts, ops.wait_tensor)}
+
+
 def alias_process_group(name: str, group: dist.ProcessGroup) -> None:
     """Let collectives find `group` under a second name; the group's own name stays what it was."""
     torch._C._distributed_c10d._register_process_group(name, group)  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from monograph.compat import find_collective_ops
+
 Remat = Literal["none", "full", "selective"]
 
 
@@ -14,8 +16,8 @@ def find_kept_ops() -> set[Any]:
 
     A repeated top-k could choose differently, and a repeated exchange would travel again.
     """
-    aten, collectives = torch.ops.aten, torch.ops._c10d_functional
-    return {
+    aten = torch.ops.aten
+    return find_collective_ops() | {
         aten.mm.default,
         aten.bmm.default,
         aten.addmm.default,
@@ -28,10 +30,6 @@ def find_kept_ops() -> set[Any]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_fused_attention_overrideable.default,
         aten._local_scalar_dense.default,
-        collectives.all_to_all_single.default,
-        collectives.all_gather_into_tensor.default,
-        collectives.reduce_scatter_tensor.default,
-        collectives.wait_tensor.default,
     }
 
 

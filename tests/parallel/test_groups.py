@@ -1,0 +1,78 @@
+"""Groups under logical names: the same name on every rank, each resolving to that rank's own peers."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from monograph.axes import COORDS, Group
+from monograph.compat import all_gather
+from monograph.parallel.groups import joined_groups, pretended_groups
+from monograph.parallel.mesh import Mesh
+from tests.kit.ranks import pool
+
+CPU = torch.device("cpu")
+CONCURRENT = (
+    (Group.FSDP_GATHER, Group.FSDP_SCATTER),
+    (Group.EFSDP_GATHER, Group.EFSDP_SCATTER),
+    (Group.TP, Group.TP_GRADS),
+)
+"""Streams that run at the same time over the same ranks."""
+
+
+def ask_every_group(mesh: Mesh) -> dict:
+    """On one rank: who answers under each name, and what this rank knows of itself."""
+    with joined_groups(mesh, CPU, timeout_seconds=30) as groups:
+        mine = torch.tensor([groups.rank])
+        heard = {name: all_gather(mine, mesh.group_size(name), name.value).tolist() for name in Group}
+        own = all(groups.native(one) is not groups.native(other) for one, other in CONCURRENT)
+        files = groups.for_files()
+        return {
+            "heard": heard,
+            "coords": groups.coords(),
+            "own": own and (files is None or files not in [groups.native(name) for name in Group]),
+            "any": (groups.any(groups.rank == mesh.world_size - 1), groups.any(False)),
+        }
+
+
+def join_twice_and_look_for_leftovers() -> bool:
+    for _ in range(2):
+        with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=30):
+            pass
+    try:
+        all_gather(torch.ones(1), 2, Group.WORLD.value)
+    except RuntimeError:
+        return not dist.is_initialized()
+    return False
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(dp_replicate=2, dp_shard=2, tp=2, ep=2, etp=2), Mesh(dp_shard=4, tp=2, ep=4), Mesh()], ids=str
+)
+def test_every_name_resolves_to_the_ranks_own_peers_in_order(mesh):
+    answers = pool.run(mesh.world_size, ask_every_group, mesh)
+    for rank, answer in enumerate(answers):
+        assert answer["heard"] == {name: list(mesh.members(name, rank)) for name in Group}
+        assert answer["coords"].dtype is torch.int64
+        assert answer["coords"].tolist() == [mesh.coordinate(rank, axis) for axis in COORDS]
+        assert answer["own"], "concurrent streams and files have communicators of their own"
+        assert answer["any"] == (True, False)
+
+
+def test_leaving_takes_the_names_back():
+    assert pool.run(2, join_twice_and_look_for_leftovers) == [True, True]
+
+
+def test_one_process_can_pretend_to_be_any_rank_of_a_large_world():
+    mesh = Mesh(dp_replicate=4, dp_shard=32, tp=8, ep=64)
+    for rank in (0, 777):
+        start = time.process_time()
+        with pretended_groups(mesh, rank, CPU) as groups:
+            assert time.process_time() - start < 5
+            assert dist.get_world_size() == 1024
+            gathered = all_gather(torch.ones(3, 2), mesh.group_size(Group.FSDP_GATHER), Group.FSDP_GATHER.value)
+            assert gathered.shape == (96, 2)
+            assert groups.coords().tolist() == [mesh.coordinate(rank, axis) for axis in COORDS]
+            assert groups.native(Group.EP).size() == 64
+        assert not dist.is_initialized()

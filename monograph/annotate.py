@@ -3,17 +3,54 @@
     with annotate("dispatch"):
         rows = ...
 
-Outside of a capture it costs next to nothing. Regions may nest; the innermost name wins.
+Outside of a capture it costs next to nothing. Regions may nest; the innermost name wins. What the ops are for is
+recorded the same way, where they are made: nothing has to be guessed from the graph later.
 """
 
 from contextlib import AbstractContextManager
+from enum import StrEnum
 
 from monograph.compat import annotate_nodes
 
-REGION = "region"
-"""The key of the annotation on a captured node."""
+REGION, ROLE, SLOT, PATH, DIRECTION = "region", "role", "slot", "path", "direction"
+"""The keys of the annotations on a captured node."""
+
+
+class Role(StrEnum):
+    """What a node does for the parallel plan; plain compute has none."""
+
+    PARAM_GATHER = "param_gather"
+    GRAD_SCATTER = "grad_scatter"
+    STREAM_GATHER = "stream_gather"
+    STREAM_SCATTER = "stream_scatter"
+    EXCHANGE_ROWS = "exchange_rows"
+    EXCHANGE_COUNTS = "exchange_counts"
+    SPLIT_SIZES = "split_sizes"
+    LOSS_REDUCE = "loss_reduce"
+
+
+class Direction(StrEnum):
+    """Which half of the step a node belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
 
 
 def annotate(region: str) -> AbstractContextManager[None]:
     """Mark the ops run inside as belonging to `region`; use it in your own modules like ours do."""
     return annotate_nodes({REGION: region})
+
+
+def annotate_role(role: Role, *, slot: str = "") -> AbstractContextManager[None]:
+    """Mark the ops run inside with what they are for and, for parameters, the slot they move."""
+    return annotate_nodes({ROLE: role.value, SLOT: slot} if slot else {ROLE: role.value})
+
+
+def annotate_path(path: str) -> AbstractContextManager[None]:
+    """Mark the ops run inside with the module they belong to."""
+    return annotate_nodes({PATH: path})
+
+
+def annotate_direction(direction: Direction) -> AbstractContextManager[None]:
+    """Mark the ops run inside as one half of the step."""
+    return annotate_nodes({DIRECTION: direction.value})

@@ -1,17 +1,22 @@
 """Every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and 2.13."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import annotate as annotate_fx_nodes
+from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -174,3 +179,28 @@ def compile_function(function: Callable[..., Any], backend: Any) -> Callable[...
 def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
     """Change dynamo's settings inside the block only."""
     return torch._dynamo.config.patch(**settings)
+
+
+# --- Capture: make_fx on fake tensors, with the metadata that tells where each node comes from. ---
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Tensors made inside have shapes but no memory; sizes read from data become symbols."""
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        yield mode
+
+
+def trace_function(function: Callable[..., Any], inputs: list[Tensor], _mode: FakeTensorMode) -> fx.GraphModule:
+    """Every op `function` runs on fake inputs, as a graph; nodes keep their annotations and autograd numbers.
+
+    Backward runs on this thread: on another one it would lose the annotations.
+    """
+    with preserve_node_meta(), torch.autograd.set_multithreading_enabled(False):
+        return make_fx(function)(*inputs)
+
+
+def mark_backward(loss: Tensor) -> None:
+    """Before gradients of `loss` are taken in a capture: let backward nodes know which forward node they undo."""
+    if loss.grad_fn is not None:
+        setup_stacktrace_preservation_hooks([loss.grad_fn])

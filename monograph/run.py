@@ -13,6 +13,7 @@ from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.fsdp2 import Fsdp2Step
+from monograph.execute.runner import GraphStep
 from monograph.execute.sharded import ShardedStep
 from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
@@ -59,6 +60,8 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
     )
+    if config.compile.mode == "graph":
+        return GraphStep(model, table, groups, settings)
     if config.parallelism.fsdp == "graph":
         return ShardedStep(model, table, groups, settings)
     return Fsdp2Step(model, table, groups, settings)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from monograph.annotate import Direction, annotate_direction
+from monograph.compat import mark_backward
 from monograph.models.decoder import Decoder
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
@@ -41,7 +43,9 @@ def make_step(
         known = dict(buffers) | {name: coords for name in places}
         output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
         wanted = [state[slot.name] for slot in table]
-        gradients = torch.autograd.grad(output.value, wanted)
+        mark_backward(output.value)
+        with annotate_direction(Direction.BACKWARD):
+            gradients = torch.autograd.grad(output.value, wanted)
         named = {slot.name: gradient for slot, gradient in zip(table, gradients, strict=True)}
         return StepOutputs(output.value.detach(), named, output.loads)
 

@@ -13,8 +13,8 @@ CompileComponent = Literal["model", "loss", "optimizer"]
 class CompileConfig(Configurable.Config):
     """What is compiled, and by whom."""
 
-    mode: Literal["eager", "layer"] = "eager"
-    """eager: op by op; layer: every transformer block becomes one compiled graph."""
+    mode: Literal["eager", "layer", "graph"] = "eager"
+    """eager: op by op; layer: every block is compiled; graph: the whole step is captured once and run as one graph."""
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
     """inductor: fused kernels; aot_eager, eager: the same graphs op by op, to find out what changes numbers."""
     components: tuple[CompileComponent, ...] = ("model",)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.parallel.collectives import gather_dim, scatter_dim, total
 from monograph.parallel.param_table import ParamTable, Slot
@@ -36,7 +37,8 @@ def gather_piece(shard: Tensor, slot: Slot) -> Tensor:
     """All ranks' shards along the fsdp axis, without the padding at the end."""
     group = Group.EFSDP_GATHER if slot.is_expert else Group.FSDP_GATHER
     dim = slot.shard.dim
-    whole = gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
+    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
+        whole = gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
     size = slot.piece_shape[dim]
     return whole if whole.shape[dim] == size else whole.narrow(dim, 0, size)
 
@@ -48,10 +50,11 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
     if missing:
         gradient = F.pad(gradient, [0, 0] * (gradient.ndim - 1 - dim) + [0, missing])
     group = Group.EFSDP_SCATTER if slot.is_expert else Group.FSDP_SCATTER
-    shard = scatter_dim(gradient, dim, mesh.degree(axis), group)
-    if slot.is_replicated_over_tp:
-        shard = total(shard, Group.TP_GRADS)
-    return total(shard, Group.DP_REPLICATE)
+    with annotate_role(Role.GRAD_SCATTER, slot=slot.name):
+        shard = scatter_dim(gradient, dim, mesh.degree(axis), group)
+        if slot.is_replicated_over_tp:
+            shard = total(shard, Group.TP_GRADS)
+        return total(shard, Group.DP_REPLICATE)
 
 
 class ShardedCall:

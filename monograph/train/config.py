@@ -232,6 +232,7 @@ class TrainerConfig(Configurable.Config):
                 why="compiled blocks need their parameters in place, which is what fsdp2 does",
                 do="--parallelism.fsdp auto",
             )
+        self.check_graph_mode()
         seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
         if seq_len > longest:
             raise ConfigError(
@@ -246,4 +247,21 @@ class TrainerConfig(Configurable.Config):
                 f"training.global_batch_size {global_batch} is not a multiple of training.local_batch_size {local}",
                 why="an update is a whole number of micro-batches",
                 do=f"--training.global_batch_size {nearest}",
+            )
+
+    def check_graph_mode(self) -> None:
+        """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""
+        if self.compile.mode != "graph":
+            return
+        if self.parallelism.fsdp == "fsdp2":
+            raise ConfigError(
+                "compile.mode is graph and parallelism.fsdp is fsdp2",
+                why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
+                do="--parallelism.fsdp auto",
+            )
+        if self.activation_checkpoint.mode != "none":
+            raise ConfigError(
+                f"compile.mode is graph and activation_checkpoint.mode is {self.activation_checkpoint.mode}",
+                why="recomputation is not available in graph mode yet",
+                do="--activation_checkpoint.mode none, or --compile.mode layer",
             )

@@ -1,0 +1,123 @@
+"""Capture: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
+from monograph.compat import fake_tensors, trace_function
+from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import Tag, set_tag
+
+
+@dataclass(frozen=True)
+class Example:
+    """The named tensors a step is captured with; only their shapes, dtypes and devices matter."""
+
+    state: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    batch: Mapping[str, Tensor]
+    coords: Tensor
+    scalars: Mapping[str, Tensor]
+
+    def flat(self) -> list[tuple[InputKind, str, Tensor]]:
+        """All of them in the order of the graph's inputs."""
+        return [
+            *((InputKind.STATE, name, value) for name, value in self.state.items()),
+            *((InputKind.BUFFER, name, value) for name, value in self.buffers.items()),
+            *((InputKind.BATCH, name, value) for name, value in self.batch.items()),
+            (InputKind.COORDS, "coords", self.coords),
+            *((InputKind.SCALAR, name, value) for name, value in self.scalars.items()),
+        ]
+
+
+def capture(step: Callable[..., Any], model: nn.Module, example: Example) -> StepGraph:
+    """The step as a graph; `model` is only asked for the names of its modules."""
+    named = example.flat()
+    specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
+    outputs: list[OutputSpec] = []
+
+    def flat_step(*tensors: Tensor) -> list[Tensor]:
+        found = step(**_group(specs, tensors))
+        outputs[:] = [
+            OutputSpec(kind=OutputKind.LOSS),
+            *(OutputSpec(kind=OutputKind.GRADIENT, name=name) for name in found.gradients),
+            *([OutputSpec(kind=OutputKind.LOADS)] if found.loads is not None else []),
+        ]
+        loads = [] if found.loads is None else [found.loads]
+        return [found.loss, *found.gradients.values(), *loads]
+
+    with fake_tensors() as fake, paths_recorded(model):
+        inputs = [
+            torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).requires_grad_(
+                spec.kind is InputKind.STATE
+            )
+            for spec in specs
+        ]
+        module = trace_function(flat_step, inputs, fake)
+    tag_nodes(module.graph)
+    return StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
+
+
+def _group(specs: tuple[InputSpec, ...], tensors: tuple[Tensor, ...]) -> dict[str, Any]:
+    pairs = list(zip(specs, tensors, strict=True))
+    by_kind = {kind: {spec.name: value for spec, value in pairs if spec.kind is kind} for kind in InputKind}
+    return {
+        "state": by_kind[InputKind.STATE],
+        "buffers": by_kind[InputKind.BUFFER],
+        "batch": by_kind[InputKind.BATCH],
+        "coords": by_kind[InputKind.COORDS]["coords"],
+        "scalars": by_kind[InputKind.SCALAR],
+    }
+
+
+@contextmanager
+def paths_recorded(model: nn.Module) -> Iterator[None]:
+    """While this lasts, ops know the path of the innermost module that runs them."""
+    running = ExitStack()
+    open_paths: list[ExitStack] = []
+
+    def enter(path: str) -> None:
+        scope = ExitStack()
+        scope.enter_context(annotate_path(path))
+        open_paths.append(scope)
+
+    with running:
+        for path, module in model.named_modules():
+            if path:
+                before = module.register_forward_pre_hook(lambda _m, _a, path=path: enter(path), prepend=True)
+                after = module.register_forward_hook(lambda _m, _a, _r: open_paths.pop().close())
+                running.callback(before.remove)
+                running.callback(after.remove)
+        yield
+
+
+def tag_nodes(graph: torch.fx.Graph) -> None:
+    """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
+    owners: dict[int, dict[str, Any]] = {}
+    for node in graph.nodes:
+        facts = node.meta.get("custom") or {}
+        if facts.get(DIRECTION) != Direction.BACKWARD and facts:
+            owners.setdefault(node.meta.get("seq_nr", -1), facts)
+    for node in graph.nodes:
+        facts = dict(node.meta.get("custom") or {})
+        direction = Direction(facts.get(DIRECTION, Direction.FORWARD))
+        if direction is Direction.BACKWARD:
+            inherited = owners.get(node.meta.get("seq_nr", -1), {})
+            facts = {key: inherited[key] for key in (PATH, REGION) if key in inherited} | facts
+        role = facts.get(ROLE)
+        set_tag(
+            node,
+            Tag(
+                path=facts.get(PATH, ""),
+                direction=direction,
+                role=Role(role) if role else None,
+                slot=facts.get(SLOT, ""),
+                region=facts.get(REGION, ""),
+            ),
+        )

@@ -1,0 +1,66 @@
+"""What goes into a step and what comes out, by name: binding by position is how the wrong tensor gets bound."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class InputKind(StrEnum):
+    """Who provides an input."""
+
+    STATE = "state"
+    BUFFER = "buffer"
+    BATCH = "batch"
+    COORDS = "coords"
+    SCALAR = "scalar"
+
+
+class OutputKind(StrEnum):
+    """What an output is."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    LOADS = "loads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """One input: everything that has to match at run time."""
+
+    kind: InputKind
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    device: str
+
+    def check(self, value: Tensor) -> None:
+        """Refuse a tensor that is not what was captured."""
+        found = (tuple(value.shape), value.dtype, value.device.type)
+        wanted = (self.shape, self.dtype, self.device)
+        if found != wanted:
+            raise ValueError(f"input {self.kind}/{self.name}: captured {wanted}, given {found}")
+        if value.stride() != self.stride and value.numel() > 1:
+            raise ValueError(f"input {self.kind}/{self.name}: captured strides {self.stride}, given {value.stride()}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """One output; gradients carry the name of their slot."""
+
+    kind: OutputKind
+    name: str = ""
+
+
+def describe_input(kind: InputKind, name: str, value: Tensor) -> InputSpec:
+    """The spec of a tensor as it stands."""
+    return InputSpec(
+        kind=kind,
+        name=name,
+        shape=tuple(value.shape),
+        dtype=value.dtype,
+        stride=tuple(value.stride()),
+        device=value.device.type,
+    )

@@ -1,0 +1,47 @@
+"""The typed facts about a node: recorded when it was made, read by everyone, guessed by no one."""
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from monograph.annotate import Direction, Role
+
+_KEY = "monograph_tag"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tag:
+    """Where a node comes from and what it is for."""
+
+    path: str = ""
+    """The module; empty outside of the model, e.g. for sums of gradients from several uses."""
+    direction: Direction = Direction.FORWARD
+    role: Role | None = None
+    slot: str = ""
+    """The parameter a gather or scatter moves."""
+    region: str = ""
+    """The innermost `annotate` region."""
+    made_by: str = "capture"
+    """The pass that made the node."""
+    chunk: int | None = None
+
+    @property
+    def block(self) -> int | None:
+        """The number of the repeated block the node belongs to, None outside of the blocks."""
+        parts = (self.slot or self.path).split(".")
+        return int(parts[1]) if len(parts) > 1 and parts[0] == "layers" else None
+
+
+def tag_of(node: Node) -> Tag:
+    """A node's tag; every node has one after capture."""
+    return node.meta[_KEY]
+
+
+def has_tag(node: Node) -> bool:
+    """Whether a node was tagged."""
+    return _KEY in node.meta
+
+
+def set_tag(node: Node, tag: Tag) -> None:
+    """Give a node its tag."""
+    node.meta[_KEY] = tag

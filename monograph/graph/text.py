@@ -1,0 +1,155 @@
+"""The graph as text: one node a line, named by where it is, with equal blocks printed once.
+
+A node is named after its place: `f3.12` is the 12th node of block 3 in forward, `b3.7` in backward, `f.4` lies outside
+of the blocks. Seen from inside a block, other blocks are named by distance (`f-1.40`), so that equal blocks read
+equally and only the first of them has to be shown.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from monograph.annotate import Direction
+from monograph.graph.tags import Tag, has_tag, tag_of
+
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is printed: its half of the step, its block, its number there."""
+
+    direction: Direction
+    block: int | None
+    number: int
+
+    def seen_from(self, block: int | None) -> str:
+        """The name as it is written inside another block."""
+        half = self.direction.value[0]
+        if self.block is None:
+            return f"{half}.{self.number}"
+        if block is None:
+            return f"{half}{self.block}.{self.number}"
+        distance = self.block - block
+        return f"{half}{distance:+d}.{self.number}" if distance else f"{half}.own.{self.number}"
+
+
+def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
+    """The text of a graph whose placeholders go by the given names."""
+    places = number_nodes(graph)
+    lines: list[str] = []
+    shown: dict[tuple[Direction, str], int] = {}
+    for (direction, block), nodes in split_into_parts(graph, places):
+        body = [render_node(node, places, inputs, block) for node in nodes]
+        if block is None:
+            lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
+            continue
+        key = (direction, "\n".join(body))
+        if folded and key in shown:
+            lines.append(f"{direction.value} block {block}: like {shown[key]}")
+            continue
+        shown[key] = block
+        lines += [f"{direction.value} block {block}:", *(f"  {line}" for line in body)]
+    return "\n".join(_join_runs(lines)) + "\n"
+
+
+def number_nodes(graph: Graph) -> dict[Node, Place]:
+    """Every node's place; numbers count within one block and direction.
+
+    Sums of gradients have no module of their own; they are printed with the block they stand in.
+    """
+    counts: dict[tuple[Direction, int | None], Iterator[int]] = {}
+    places = {}
+    block = None
+    for node in graph.nodes:
+        tag = tag_of(node) if has_tag(node) else Tag()
+        if node.op in ("placeholder", "output"):
+            continue
+        if tag.path or tag.slot or tag.direction is Direction.FORWARD:
+            block = tag.block
+        key = (tag.direction, block)
+        places[node] = Place(*key, next(counts.setdefault(key, itertools.count())))
+    return places
+
+
+def split_into_parts(
+    graph: Graph, places: Mapping[Node, Place]
+) -> Iterator[tuple[tuple[Direction, int | None], list[Node]]]:
+    """Runs of nodes of one block and direction, in order; the output comes last."""
+    ordered = [node for node in graph.nodes if node in places]
+    for key, run in itertools.groupby(ordered, key=lambda node: (places[node].direction, places[node].block)):
+        yield key, list(run)
+    yield (Direction.BACKWARD, None), [graph.output_node()]
+
+
+def render_node(node: Node, places: Mapping[Node, Place], inputs: Mapping[Node, str], block: int | None) -> str:
+    """One line: name, type, op, arguments, and the facts in its tag."""
+    if node.op == "output":
+        return "return " + ", ".join(_show(value, places, inputs, block) for value in node.args[0])  # type: ignore[union-attr]
+    arguments = [_show(value, places, inputs, block) for value in node.args]
+    arguments += [f"{name}={_show(value, places, inputs, block)}" for name, value in node.kwargs.items()]
+    op = _name_op(node)
+    mark = "  <<" if any(name in op for name in _COLLECTIVES) else ""
+    facts = _facts(tag_of(node), block) if has_tag(node) else ""
+    number = places[node].number
+    return f"{number}: {_type(node)} = {op}({', '.join(arguments)}){mark}{facts}"
+
+
+def _name_op(node: Node) -> str:
+    if node.op == "get_attr":
+        return f"constant {node.target}"
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removeprefix("aten.").removeprefix("_c10d_functional.").removesuffix(".default")
+    return getattr(target, "__name__", str(target))
+
+
+def _show(value: Any, places: Mapping[Node, Place], inputs: Mapping[Node, str], block: int | None) -> str:
+    if isinstance(value, Node):
+        return f"%{_generic(inputs[value], block)}" if value in inputs else places[value].seen_from(block)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_show(item, places, inputs, block) for item in value)}]"
+    return str(value).removeprefix("torch.")
+
+
+def _generic(name: str, block: int | None) -> str:
+    """An input's name with this block's own number left out."""
+    return name.replace(f"layers.{block}.", "layers.*.", 1) if block is not None else name
+
+
+def _type(node: Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join("?" if isinstance(size, torch.SymInt) else str(size) for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, list | tuple):
+        return f"{len(value)} values"
+    return "size" if isinstance(value, torch.SymInt) else "value"
+
+
+def _facts(tag: Tag, block: int | None) -> str:
+    named = (_generic(f"{tag.path}.", block).rstrip("."), tag.role and tag.role.value, _generic(tag.slot, block))
+    facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
+    return f"  # {' '.join(facts)}" if facts else ""
+
+
+def _join_runs(lines: list[str]) -> Iterator[str]:
+    """`block 2: like 1`, `block 3: like 1` -> `blocks 2..3: like 1`."""
+    for (half, like), run in itertools.groupby(lines, key=_fold_key):
+        found = list(run)
+        if like is None or len(found) == 1:
+            yield from found
+        else:
+            first, last = (line.split(" block ")[1].split(":")[0] for line in (found[0], found[-1]))
+            yield f"{half} blocks {first}..{last}: like {like}"
+
+
+def _fold_key(line: str) -> tuple[str, str | None]:
+    half, found, rest = line.partition(" block ")
+    if found and ": like " in rest and half in {direction.value for direction in Direction}:
+        return half, rest.split(": like ")[1]
+    return line, None

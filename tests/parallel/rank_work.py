@@ -1,0 +1,144 @@
+"""What ranks do in the tests of parallel training; results travel back as plain tensors and numbers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from monograph.execute.base import MeshStep
+from monograph.parallel.groups import Groups, joined_groups
+from monograph.parallel.param_table import ParamTable
+from monograph.run import build_step, build_trainer
+from monograph.train.config import TrainerConfig
+from monograph.train.data.batch import Batch
+from monograph.train.data.cursor import Cursor
+from monograph.train.folder import claim_folder
+from monograph.train.layout import plan_run_mesh
+from monograph.train.startup import Startup
+from monograph.train.trainer import Trainer
+from monograph.train.update import add_gradients, apply_update
+
+CPU = torch.device("cpu")
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What a short run left behind, put together again on rank 0."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    moments: dict[str, Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def joined(config: TrainerConfig) -> Iterator[Groups]:
+    mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
+    with joined_groups(mesh, CPU, timeout_seconds=config.parallelism.timeout_seconds) as groups:
+        yield groups
+
+
+def gather_full(table: ParamTable, shards: dict[str, Tensor], groups: Groups) -> dict[str, Tensor]:
+    """The whole tensors on rank 0 from the shards of all ranks; nothing elsewhere."""
+    mine = {name: shard.detach().clone() for name, shard in shards.items()}
+    if groups.mesh.world_size == 1:
+        parts = [mine]
+    else:
+        parts = [{} for _ in range(groups.mesh.world_size)] if groups.rank == 0 else None
+        dist.gather_object(mine, parts, dst=0, group=groups.for_files())
+    if parts is None:
+        return {}
+    return {slot.name: table.gather_full(slot, {r: p[slot.name] for r, p in enumerate(parts)}) for slot in table}
+
+
+def read_batches(config: TrainerConfig, step: MeshStep, updates: int) -> list[list[Batch]]:
+    """This rank's micro-batches of the first updates."""
+    data = config.dataloader.build(
+        tokenizer=config.tokenizer.build(),
+        seq_len=config.training.seq_len,
+        vocab_size=config.model.vocab_size,
+        seed=config.debug.seed,
+        split="train",
+    )
+    part, parts = step.data_part
+    local, whole = config.training.local_batch_size, config.training.global_batch_size
+    whole = local * parts if whole == -1 else whole
+    with data.batches(Cursor(), local_batch_size=local, global_batch_size=whole, part=part, parts=parts) as batches:
+        return [[next(batches) for _ in range(whole // (local * parts))] for _ in range(updates)]
+
+
+def train_updates(config: TrainerConfig) -> Trained:
+    """`training.steps` updates without the trainer's surroundings."""
+    with joined(config) as groups:
+        step = build_step(config, groups)
+        optimizer = config.optimizer.build(parameters=step.parameters)
+        schedule = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
+        done = Trained()
+        for number, batches in enumerate(read_batches(config, step, config.training.steps), start=1):
+            loss = add_gradients(step, batches)
+            lr = schedule.lr(number)
+            updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)
+            done.losses.append(loss.item())
+            done.norms.append(updated.grad_norm.item())
+        done.parameters = gather_full(step.table, dict(step.parameters), groups)
+        return done
+
+
+def run_trainer(config: TrainerConfig) -> Trained:
+    """The whole trainer: data, updates, checkpoints, resuming."""
+    with joined(config) as groups:
+        folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
+        trainer = build_trainer(config, groups, Startup(), folder)
+        trainer.train()
+        return collect(trainer, groups)
+
+
+def load_only(config: TrainerConfig) -> Trained:
+    """Resume and look, without training."""
+    with joined(config) as groups:
+        trainer = build_trainer(config, groups, Startup(), Path(config.job.dump_folder))
+        trainer.checkpoints.close()
+        return collect(trainer, groups)
+
+
+def collect(trainer: Trainer, groups: Groups) -> Trained:
+    step: Any = trainer.step
+    moments = {}
+    for kind in ("exp_avg", "exp_avg_sq"):
+        shards = {name: value for (which, name), value in trainer.optimizer.moments().items() if which == kind}
+        moments |= {f"{kind}/{name}": value for name, value in gather_full(step.table, shards, groups).items()}
+    buffers = {name: value for name, value in step.model.state_dict().items() if name.endswith("expert_bias")}
+    parameters = gather_full(step.table, dict(step.parameters), groups) | buffers
+    return Trained(parameters=parameters, moments=moments)
+
+
+def compute_gradients(config: TrainerConfig) -> dict[str, Any]:
+    """One update's gradients, this rank's norm of all of them, and what clipping leaves of one shard."""
+    with joined(config) as groups:
+        step = build_step(config, groups)
+        add_gradients(step, read_batches(config, step, 1)[0])
+        full = gather_full(step.table, {name: p.grad for name, p in step.parameters.items()}, groups)
+        norm = step.grad_norm()
+        before = {name: p.grad.clone() for name, p in step.parameters.items()}
+        torch.nn.utils.clip_grads_with_norm_(step.parameters.values(), 0.01, norm)
+        factors = {name: p.grad.norm() / before[name].norm() for name, p in step.parameters.items() if p.grad.norm()}
+        return {
+            "full": full,
+            "norm": norm,
+            "factors": factors,
+            "dtypes": {p.grad.dtype for p in step.parameters.values()},
+        }
+
+
+def read_tokens(config: TrainerConfig) -> dict[str, Any]:
+    """What this rank reads in two updates, and its place."""
+    with joined(config) as groups:
+        step = build_step(config, groups)
+        batches = read_batches(config, step, 2)
+        return {"part": step.data_part, "tokens": [torch.cat([b.tokens for b in update]) for update in batches]}

@@ -204,3 +204,12 @@ def mark_backward(loss: Tensor) -> None:
     """Before gradients of `loss` are taken in a capture: let backward nodes know which forward node they undo."""
     if loss.grad_fn is not None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+def is_gradient_sum(node: fx.Node, last_number: int) -> bool:
+    """Whether a backward node adds up gradients of a value that was used twice: it undoes no forward node.
+
+    It carries the loss's autograd number for want of one of its own. 2.13 flags exactly these nodes, 2.11 flags all.
+    """
+    is_add = node.target is torch.ops.aten.add.Tensor
+    return is_add and bool(node.meta.get("is_gradient_acc")) and node.meta.get("seq_nr", -1) >= last_number

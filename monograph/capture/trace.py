@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
-from monograph.compat import fake_tensors, trace_function
+from monograph.compat import fake_tensors, is_gradient_sum, trace_function
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
@@ -100,14 +100,16 @@ def paths_recorded(model: nn.Module) -> Iterator[None]:
 def tag_nodes(graph: torch.fx.Graph) -> None:
     """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
     owners: dict[int, dict[str, Any]] = {}
+    last = -1
     for node in graph.nodes:
         facts = node.meta.get("custom") or {}
-        if facts.get(DIRECTION) != Direction.BACKWARD and facts:
+        if facts.get(DIRECTION) != Direction.BACKWARD and node.op == "call_function":
+            last = max(last, node.meta.get("seq_nr", -1))
             owners.setdefault(node.meta.get("seq_nr", -1), facts)
     for node in graph.nodes:
         facts = dict(node.meta.get("custom") or {})
         direction = Direction(facts.get(DIRECTION, Direction.FORWARD))
-        if direction is Direction.BACKWARD:
+        if direction is Direction.BACKWARD and not is_gradient_sum(node, last):
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
             facts = {key: inherited[key] for key in (PATH, REGION) if key in inherited} | facts
         role = facts.get(ROLE)

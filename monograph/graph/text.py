@@ -1,8 +1,8 @@
 """The graph as text: one node a line, named by where it is, with equal blocks printed once.
 
 A node is named after its place: `f3.12` is the 12th node of block 3 in forward, `b3.7` in backward, `f.4` lies outside
-of the blocks. Seen from inside a block, other blocks are named by distance (`f-1.40`), so that equal blocks read
-equally and only the first of them has to be shown.
+of the blocks. What a block reads from elsewhere is named `in0`, `in1`, ... and listed in its headline, other blocks by
+distance (`f-1.40`). So equal blocks read equally, and only the first of them has to be shown.
 """
 
 import itertools
@@ -34,8 +34,7 @@ class Place:
             return f"{half}.{self.number}"
         if block is None:
             return f"{half}{self.block}.{self.number}"
-        distance = self.block - block
-        return f"{half}{distance:+d}.{self.number}" if distance else f"{half}.own.{self.number}"
+        return f"{half}{self.block - block:+d}.{self.number}"
 
 
 def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
@@ -44,17 +43,48 @@ def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
     lines: list[str] = []
     shown: dict[tuple[Direction, str], int] = {}
     for (direction, block), nodes in split_into_parts(graph, places):
-        body = [render_node(node, places, inputs, block) for node in nodes]
+        names = Names(places, inputs, direction, block)
+        body = [render_node(node, names) for node in nodes]
         if block is None:
             lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
             continue
+        head = f"{direction.value} block {block}"
         key = (direction, "\n".join(body))
         if folded and key in shown:
-            lines.append(f"{direction.value} block {block}: like {shown[key]}")
+            lines.append(f"{head}: like {shown[key]}{names.listed()}")
             continue
         shown[key] = block
-        lines += [f"{direction.value} block {block}:", *(f"  {line}" for line in body)]
+        lines += [f"{head}:{names.listed()}", *(f"  {line}" for line in body)]
     return "\n".join(_join_runs(lines)) + "\n"
+
+
+class Names:
+    """How values are called inside one part of the text."""
+
+    def __init__(
+        self, places: Mapping[Node, Place], inputs: Mapping[Node, str], direction: Direction, block: int | None
+    ) -> None:
+        self.places, self.inputs, self.direction, self.block = places, inputs, direction, block
+        self._outside: dict[str, str] = {}
+
+    def of(self, node: Node) -> str:
+        """An input by its name, a value of this block by its number, anything else as `in0`, `in1`, ..."""
+        if node in self.inputs:
+            return f"%{self.generic(self.inputs[node])}"
+        place = self.places[node]
+        if self.block is None:
+            return place.seen_from(None)
+        if place.block == self.block:
+            return f"{place.direction.value[0]}.{place.number}"
+        return self._outside.setdefault(place.seen_from(self.block), f"in{len(self._outside)}")
+
+    def generic(self, name: str) -> str:
+        """A path with this block's own number left out."""
+        return name.replace(f"layers.{self.block}.", "layers.*.", 1) if self.block is not None else name
+
+    def listed(self) -> str:
+        """What `in0`, `in1`, ... stand for."""
+        return f" ({', '.join(f'{name} = {value}' for value, name in self._outside.items())})" if self._outside else ""
 
 
 def number_nodes(graph: Graph) -> dict[Node, Place]:
@@ -86,17 +116,16 @@ def split_into_parts(
     yield (Direction.BACKWARD, None), [graph.output_node()]
 
 
-def render_node(node: Node, places: Mapping[Node, Place], inputs: Mapping[Node, str], block: int | None) -> str:
-    """One line: name, type, op, arguments, and the facts in its tag."""
+def render_node(node: Node, names: Names) -> str:
+    """One line: number, type, op, arguments, and the facts in its tag."""
     if node.op == "output":
-        return "return " + ", ".join(_show(value, places, inputs, block) for value in node.args[0])  # type: ignore[union-attr]
-    arguments = [_show(value, places, inputs, block) for value in node.args]
-    arguments += [f"{name}={_show(value, places, inputs, block)}" for name, value in node.kwargs.items()]
+        return "return " + ", ".join(_show(value, names) for value in node.args[0])  # type: ignore[union-attr]
+    arguments = [_show(value, names) for value in node.args]
+    arguments += [f"{name}={_show(value, names)}" for name, value in node.kwargs.items()]
     op = _name_op(node)
     mark = "  <<" if any(name in op for name in _COLLECTIVES) else ""
-    facts = _facts(tag_of(node), block) if has_tag(node) else ""
-    number = places[node].number
-    return f"{number}: {_type(node)} = {op}({', '.join(arguments)}){mark}{facts}"
+    facts = _facts(tag_of(node), names) if has_tag(node) else ""
+    return f"{names.places[node].number}: {_type(node)} = {op}({', '.join(arguments)}){mark}{facts}"
 
 
 def _name_op(node: Node) -> str:
@@ -108,17 +137,12 @@ def _name_op(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _show(value: Any, places: Mapping[Node, Place], inputs: Mapping[Node, str], block: int | None) -> str:
+def _show(value: Any, names: Names) -> str:
     if isinstance(value, Node):
-        return f"%{_generic(inputs[value], block)}" if value in inputs else places[value].seen_from(block)
+        return names.of(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_show(item, places, inputs, block) for item in value)}]"
+        return f"[{', '.join(_show(item, names) for item in value)}]"
     return str(value).removeprefix("torch.")
-
-
-def _generic(name: str, block: int | None) -> str:
-    """An input's name with this block's own number left out."""
-    return name.replace(f"layers.{block}.", "layers.*.", 1) if block is not None else name
 
 
 def _type(node: Node) -> str:
@@ -131,8 +155,8 @@ def _type(node: Node) -> str:
     return "size" if isinstance(value, torch.SymInt) else "value"
 
 
-def _facts(tag: Tag, block: int | None) -> str:
-    named = (_generic(f"{tag.path}.", block).rstrip("."), tag.role and tag.role.value, _generic(tag.slot, block))
+def _facts(tag: Tag, names: Names) -> str:
+    named = (names.generic(f"{tag.path}.").rstrip("."), tag.role and tag.role.value, names.generic(tag.slot))
     facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
     return f"  # {' '.join(facts)}" if facts else ""
 

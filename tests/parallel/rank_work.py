@@ -21,6 +21,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.folder import claim_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
+from monograph.train.state import collect_tensors
 from monograph.train.trainer import Trainer
 from monograph.train.update import add_gradients, apply_update
 
@@ -99,14 +100,6 @@ def run_trainer(config: TrainerConfig) -> Trained:
         return collect(trainer, groups)
 
 
-def load_only(config: TrainerConfig) -> Trained:
-    """Resume and look, without training."""
-    with joined(config) as groups:
-        trainer = build_trainer(config, groups, Startup(), Path(config.job.dump_folder))
-        trainer.checkpoints.close()
-        return collect(trainer, groups)
-
-
 def collect(trainer: Trainer, groups: Groups) -> Trained:
     step: Any = trainer.step
     moments = {}
@@ -142,3 +135,15 @@ def read_tokens(config: TrainerConfig) -> dict[str, Any]:
         step = build_step(config, groups)
         batches = read_batches(config, step, 2)
         return {"part": step.data_part, "tokens": [torch.cat([b.tokens for b in update]) for update in batches]}
+
+
+def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:
+    """Load one checkpoint after another into the same live state."""
+    with joined(config) as groups:
+        trainer = build_trainer(config, groups, Startup(), Path(config.job.dump_folder))
+        found = []
+        for path in paths:
+            trainer.checkpoints.load(path, collect_tensors(trainer.step, trainer.optimizer))
+            found.append(collect(trainer, groups))
+        trainer.checkpoints.close()
+        return found

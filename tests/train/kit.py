@@ -25,9 +25,10 @@ from monograph.models.llama3.config import Llama3Config
 from monograph.models.llama3.model import Llama3
 from monograph.parallel.groups import joined_groups
 from monograph.recipes.starting_points import make_debug_run
-from monograph.run import build_trainer, plan_run_mesh
+from monograph.run import build_trainer
 from monograph.train.config import TrainerConfig
 from monograph.train.folder import claim_folder
+from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.trainer import Trainer
 

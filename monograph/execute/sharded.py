@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.remat import find_runner
-from monograph.models.decoder import Block, Decoder, DecoderOutput
+from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
 from monograph.parallel.start import fill_shards
 
 
-class RematCall:
-    """Blocks forget what they can compute again; their parameters are then gathered again as well."""
+class RunBlocks:
+    """Blocks forget what they can compute again. Their parameters come from outside, and are kept or not as ever."""
 
-    def __init__(self, call: Callable[..., Any], runner: Callable[..., Any]) -> None:
-        self.call, self.runner = call, runner
+    def __init__(self, runner: Callable[..., Any]) -> None:
+        self.runner = runner
 
-    def __call__(self, unit: nn.Module, *args: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], unit: nn.Module, *args: Any) -> Any:
         if isinstance(unit, Block) and torch.is_grad_enabled():
-            return self.runner(self.call, unit, *args)
-        return self.call(unit, *args)
+            return self.runner(function, unit, *args)
+        return function(unit, *args)
 
 
 class ShardedStep(MeshStep):
@@ -39,17 +39,16 @@ class ShardedStep(MeshStep):
         stored: dict[str, Any] = {"dtype": settings.dtype, "device": groups.device}
         self.parameters = {slot.name: nn.Parameter(torch.empty(slot.local_shape, **stored)) for slot in table}
         fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
-        self.call: Callable[..., Any] = ShardedCall(
+        runner = find_runner(settings.remat)
+        self.call = ShardedCall(
             model,
             table,
             self.parameters,
             compute_dtype=settings.compute_dtype,
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
+            run=RunBlocks(runner) if runner is not None else call_function,
         )
-        runner = find_runner(settings.remat)
-        if runner is not None:
-            self.call = RematCall(self.call, runner)
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
         return self.model(**inputs, valid_tokens=valid_tokens, call=self.call)

@@ -6,7 +6,7 @@ the axes that replicate the parameter.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
+from monograph.models.decoder import call_function
 from monograph.parallel.collectives import gather_dim, scatter_dim, total
 from monograph.parallel.param_table import ParamTable, Slot
 
@@ -61,6 +62,7 @@ class ShardedCall:
     """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
+    `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class ShardedCall:
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         reshard: bool = False,
+        run: Callable[..., Any] = call_function,
     ) -> None:
-        self.state = state
+        self.state, self.run = state, run
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
         units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
@@ -84,11 +87,18 @@ class ShardedCall:
             name: _Gather.apply(self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
             for name, slot in slots
         }
+        given = (unit, tuple(pieces), *pieces.values(), *args)
         if not (self.reshard and torch.is_grad_enabled()):
-            return torch.func.functional_call(unit, pieces, args)
+            return self.run(call_with, *given)
         hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, pieces, self.compute_dtype)
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
-            return torch.func.functional_call(unit, pieces, args)
+            return self.run(call_with, *given)
+
+
+def call_with(unit: nn.Module, names: tuple[str, ...], *values: Any) -> Any:
+    """Run a unit with parameters of these names; they come flat, before its arguments, as `run` can keep them."""
+    pieces = dict(zip(names, values[: len(names)], strict=True))
+    return torch.func.functional_call(unit, pieces, values[len(names) :])
 
 
 class Recipe(NamedTuple):

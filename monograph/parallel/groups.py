@@ -26,10 +26,11 @@ log = get_log("groups")
 class Groups:
     """This rank's groups on a mesh, and its place in it."""
 
-    def __init__(self, mesh: Mesh, rank: int, device: torch.device) -> None:
+    def __init__(self, mesh: Mesh, rank: int, device: torch.device, *, is_pretended: bool = False) -> None:
         self.mesh = mesh
         self.rank = rank
         self.device = device
+        self.has_peers = mesh.world_size > 1 and not is_pretended
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
         for group in Group:
@@ -49,7 +50,7 @@ class Groups:
         return self._host_group("files")
 
     def _host_group(self, purpose: str) -> dist.ProcessGroup | None:
-        if self.mesh.world_size == 1:
+        if not self.has_peers:
             return None
         if purpose not in self._on_host:
             self._on_host[purpose] = dist.new_group(backend="gloo")
@@ -57,12 +58,12 @@ class Groups:
 
     def wait(self) -> None:
         """Wait until every rank is here."""
-        if self.mesh.world_size > 1:
+        if self.has_peers:
             dist.barrier(self._host_group("agreement"))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
-        if self.mesh.world_size == 1:
+        if not self.has_peers:
             return flag
         box = torch.tensor(int(flag))
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
@@ -70,7 +71,7 @@ class Groups:
 
     def check_same(self, what: str, value: str) -> None:
         """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later."""
-        if self.mesh.world_size == 1:
+        if not self.has_peers:
             return
         values: list[str] = [""] * self.mesh.world_size
         dist.all_gather_object(values, value, group=self.for_files())
@@ -122,7 +123,7 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
 def pretended_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Groups]:
     """One process that believes to be `rank` of any mesh: collectives move nothing, shapes are right."""
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=mesh.world_size)
-    groups = Groups(mesh, rank, device)
+    groups = Groups(mesh, rank, device, is_pretended=True)
     try:
         yield groups
     finally:

@@ -1,0 +1,117 @@
+"""The whole step as one graph: the same bits as op by op, every node with its facts, and a text a person can read."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from monograph.annotate import Direction, Role
+from monograph.axes import Group
+from monograph.errors import ConfigError
+from monograph.graph.tags import has_tag, tag_of
+from monograph.parallel.groups import joined_groups, pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
+
+CPU = torch.device("cpu")
+RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
+
+
+def shallow(recipe, mode, layers=2, compute="float32"):
+    config = load_recipe(recipe)
+    return config.replace(
+        model=config.model.replace(n_layers=layers),
+        training=config.training.replace(compute_dtype=compute),
+        parallelism=config.parallelism.replace(fsdp="graph"),
+        compile=config.compile.replace(mode=mode),
+    )
+
+
+def make_batch(seed, length=32):
+    generator = torch.Generator().manual_seed(seed)
+    tokens, labels = (torch.randint(0, 250, (2, length), generator=generator) for _ in range(2))
+    return {"tokens": tokens, "labels": labels, "positions": tokens * 0, "documents": tokens * 0}
+
+
+def captured(recipe, mesh, rank, layers=3):
+    """The graph that one rank of a pretended mesh captures."""
+    with pretended_groups(mesh, rank, CPU) as groups:
+        step = build_step(shallow(recipe, "graph", layers), groups)
+        return step.capture(step.inputs(make_batch(0)), torch.tensor(64))
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_graph_computes_the_bits_of_the_eager_step(recipe, compute):
+    with joined_groups(Mesh(), CPU) as groups:
+        eager, graph = (build_step(shallow(recipe, mode, compute=compute), groups) for mode in ("eager", "graph"))
+        for seed in (0, 1):
+            losses = [step(make_batch(seed), torch.tensor(60)) for step in (eager, graph)]
+            assert torch.equal(*losses)
+        for name, parameter in eager.parameters.items():
+            assert torch.equal(parameter.grad, graph.parameters[name].grad), name
+        if eager.model.expert_load is not None:
+            assert torch.equal(eager.model.expert_load, graph.model.expert_load)
+        assert torch.equal(*(step.evaluate(make_batch(2), torch.tensor(60)) for step in (eager, graph)))
+
+
+def test_a_batch_of_another_shape_is_refused_by_name():
+    with joined_groups(Mesh(), CPU) as groups:
+        step = build_step(shallow("llama3_debugmodel", "graph"), groups)
+        step(make_batch(0), torch.tensor(60))
+        with pytest.raises(ConfigError, match="does not fit the captured step") as refused:
+            step(make_batch(0, length=16), torch.tensor(60))
+    assert "batch/tokens" in refused.value.why
+
+
+def test_every_node_is_tagged_and_backward_knows_its_module():
+    graph = captured("deepseek_v3_debugmodel", Mesh(), 0)
+    assert all(has_tag(node) for node in graph.nodes)
+    products = [tag_of(n) for n in graph.nodes if n.target is torch.ops.aten.mm.default]
+    by_module = Counter((tag.path, tag.direction) for tag in products)
+    for path in ("layers.1.attention.wo", "layers.2.moe.shared_experts.w1", "layers.0.feed_forward.w2"):
+        assert by_module[path, Direction.FORWARD] == 1
+        assert by_module[path, Direction.BACKWARD] == 2, f"{path}: a product for the weight and one for the input"
+    regions = {tag_of(node).region for node in graph.nodes if tag_of(node).block == 1}
+    assert {"dispatch", "compute", "combine"} <= regions
+
+
+def test_each_slot_is_gathered_and_scattered_under_its_own_name():
+    graph = captured("qwen3_debugmodel", Mesh(dp_shard=2), 1)
+    roles = Counter(
+        (tag_of(node).role, tag_of(node).slot)
+        for node in graph.nodes
+        if "all_gather_into_tensor" in str(node.target) or "reduce_scatter_tensor" in str(node.target)
+    )
+    slots = {spec.name for spec in graph.inputs if spec.kind == "state"}
+    for slot in slots:
+        uses = 2 if slot == "embedding.weight" else 1  # tied: read as embedding and as output
+        assert roles[Role.PARAM_GATHER, slot] == uses
+        assert roles[Role.GRAD_SCATTER, slot] == uses
+    assert sum(roles.values()) == 2 * (len(slots) + 1)
+
+
+def test_equal_blocks_are_printed_once_and_the_text_is_the_same_on_every_rank():
+    mesh = Mesh(dp_shard=2, tp=2, ep=2)
+    first, other = (captured("deepseek_v3_debugmodel", mesh, rank, layers=4) for rank in (0, 3))
+    assert first.text() == other.text()
+    assert first.digest() == other.digest()
+    heads = [line for line in first.text().splitlines() if " block" in line and not line.startswith(" ")]
+    assert [head.split(":")[0] for head in heads] == [
+        "forward block 0",
+        "forward block 1",
+        "forward blocks 2..3",
+        "backward block 3",
+        "backward block 2",
+        "backward block 1",
+        "backward block 0",
+    ]
+    assert heads[2].startswith("forward blocks 2..3: like 1")
+    assert heads[4].startswith("backward block 2: like 3")
+    assert f"{Group.EP.value})  <<" in first.text()
+
+
+def test_another_number_of_layers_is_another_digest():
+    digests = {captured("llama3_debugmodel", Mesh(), 0, layers=n).digest() for n in (1, 2)}
+    assert len(digests) == 2

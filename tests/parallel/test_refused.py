@@ -1,0 +1,84 @@
+"""Degrees that cannot work are refused before anything starts: with the numbers, what would work, and no torch."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from monograph.errors import ConfigError
+from monograph.models.config import FeedForwardConfig
+from monograph.train.layout import plan_run_mesh
+from tests.kit.tiny import tiny
+
+TP, EP, ETP = (f"--parallelism.{name}_parallel_degree" for name in ("tensor", "expert", "expert_tensor"))
+REFUSED = {
+    f"llama3_debugmodel --ranks 4 {TP} 3": ("ask for 3 ranks (tensor_parallel_degree 3) but there are 4", "start 3"),
+    f"llama3_debugmodel --ranks 8 {TP} 8": ("model.attention.n_kv_heads is 4 but parallelism.tensor", f"{TP} 4"),
+    f"deepseek_v3_debugmodel --ranks 8 {TP} 8": ("model.attention.n_heads is 4 but parallelism.tensor", f"{TP} 4"),
+    f"qwen3_debugmodel_moe --ranks 12 {EP} 12": ("model.moe.n_experts is 8 but parallelism.expert", f"{EP} 4"),
+    f"llama3_debugmodel --ranks 4 {TP} 4 --training.seq_len 254": ("training.seq_len is 254", f"{TP} 2"),
+    f"llama3_debugmodel --ranks 4 {TP} 4 --model.feed_forward.hidden_dim 770": ("hidden_dim is 770", f"{TP} 2"),
+    f"qwen3_debugmodel_moe --ranks 2 {TP} 2 {ETP} 2 --model.moe.hidden_dim 33": ("hidden_dim is 33", f"{ETP} 1"),
+    f"deepseek_v3_debugmodel --ranks 4 {TP} 4 {ETP} 2": ("expert_tensor_parallel_degree is 2", f"{ETP} 1 or 4"),
+    f"deepseek_v3_debugmodel --ranks 2 {EP} 4": ("expert_parallel_degree 4 x", f"{EP} 2"),
+    f"llama3_debugmodel --ranks 2 {EP} 2": ("expert_parallel_degree is 2", f"{EP} 1"),
+    "llama3_debugmodel --ranks 4 --training.global_batch_size 24": ("= 16", "--training.global_batch_size 32"),
+    "llama3_debugmodel --ranks 2 --parallelism.pipeline_parallel_degree 2": ("pipeline_parallel_degree is 2", "1"),
+    "llama3_debugmodel --ranks 2 --parallelism.context_parallel_degree 2": ("context_parallel_degree is 2", "1"),
+    "llama3_debugmodel --ranks -2": ("--ranks -2", "--ranks 2"),
+    f"llama3_debugmodel {TP} 2": ("ask for 2 ranks (tensor_parallel_degree 2) but there are 1", "start 2 ranks"),
+}
+WITHOUT_TORCH = """
+import sys
+from monograph.cli import main
+code = main(sys.argv[1:])
+sys.exit("torch was imported" if "torch" in sys.modules else code)
+"""
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_invalid_degrees_end_with_exit_code_2_within_two_seconds_and_without_torch(words):
+    command = "verify" if "qwen3" in words else "train"
+    said, advice = REFUSED[words]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, command, *words.split()], capture_output=True, text=True, timeout=60
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and advice in done.stderr.split("do:")[1], done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+def test_ranks_under_a_launcher_are_refused():
+    environment = os.environ | {"WORLD_SIZE": "4", "RANK": "0"}
+    words = ["train", "llama3_debugmodel", "--ranks", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 2 and "under a launcher that started 4 ranks" in done.stderr
+
+
+def test_the_nearest_choice_serves_every_part_of_the_model(tmp_path):
+    """12 heads and 12 hidden channels would take tp 12, 6 or 4; 6 kv heads and 9 ranks leave 3."""
+    changes = {"model.attention.n_heads": 12, "model.attention.n_kv_heads": 6, "training.seq_len": 36}
+    config = tiny("llama3", tmp_path, {**changes, "model.feed_forward": FeedForwardConfig(hidden_dim=12)}, tp=9)
+    with pytest.raises(ConfigError) as caught:
+        plan_run_mesh(config, 9)
+    assert caught.value.do.startswith("--parallelism.tensor_parallel_degree 3")
+
+
+def test_a_model_whose_layers_are_all_dense_has_no_experts_to_spread(tmp_path):
+    config = tiny("deepseek_v3", tmp_path, {"model.n_dense_layers": 3}, ep=2)
+    with pytest.raises(ConfigError, match="expert_parallel_degree is 2"):
+        plan_run_mesh(config, 2)
+    unused = {"model.moe.hidden_dim": 33, "model.moe.n_shared_experts": 1}
+    odd = tiny("deepseek_v3", tmp_path, {"model.n_dense_layers": 3, **unused}, tp=2)
+    assert plan_run_mesh(odd, 2).tp == 2, "experts that are not there need not divide"
+
+
+def test_what_can_be_padded_is_not_refused(tmp_path):
+    config = tiny("deepseek_v3", tmp_path, {"model.vocab_size": 261, "model.dim": 66}, tp=2, ep=2)
+    assert plan_run_mesh(config, 8).world_size == 8

@@ -3,11 +3,29 @@
 What can be padded is (the vocabulary, rows shared by fsdp). What cannot is refused with the numbers.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from monograph.axes import Axis
 from monograph.config.configurable import walk_configs
 from monograph.errors import ConfigError
 from monograph.models.config import AttentionConfig, DecoderConfig, FeedForwardConfig, LatentAttentionConfig, MoeConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.mesh import Mesh, plan_mesh
+
+_FIELDS = {
+    Axis.TP: "tensor_parallel_degree",
+    Axis.EP: "expert_parallel_degree",
+    Axis.ETP: "expert_tensor_parallel_degree",
+}
+
+
+class Share(NamedTuple):
+    """Something that the ranks along an axis divide among themselves in equal parts."""
+
+    axis: Axis
+    what: str
+    size: int
 
 
 def plan_fitting_mesh(
@@ -21,7 +39,15 @@ def plan_fitting_mesh(
 ) -> Mesh:
     """The mesh for this run, once model and batch are known to fit it."""
     mesh = plan_mesh(parallelism, world_size)
-    _check_divides("training.seq_len", seq_len, "tensor_parallel_degree", mesh.tp)
+    if mesh.ep * mesh.etp > 1 and model.find_moe() is None:
+        raise ConfigError(
+            f"expert_parallel_degree is {mesh.ep} and expert_tensor_parallel_degree is {mesh.etp}",
+            why="this model has no routed experts to spread",
+            do="--parallelism.expert_parallel_degree 1 --parallelism.expert_tensor_parallel_degree 1",
+        )
+    shares = [Share(Axis.TP, "training.seq_len", seq_len), *find_shares(model)]
+    for axis in _FIELDS:
+        _check_shares(mesh, axis, [share for share in shares if share.axis is axis])
     together = local_batch_size * mesh.data_parts
     if global_batch_size != -1 and global_batch_size % together:
         nearest = max(1, round(global_batch_size / together)) * together
@@ -31,37 +57,46 @@ def plan_fitting_mesh(
             why=f"it must be a multiple of {mesh.data_parts} x {local_batch_size} = {together}",
             do=f"--training.global_batch_size {nearest}",
         )
-    has_experts = False
-    for path, part in walk_configs(model, "model"):
-        if isinstance(part, AttentionConfig):
-            _check_divides(f"{path}.n_heads", part.n_heads, "tensor_parallel_degree", mesh.tp)
-            _check_divides(f"{path}.n_kv_heads", part.n_kv_heads, "tensor_parallel_degree", mesh.tp)
-        elif isinstance(part, LatentAttentionConfig):
-            _check_divides(f"{path}.n_heads", part.n_heads, "tensor_parallel_degree", mesh.tp)
-        elif isinstance(part, FeedForwardConfig):
-            _check_divides(f"{path}.hidden_dim", part.hidden_dim, "tensor_parallel_degree", mesh.tp)
-        elif isinstance(part, MoeConfig) and part.n_experts:
-            has_experts = True
-            _check_divides(f"{path}.n_experts", part.n_experts, "expert_parallel_degree", mesh.ep)
-            _check_divides(f"{path}.hidden_dim", part.hidden_dim, "expert_tensor_parallel_degree", mesh.etp)
-            shared = part.hidden_dim * part.n_shared_experts
-            _check_divides(f"{path}.hidden_dim x n_shared_experts", shared, "tensor_parallel_degree", mesh.tp)
-    if mesh.ep * mesh.etp > 1 and not has_experts:
-        raise ConfigError(
-            f"expert_parallel_degree is {mesh.ep} and expert_tensor_parallel_degree is {mesh.etp}",
-            why="this model has no routed experts to spread",
-            do="--parallelism.expert_parallel_degree 1 --parallelism.expert_tensor_parallel_degree 1",
-        )
     return mesh
 
 
-def _check_divides(what: str, size: int, axis: str, degree: int) -> None:
-    if size % degree == 0:
+def find_shares(model: DecoderConfig) -> Iterator[Share]:
+    """What a model's parts divide among ranks, in the order of the config."""
+    has_experts = model.find_moe() is not None
+    for path, part in walk_configs(model, "model"):
+        if isinstance(part, AttentionConfig):
+            yield Share(Axis.TP, f"{path}.n_heads", part.n_heads)
+            yield Share(Axis.TP, f"{path}.n_kv_heads", part.n_kv_heads)
+        elif isinstance(part, LatentAttentionConfig):
+            yield Share(Axis.TP, f"{path}.n_heads", part.n_heads)
+        elif isinstance(part, FeedForwardConfig):
+            yield Share(Axis.TP, f"{path}.hidden_dim", part.hidden_dim)
+        elif isinstance(part, MoeConfig) and has_experts:
+            yield Share(Axis.EP, f"{path}.n_experts", part.n_experts)
+            yield Share(Axis.ETP, f"{path}.hidden_dim", part.hidden_dim)
+            if part.n_shared_experts:
+                shared = part.hidden_dim * part.n_shared_experts
+                yield Share(Axis.TP, f"{path}.hidden_dim x n_shared_experts", shared)
+
+
+def _check_shares(mesh: Mesh, axis: Axis, shares: list[Share]) -> None:
+    """Refuse the first share that does not divide, with the nearest degree that would serve all of them."""
+    degree, field = mesh.degree(axis), _FIELDS[axis]
+    wrong = next((share for share in shares if share.size % degree), None)
+    if wrong is None:
         return
-    valid = [candidate for candidate in range(1, size + 1) if size % candidate == 0]
-    nearest = min(valid, key=lambda candidate: abs(candidate - degree))
+    serve = [other for other in _choices(mesh, axis) if not any(share.size % other for share in shares)]
+    nearest = min(serve, key=lambda other: abs(other - degree))
     raise ConfigError(
-        f"{what} is {size} but parallelism.{axis} is {degree}",
-        why=f"every rank takes an equal share, and {size} / {degree} is not whole",
-        do=f"--parallelism.{axis} {nearest}, or another {what}",
+        f"{wrong.what} is {wrong.size} but parallelism.{field} is {degree}",
+        why=f"every rank takes an equal share, and {wrong.size} / {degree} is not whole",
+        do=f"--parallelism.{field} {nearest}, or another {wrong.what}",
     )
+
+
+def _choices(mesh: Mesh, axis: Axis) -> list[int]:
+    """The degrees an axis could have instead on as many ranks."""
+    if axis is Axis.ETP:
+        return [1, mesh.tp]
+    room = mesh.dp_shard * mesh.tp if axis is Axis.TP else mesh.shards // mesh.etp
+    return [degree for degree in range(1, room + 1) if room % degree == 0]

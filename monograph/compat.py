@@ -213,3 +213,8 @@ def is_gradient_sum(node: fx.Node, last_number: int) -> bool:
     """
     is_add = node.target is torch.ops.aten.add.Tensor
     return is_add and bool(node.meta.get("is_gradient_acc")) and node.meta.get("seq_nr", -1) >= last_number
+
+
+def is_op(target: Any) -> bool:
+    """Whether a node calls an operator of torch's, rather than a Python function."""
+    return isinstance(target, torch._ops.OpOverload)

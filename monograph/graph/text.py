@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
+from monograph.compat import is_op
 from monograph.graph.tags import Tag, has_tag, tag_of
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -131,10 +132,9 @@ def render_node(node: Node, names: Names) -> str:
 def _name_op(node: Node) -> str:
     if node.op == "get_attr":
         return f"constant {node.target}"
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target).removeprefix("aten.").removeprefix("_c10d_functional.").removesuffix(".default")
-    return getattr(target, "__name__", str(target))
+    if is_op(node.target):
+        return str(node.target).removeprefix("aten.").removeprefix("_c10d_functional.").removesuffix(".default")
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def _show(value: Any, names: Names) -> str:

@@ -49,6 +49,7 @@ def plan_checks(steps: int, device: str) -> list[Check]:
             found.append(Check(f"eager/inductor {recipe} {label}", ["compare", base, layer, "--tolerance", tolerance]))
         base = f"{recipe} {on} {SHORT} {exact}"
         found.append(Check(f"fsdp2/graph {recipe}", ["compare", base, f"{base} --parallelism.fsdp graph"]))
+        found.append(Check(f"eager/one graph {recipe}", ["compare", base, f"{base} --compile.mode graph"]))
     meshes = {
         "dp2": "--ranks 2",
         "dp2 tp2": "--ranks 4 --parallelism.tensor_parallel_degree 2",

@@ -1,0 +1,121 @@
+"""Activation checkpointing changes what is kept and what is computed again, and nothing else."""
+
+import functools
+import os
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from monograph.parallel.groups import joined_groups
+from monograph.run import build_step
+from monograph.train.layout import plan_run_mesh
+from tests.execute.updates import CPU, LAYER, Update, differences, force_routing, make_updates, read_batches, small
+from tests.execute.watch import CountOps, LiveBytes, find_saved_bytes
+from tests.kit.ranks import pool
+
+KINDS = ("none", "full", "selective")
+WAYS = {"eager fsdp2": {}, "eager graph": {"parallelism.fsdp": "graph"}, "layer fsdp2": LAYER}
+RANKS = 2
+ROUTINGS = ((), (0,), (2, 3))
+TOKENS, TOP_K = 32, 2
+
+
+@dataclass
+class Seen:
+    """One way to run: its updates, what ran in one more backward, and what was kept for it."""
+
+    updates: list[Update]
+    backward: Counter[str]
+    kept_bytes: int
+
+
+def look(config, groups) -> Seen:
+    updates = make_updates(config, groups, routings=ROUTINGS)
+    step = build_step(config, groups)
+    batch = read_batches(config, step, 1)[0]
+    force_routing(step, (0, 1))
+    inputs, valid = {"tokens": batch.tokens, "labels": batch.labels}, torch.tensor(30)
+    if config.compile.mode == "eager":
+        with LiveBytes() as live:
+            output = step.forward(inputs, valid)
+        kept = live.count()
+    else:
+        output = step.forward(inputs, valid)
+        kept = find_saved_bytes(output.value)
+    with CountOps() as backward:
+        step.backward(output.value)
+    return Seen(updates, backward.counts, kept)
+
+
+def look_on_ranks(configs):
+    """As one of the ranks: every way to run with every kind of checkpointing."""
+    first = next(iter(configs.values()))
+    with joined_groups(plan_run_mesh(first, int(os.environ["WORLD_SIZE"])), CPU) as groups:
+        return {name: look(config, groups) for name, config in configs.items()}
+
+
+@functools.cache
+def run() -> list[dict[tuple[str, str], Seen]]:
+    """Two ranks that exchange tokens; the model has a dense block, latent attention, shared and routed experts."""
+    with tempfile.TemporaryDirectory() as folder:
+        configs = {
+            (way, kind): small(
+                "deepseek_v3",
+                Path(folder),
+                {**changes, "activation_checkpoint.mode": kind},
+                experts="grouped",
+                ep=2,
+            )
+            for (way, changes), kind in product(WAYS.items(), KINDS)
+        }
+        return pool.run(RANKS, look_on_ranks, configs)
+
+
+def count_products(seen):
+    return sum(seen.backward[name] for name in ("mm", "bmm", "addmm", "_grouped_mm"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_checkpointing_leaves_every_bit_as_it_is(way):
+    for rank in run():
+        for kind in KINDS[1:]:
+            assert differences(rank[way, "none"].updates, rank[way, kind].updates) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_blocks_leave_the_bits_of_eager_ones_under_checkpointing(kind):
+    for rank in run():
+        assert differences(rank["eager fsdp2", kind].updates, rank["layer fsdp2", kind].updates) == []
+        assert [update.graphs for update in rank["layer fsdp2", kind].updates] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_block_that_runs_twice_counts_its_tokens_once(way):
+    for rank in run():
+        for kind in KINDS:
+            loads = torch.tensor([update.load for update in rank[way, kind].updates])
+            assert (loads.sum(-1) == TOKENS * TOP_K).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_full_runs_everything_again_and_selective_repeats_nothing_costly(way):
+    for rank in run():
+        none, full, selective = (rank[way, kind] for kind in KINDS)
+        assert count_products(selective) == count_products(none) < count_products(full)
+        for name in ("topk", "all_to_all_single"):
+            assert selective.backward[name] == none.backward[name] < full.backward[name]
+        assert none.backward["topk"] == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_full_keeps_least_and_none_keeps_most(way):
+    for rank in run():
+        none, full, selective = (rank[way, kind].kept_bytes for kind in KINDS)
+        print(way, none, full, selective)
+        assert full < 0.5 * none
+        assert full < selective < none

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train check test test-fuzz clean
+.PHONY: setup train check test clean
 
 setup: $(STAMP)
 
@@ -15,8 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
+# Threads that wait by sleeping: by spinning they would take the cores from each other on a machine that is busy.
 train: $(STAMP)
-	$(BIN)/monograph train deepseek_v3_debugmodel
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/monograph train deepseek_v3_debugmodel
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from monograph.log import get_log
 
 log = get_log("progress")
 Style = Literal["auto", "bar", "lines", "off"]
+_WIDE = 130
+"""Columns of a terminal from which the bar has room for every number; below, it shows loss and speed alone."""
 
 
 class ProgressView:
@@ -24,26 +26,30 @@ class ProgressView:
         self.interval = interval
         self._first = done + 1
         self._seconds: float | None = None
+        self._is_wide = True
         self._bar: Progress | None = None
         if style == "bar":
+            console = console or Console(stderr=True)
+            self._is_wide = console.width >= _WIDE
             self._bar = Progress(
                 TextColumn("[bold]training"),
-                BarColumn(),
+                BarColumn(bar_width=40 if self._is_wide else 10),
                 MofNCompleteColumn(),
+                TextColumn("ETA {task.fields[eta]}"),
                 TextColumn("{task.fields[numbers]}"),
-                console=console or Console(stderr=True),
+                console=console,
             )
-            self._task = self._bar.add_task("training", total=steps, completed=done, numbers="")
+            self._task = self._bar.add_task("training", total=steps, completed=done, numbers="", eta="-:--:--")
             self._bar.start()
 
     def step(self, record: Mapping[str, Any]) -> None:
         """One finished step."""
         step = record["step"]
-        text = f"{_numbers(record)}  ETA {_clock(self._seconds_left(record))}"
+        numbers, eta = _numbers(record, brief=not self._is_wide), _clock(self._seconds_left(record))
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=text)
+            self._bar.update(self._task, completed=step, numbers=numbers, eta=eta)
         elif self.style == "lines" and (step == self._first or step % self.interval == 0 or step == self.steps):
-            log.info("step %*d/%d  %s", len(str(self.steps)), step, self.steps, text)
+            log.info("step %*d/%d  %s  ETA %s", len(str(self.steps)), step, self.steps, numbers, eta)
 
     def _seconds_left(self, record: Mapping[str, Any]) -> float:
         """From a running mean that forgets the slow first step within a few others; steps may take minutes each."""
@@ -58,12 +64,11 @@ class ProgressView:
             self._bar = None
 
 
-def _numbers(record: Mapping[str, Any]) -> str:
-    parts = [
-        f"loss {record['loss']:.4f}",
-        f"grad norm {record['grad_norm']:.3f}",
-        f"{record['tokens_per_second']:,.0f} tokens/s",
-    ]
+def _numbers(record: Mapping[str, Any], *, brief: bool) -> str:
+    loss, speed = f"loss {record['loss']:.4f}", f"{record['tokens_per_second']:,.0f} tokens/s"
+    if brief:
+        return f"{loss}  {speed}"
+    parts = [loss, f"grad norm {record['grad_norm']:.3f}", speed]
     if record.get("mfu") is not None:
         parts.append(f"MFU {100 * record['mfu']:.1f} %")
     if record.get("peak_memory_gib"):

@@ -79,6 +79,7 @@ def test_a_run_reports_mfu_once_the_peak_is_given_and_none_for_an_unknown_device
     per_token = count(tiny_llama3(), 32).full_attention
     for record in read_records(tmp_path / "known"):
         assert record["mfu"] == pytest.approx(per_token * record["tokens_per_second"] / 1e12, rel=1e-9)
+        assert record["mfu_formula"] == FlopsPerToken.FORMULA
     assert {record["mfu"] for record in read_records(tmp_path / "unknown")} == {None}
 
 

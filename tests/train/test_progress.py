@@ -71,10 +71,17 @@ def test_off_says_nothing(capsys):
 
 def test_the_bar_shows_how_far_the_run_is_and_the_same_numbers_as_the_lines():
     screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=160)
-    show("bar", 50, [record(21, ms=2000.0)], done=20, console=screen)
-    last = [line for line in screen.file.getvalue().splitlines() if "training" in line][-1]
-    assert "21/50" in last
-    assert "loss 2.5000  grad norm 0.125  12,346 tokens/s  ETA 0:00:58" in last
+    show("bar", 50, [record(21, ms=2000.0, peak_memory_gib=1.5)], done=20, console=screen)
+    last = screen.file.getvalue().splitlines()[-2]
+    assert "21/50 ETA 0:00:58 loss 2.5000  grad norm 0.125  12,346 tokens/s  1.50 GiB" in last
+
+
+def test_on_a_narrow_terminal_the_bar_stays_on_one_line_and_keeps_what_matters_most():
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    show("bar", 100_000, [record(21, ms=2000.0, peak_memory_gib=1.5)], console=screen)
+    shown = screen.file.getvalue().splitlines()
+    assert shown[-2].endswith("21/100000 ETA 55:32:38 loss 2.5000  12,346 tokens/s")
+    assert all("training" in line for line in shown[:-1])
 
 
 @pytest.mark.parametrize(("is_terminal", "style"), [(True, "bar"), (False, "lines")])

@@ -60,7 +60,7 @@ def all_gather(value: Tensor, size: int, group: str) -> Tensor:
     """
     ops = torch.ops._c10d_functional
     if value.is_cuda and is_gloo(group):
-        copies = value.unsqueeze(0).expand(size, *value.shape).flatten(0, 1)
+        copies = value.unsqueeze(0).expand(size, *value.shape).flatten(0, 1).contiguous()
         return all_to_all(copies, [value.shape[0]] * size, [value.shape[0]] * size, group)
     return ops.wait_tensor(ops.all_gather_into_tensor(value, size, group))
 

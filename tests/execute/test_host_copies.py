@@ -4,12 +4,18 @@ A copy that does not wait, followed by code that happens to come later, is a rac
 captured graphs are searched for any way a size could be read too early.
 """
 
+import operator
 import os
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from monograph.axes import Group
+from monograph.models.config import ExpertsConfig, Stream
+from monograph.parallel.expert import ExchangeDispatch
 from monograph.parallel.groups import joined_groups
 from monograph.train.layout import plan_run_mesh
 from tests.execute.updates import CPU, LAYER, make_updates, small
@@ -17,12 +23,13 @@ from tests.execute.watch import recorded_graphs
 from tests.kit.ranks import pool
 
 aten = torch.ops.aten
+PICKS = (aten.select.int, aten.slice.Tensor, aten.view.default, aten.unbind.int, operator.getitem)
 exchange = torch.ops._c10d_functional.all_to_all_single.default
 
 
 def trace_origin(node):
     """The tensor a value was picked from."""
-    while node.op == "call_function" and node.target in (aten.select.int, aten.slice.Tensor, aten.view.default):
+    while node.op == "call_function" and node.target in PICKS:
         node = node.args[0]
     return node.name
 
@@ -94,9 +101,35 @@ def test_rows_travel_by_sizes_that_were_read_and_counts_by_fixed_ones(graphs, ex
     assert backward["exchanges"] == [there, back]
 
 
+def copy_sizes(load, received, arriving):
+    return load.sum() + ExchangeDispatch(ep=2, etp=1).copy_sizes(load, received, arriving).sent[0]
+
+
+def run_in_loop(rows, ends):
+    stream = Stream(dim=16, norm_eps=1e-5, init_std=0.02, out_std=0.02)
+    with torch.device("meta"):
+        experts = ExpertsConfig(backend="loop").build(n_experts=2, hidden_dim=8, stream=stream)
+    weights = {name: torch.empty(weight.shape, device=rows.device) for name, weight in experts.named_parameters()}
+    return torch.func.functional_call(experts, weights, (rows, ends))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(copy_sizes, ((4,), (2, 2), (1, 2, 2))), (run_in_loop, ((6, 16), (2,)))]
+)
+def test_on_a_gpu_sizes_are_read_from_one_tensor_by_waiting_too(function, shapes):
+    """The two places where sizes leave the device, as a GPU would be asked to run them, without having one."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        kinds = [torch.float32 if shape == (6, 16) else torch.int64 for shape in shapes]
+        inputs = [torch.empty(shape, dtype=kind, device="cuda") for shape, kind in zip(shapes, kinds, strict=True)]
+        found = describe(make_fx(function)(*inputs))
+    assert found["not_waiting"] == []
+    assert len(set(found["host_reads"])) == 1
+
+
 def test_a_copy_that_does_not_wait_would_be_found():
     def race(x):
-        return x.to(torch.float64, non_blocking=True).sum()
+        return x.to("cpu", non_blocking=True).sum()
 
-    graph = torch.fx.experimental.proxy_tensor.make_fx(race)(torch.ones(3))
+    with FakeTensorMode(), torch.device("cuda"):
+        graph = make_fx(race)(torch.empty(3))
     assert len(describe(graph)["not_waiting"]) == 1

@@ -8,7 +8,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -16,17 +19,24 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from monograph.errors import EXIT_FAILED
 from monograph.log import set_up_log
 from monograph.train.config import TrainerConfig
 from monograph.train.folder import make_room
 from monograph.train.signals import StoppedOnRequest
 
 _SHOWN_LINES = 40
+_TRACEBACK = "Traceback (most recent call last)"
+_SECONDS_TO_SAVE = 600
+"""How long ranks may take to end after they were asked to: a checkpoint of a large model takes its time."""
+_SECONDS_TO_FOLLOW = 20
+"""Once one rank has failed, the launcher kills the others after 30 s; what was killed sooner was not killed by it."""
 
 
 def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     """Run `monograph WORDS` on `ranks` local ranks; the exit code is that of the rank that failed first, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))
     set_up_log(level=config.debug.log_level)
     if words[0] == "train" and not config.checkpoint.load:
         make_room(Path(config.job.dump_folder))  # before the logs of the new run go there
@@ -45,28 +55,76 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
             log_dir=str(folder), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
         ),
     )
+    start = time.time_ns()
     try:
-        elastic_launch(settings, sys.executable)("-m", "monograph", *words)
+        with _passed_on(signal.SIGUSR1):
+            elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        return _explain(rank, failure, folder)
+        rank = find_first_failure(error.failures)
+        return _explain(rank, error.failures[rank].exitcode, folder)
     except SignalException as stopped:
-        raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks were told to stop") from None
+        for rank, path in _find_error_files(folder, since=start):
+            if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
+                return _explain(rank, EXIT_FAILED, folder)
+        raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks have stopped") from None
     return 0
 
 
-def _explain(rank: int, failure: ProcessFailure, folder: Path) -> int:
+@contextmanager
+def _passed_on(number: signal.Signals) -> Iterator[None]:
+    """Hand this signal to the ranks too, as the launcher does with SIGTERM and SIGINT by itself."""
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        raise SignalException(f"{number.name} was received", sigval=number)
+
+    before = signal.signal(number, tell)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def find_first_failure(failures: Mapping[int, ProcessFailure]) -> int:
+    """The rank whose failure made the others fail.
+
+    A rank that raised noted when, before it left the others alone. One that was killed noted nothing, and then the
+    others' notes are about that; unless they are so old that it was the launcher who killed what was still running.
+    """
+    notes = {rank: path.stat().st_mtime for rank, each in failures.items() if (path := Path(each.error_file)).exists()}
+    silent = {rank: each.exitcode for rank, each in failures.items() if rank not in notes}
+    is_late = bool(notes) and time.time() - min(notes.values()) > _SECONDS_TO_FOLLOW
+    told_to_end = (-signal.SIGTERM, -signal.SIGKILL) if is_late else (-signal.SIGTERM,)
+    killed = [rank for rank, code in silent.items() if code not in told_to_end]
+    if killed:
+        return min(killed)
+    return min(notes, key=lambda rank: notes[rank]) if notes else min(failures)
+
+
+def _find_error_files(folder: Path, *, since: int) -> list[tuple[int, Path]]:
+    """What ranks noted about their failures in this launch, by rank, the earliest first."""
+    found = [path for path in folder.glob("*/attempt_0/*/error.json") if path.stat().st_mtime_ns >= since]
+    return [(int(path.parent.name), path) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def _explain(rank: int, code: int, folder: Path) -> int:
     """Show why the first rank to fail did so, and return its exit code."""
     console = Console(stderr=True)
-    code = failure.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code == StoppedOnRequest.exit_code:
+        return code
     if rank > 0:
         outputs = sorted(folder.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-        tail = outputs[-1].read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if outputs else []
+        said = outputs[-1].read_text(errors="replace").splitlines() if outputs else []
         console.print(f"[red]rank {rank} failed first: it {how}[/red]; the last it said:", highlight=False)
-        for line in tail:
+        for line in _find_end(said):
             console.print(f"  {line}", markup=False, highlight=False)
-    elif code not in (0, StoppedOnRequest.exit_code):
+    else:
         console.print(f"[red]rank 0 failed first: it {how}[/red]", highlight=False)
     console.print(f"what every rank said is in {folder}", highlight=False)
     return 128 - code if code < 0 else code
+
+
+def _find_end(lines: list[str]) -> list[str]:
+    """The last traceback, whole; the last lines where there is none."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]

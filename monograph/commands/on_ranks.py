@@ -1,11 +1,18 @@
 """Commands that run on one rank or many: the mesh is checked first, without torch, and only then anything starts."""
 
+import ctypes
 import importlib
 import os
+import signal
+import sys
+from types import FrameType
 
 from monograph.errors import ConfigError
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+
+_PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
 
 
 def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
@@ -31,5 +38,22 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
     if ranks > 0:
         start = importlib.import_module("monograph.launch").launch
         return start(words, ranks, config)
+    if launched:
+        _end_with_launcher()
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)(config)
+
+
+def _end_with_launcher() -> None:
+    """Stop in order, as on SIGTERM, when the launcher hangs up or dies without a word; nobody else would stop us.
+
+    The kernel may say so several times (once for each thread of the launcher), and a second SIGTERM would kill.
+    """
+
+    def stop_once(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if sys.platform == "linux":
+        signal.signal(signal.SIGHUP, stop_once)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)

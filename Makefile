@@ -28,5 +28,10 @@ check: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Random models on random meshes, until the time is up; a failure prints its seed.
+FUZZ_SECONDS ?= 600
+test-fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from monograph.verify.trace import StepTrace, Torn
 
+NOISE = 1e-6
+"""A gradient that is everywhere below this part of the model's largest one is zero but for rounding."""
 KINDS = ("start", "forward", "backward", "gradient", "updated")
 
 
@@ -78,14 +80,15 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
             _note(found.rows[path], kind, ours.get(path), expected)
     for path, choice in reference.choices.items():
         found.rows[path].routing = count_rerouted(sharded.choices[path], choice)
+    noise = NOISE * max((largest(gradient) for gradient in reference.gradients.values()), default=0.0)
     by_name = (
-        ("start", sharded.before, reference.before),
-        ("gradient", sharded.gradients, reference.gradients),
-        ("updated", sharded.after, reference.after),
+        ("start", sharded.before, reference.before, 0.0),
+        ("gradient", sharded.gradients, reference.gradients, noise),
+        ("updated", sharded.after, reference.after, 0.0),
     )
-    for kind, ours, theirs in by_name:
+    for kind, ours, theirs, below in by_name:
         for name, expected in theirs.items():
-            _note(found.rows[module_of(name)], kind, ours.get(name), expected)
+            _note(found.rows[module_of(name)], kind, ours.get(name), expected, below)
     return found
 
 
@@ -122,14 +125,18 @@ def relative(ours: float, theirs: float) -> float:
     return difference if difference == difference else float("inf")
 
 
-def largest_difference(ours: Tensor | None, theirs: Tensor) -> float:
-    """The largest difference of any element, relative to the reference's largest element."""
+def largest(values: Tensor) -> float:
+    """The largest magnitude; 0 when there are no elements."""
+    return values.abs().max().item() if values.numel() else 0.0
+
+
+def largest_difference(ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> float:
+    """The largest difference of any element, relative to the reference's largest one; none where both are noise."""
     if ours is None or ours.shape != theirs.shape:
         return float("inf")
-    gap = (ours - theirs).abs().max().item() if ours.numel() else 0.0
-    if gap == 0.0:
+    gap, scale = largest(ours - theirs), largest(theirs)
+    if gap == 0.0 or max(largest(ours), scale) < noise:
         return 0.0
-    scale = theirs.abs().max().item()
     found = gap / scale if scale else float("inf")
     return found if found == found else float("inf")
 
@@ -141,6 +148,6 @@ def count_rerouted(ours: Tensor, theirs: Tensor) -> int:
     return int((ours.sort(-1).values != theirs.sort(-1).values).any(-1).sum())
 
 
-def _note(row: Row, kind: str, ours: Tensor | None, theirs: Tensor) -> None:
-    found = largest_difference(None if ours is None else ours.to(torch.float64), theirs.to(torch.float64))
+def _note(row: Row, kind: str, ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> None:
+    found = largest_difference(None if ours is None else ours.to(torch.float64), theirs.to(torch.float64), noise)
     setattr(row, kind, max(getattr(row, kind) or 0.0, found))

@@ -1,0 +1,152 @@
+"""Random plans for random models, verified: `make test-fuzz`, or `python -m tests.verify.fuzz --seed 17` for one.
+
+A seed decides everything, so a failure is repeated by its seed. Whatever is drawn is valid: a refusal is a bug.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from monograph.models.config import FeedForwardConfig, LossConfig
+from monograph.parallel.mesh import Mesh, all_meshes
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+from tests.kit.ranks import pool
+from tests.kit.tiny import MODELS, WITH_EXPERTS, tiny
+from tests.verify.on_ranks import verify_on_ranks
+
+DEGREES = (1, 2, 3, 4, 6, 8)
+
+
+def draw(seed: int, folder: Path) -> tuple[Mesh, TrainerConfig]:
+    """The mesh and the run that a seed stands for."""
+    pick = random.Random(seed)
+    model = pick.choice(MODELS)
+    world = pick.choice((2, 2, 3, 4, 4, 4, 6, 8, 8))
+    meshes = all_meshes(world, degrees=DEGREES)
+    mesh = pick.choice([each for each in meshes if model in WITH_EXPERTS or each.ep * each.etp == 1])
+    changes = draw_training(pick, mesh) | draw_model(pick, model, mesh)
+    config = tiny(
+        model,
+        folder,
+        changes,
+        replicate=mesh.dp_replicate,
+        shard=pick.choice((-1, mesh.dp_shard)),
+        tp=mesh.tp,
+        ep=mesh.ep,
+        etp=mesh.etp,
+        fsdp=pick.choice(("fsdp2", "graph")),
+        reshard_after_forward=pick.choice((True, False)),
+    )
+    assert plan_run_mesh(config, world) == mesh
+    return mesh, config
+
+
+def draw_training(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
+    """Batches, lengths, masks."""
+    local = pick.choice((1, 2))
+    whole = local * mesh.data_parts * pick.choice((1, 1, 2, 3))
+    return {
+        "training.local_batch_size": local,
+        "training.global_batch_size": pick.choice((-1, whole)),
+        "training.seq_len": mesh.tp * pick.randint(3, 8),
+        "training.max_norm": pick.choice((0.0, 0.1, 1.0)),
+        "model.mask": pick.choice(("causal", "document")),
+        "model.loss": LossConfig(slice_tokens=pick.choice((5, 16, 2048))),
+        "activation_checkpoint.mode": pick.choice(("none", "none", "full", "selective")),
+        "debug.seed": pick.randint(0, 1000),
+    }
+
+
+def draw_model(pick: random.Random, model: str, mesh: Mesh) -> dict[str, Any]:
+    """Sizes that tensor and expert degrees divide; vocabulary and width need not."""
+    kv_heads = mesh.tp * pick.choice((1, 2))
+    heads = kv_heads * pick.choice((1, 2, 3))
+    changes: dict[str, Any] = {
+        "model.dim": 2 * pick.randint(8, 33),
+        "model.n_layers": pick.choice((1, 2)),
+        "model.vocab_size": pick.randint(259, 280),
+        "model.init_std": pick.choice((0.02, 0.1)),
+        "model.tied_embeddings": pick.choice((True, False)),
+        "model.feed_forward": FeedForwardConfig(hidden_dim=mesh.tp * pick.randint(3, 20)),
+        "model.attention.n_heads": heads,
+    }
+    if model == "deepseek_v3":
+        changes |= {
+            "model.n_dense_layers": pick.choice((0, 1)),
+            "model.n_layers": 2,
+            "model.attention.q_lora_rank": pick.choice((0, 7, 12)),
+            "model.attention.kv_lora_rank": pick.randint(4, 12),
+        }
+    else:
+        changes |= {
+            "model.attention.n_kv_heads": kv_heads,
+            "model.attention.head_dim": 2 * pick.randint(2, 8),
+            "model.attention.qk_norm": pick.choice((True, False)),
+        }
+    return changes | (draw_experts(pick, mesh) if model in WITH_EXPERTS else {})
+
+
+def draw_experts(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
+    """Any router over any number of experts that the degrees divide."""
+    n_experts = mesh.ep * pick.choice((1, 2, 3)) * (1 if mesh.ep > 1 else 4)
+    groups = pick.choice([count for count in (1, 2, 4) if n_experts % count == 0 and n_experts // count >= 2] or [1])
+    top_groups = pick.randint(1, groups)
+    return {
+        "model.moe.n_experts": n_experts,
+        "model.moe.hidden_dim": mesh.tp * pick.randint(2, 9),
+        "model.moe.n_shared_experts": pick.choice((0, 1, 2)),
+        "model.moe.router.top_k": pick.randint(1, min(3, n_experts // groups * top_groups)),
+        "model.moe.router.score": pick.choice(("softmax", "sigmoid")),
+        "model.moe.router.n_groups": groups,
+        "model.moe.router.top_groups": top_groups,
+        "model.moe.router.group_score": pick.choice(("top2_sum", "max")),
+        "model.moe.router.norm": pick.choice((True, False)),
+        "model.moe.router.expert_bias": pick.choice((True, False)),
+        "model.moe.router.bias_update_rate": 0.02,
+        "model.moe.experts.backend": pick.choice(("loop", "grouped_mm", "auto")),
+    }
+
+
+def check_seed(seed: int, folder: Path) -> str:
+    """Verify the plan of a seed; empty when it is equal, else what differs."""
+    mesh, config = draw(seed, folder)
+    verdict = pool.run(mesh.world_size, verify_on_ranks, config)[0]
+    return "" if verdict.is_equal else f"step {verdict.step}: {verdict.blame}"
+
+
+def describe(seed: int, folder: Path) -> str:
+    """What a seed stands for, for the report of a failure."""
+    mesh, config = draw(seed, folder)
+    parts = (mesh, config.model, config.training, config.parallelism, config.activation_checkpoint)
+    return "\n".join(f"  {part}" for part in parts)
+
+
+def main() -> None:
+    """Seeds in a row until the time is up; ends with exit code 1 after the first failure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="how long to go on")
+    parser.add_argument("--first", type=int, default=int(time.time()) % 1_000_000, help="the seed to begin with")
+    parser.add_argument("--seed", type=int, help="check this seed only")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    end, seed, count = time.monotonic() + options.seconds, options.seed or options.first, 0
+    while time.monotonic() < end:
+        try:
+            problem = check_seed(seed, folder)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error} {error.__cause__ or ''}"
+        if problem:
+            raise SystemExit(f"seed {seed} failed: {problem}\n{describe(seed, folder)}\nrepeat: --seed {seed}")
+        count, seed = count + 1, seed + 1
+        if options.seed is not None:
+            break
+        print(f"seed {seed - 1} is equal ({count} so far)", flush=True)
+    print(f"{count} random plans compute what one device computes (seeds {seed - count} to {seed - 1})")
+
+
+if __name__ == "__main__":
+    main()

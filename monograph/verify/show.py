@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +14,7 @@ from monograph.verify.verdict import Verdict
 
 _COLUMNS = (
     ("output", "forward"),
-    ("its gradient", "backward"),
+    ("d output", "backward"),
     ("start", "start"),
     ("gradient", "gradient"),
     ("updated", "updated"),
@@ -24,11 +25,12 @@ _COLUMNS = (
 def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     """Every module with its largest differences, then one line that says it all."""
     console = Console()
-    table = Table(title=f"sharded against one device, largest relative difference (tolerance {verdict.tolerance:.0e})")
+    title = f"sharded against one device, largest relative difference (tolerance {verdict.tolerance:.0e})"
+    table = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("module", overflow="fold")
     for title, _ in _COLUMNS:
-        table.add_column(title, justify="right")
-    table.add_column("routing", justify="right")
+        table.add_column(title, justify="right", min_width=7)
+    table.add_column("routing", justify="right", min_width=7)
     for row in verdict.all.rows.values():
         numbers = [_show(getattr(row, kind), verdict.tolerance) for _, kind in _COLUMNS]
         routing = "" if row.routing is None else ("equal" if not row.routing else f"[red]{row.routing} differ[/red]")
@@ -44,19 +46,23 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
 
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
-    """All numbers as JSON."""
+    """All numbers as JSON, where an infinite difference is the word "inf"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "is_equal": verdict.is_equal,
         "blame": verdict.blame,
         "step": verdict.step,
         "tolerance": verdict.tolerance,
-        "loss": verdict.all.loss,
-        "grad_norm": verdict.all.grad_norm,
+        "loss": _plain(verdict.all.loss),
+        "grad_norm": _plain(verdict.all.grad_norm),
         "torn": [str(entry) for entry in verdict.all.torn],
-        "modules": [asdict(row) for row in verdict.all.rows.values()],
+        "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _show(value: float | None, tolerance: float) -> str:

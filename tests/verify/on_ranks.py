@@ -7,7 +7,7 @@ import torch
 from monograph.parallel.groups import joined_groups
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from monograph.verify.run import verify
+from monograph.verify.run import verify, verify_command
 from monograph.verify.verdict import Verdict
 from tests.verify.seeded_bugs import BUGS
 
@@ -24,3 +24,13 @@ def verify_with_bug(config: TrainerConfig, name: str) -> Verdict | None:
     mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
     with BUGS[name].plant(), joined_groups(mesh, torch.device("cpu"), timeout_seconds=20) as groups:
         return verify(config, groups, steps=1)
+
+
+def command_with_bug(config: TrainerConfig, name: str) -> int:
+    """The command itself, as one of the ranks."""
+    with BUGS[name].plant():
+        return verify_command(config)
+
+
+def command(config: TrainerConfig) -> int:
+    return verify_command(config)

@@ -1,0 +1,130 @@
+"""What verify concludes from numbers: where a difference begins, whatever else it spoils on its way."""
+
+import json
+
+import pytest
+import torch
+
+from monograph.parallel.mesh import Mesh
+from monograph.verify.compare import Differences, Row, compare, count_rerouted, largest_difference, plan_order
+from monograph.verify.show import print_verdict, write_verdict
+from monograph.verify.trace import StepTrace, Torn
+from monograph.verify.verdict import Verdict, find_blame
+from tests.kit.ranks import pool
+from tests.kit.tiny import tiny
+from tests.verify.on_ranks import command, command_with_bug
+
+ORDER = ["embedding", "layers.0.norm", "layers.0.moe.router.gate", "layers.0.moe.router", "layers.0.moe.experts"]
+ORDER += ["layers.0.moe", "layers.0", "head.norm", "head.output"]
+WRONG = 1e-3
+
+
+def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
+    """Differences that are zero but where said: layers_0_moe={"forward": 1.0}."""
+    found = {
+        path: Row(path=path, backward=0.0 if path in ("embedding", "layers.0.moe", "layers.0") else None)
+        for path in ORDER
+    }
+    for name, values in rows.items():
+        path = next(path for path in ORDER if path.replace(".", "_") == name)
+        for kind, value in values.items():
+            setattr(found[path], kind, value)
+    return Differences(rows=found, torn=list(torn), loss=loss, grad_norm=grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("found", "blame"),
+    [
+        (make(), ""),
+        (make(embedding={"start": WRONG, "forward": WRONG}), "embedding: its starting values differ"),
+        (make(layers_0_norm={"forward": WRONG}, layers_0={"forward": 1.0}, loss=1.0), "layers.0.norm: its output"),
+        (make(layers_0_moe_router={"routing": 3}, layers_0_moe={"forward": 1.0}), "layers.0.moe.router: 3 tokens"),
+        (make(loss=WRONG, head_output={"gradient": 1.0}), "loss: it differs"),
+        (make(layers_0={"backward": WRONG}, embedding={"gradient": 1.0}), "head: the gradient it passes back"),
+        (make(embedding={"backward": WRONG, "gradient": 1.0}), "layers.0.moe: the gradient it passes back"),
+        (make(layers_0_moe_experts={"gradient": WRONG}, embedding={"backward": 1.0}), "layers.0.moe.experts: its gra"),
+        (make(head_norm={"gradient": 1.0}, layers_0={"backward": 1.0}), "head.norm: its gradient"),
+        (make(embedding={"gradient": WRONG}, grad_norm=WRONG), "embedding: its gradient"),
+        (make(grad_norm=WRONG, embedding={"updated": 1.0}), "grad_norm: it differs"),
+        (make(layers_0_moe_router={"updated": WRONG}), "layers.0.moe.router: its updated values"),
+        (make(torn=[Torn(name="loss", kind="loss")]), "loss: ranks disagree on it"),
+        (make(torn=[Torn(name="head.norm.weight", kind="gradient")]), "head.norm.weight: ranks disagree on its grad"),
+    ],
+)
+def test_blame_falls_on_the_first_thing_computed_wrong(found, blame):
+    said = find_blame(found, 1e-5)
+    assert said.startswith(blame) and bool(said) == bool(blame), said
+
+
+def test_a_gradient_that_ranks_disagree_on_hints_at_a_missing_sum():
+    found = make(head_norm={"gradient": 1.0}, torn=[Torn(name="head.norm.weight", kind="gradient")])
+    assert find_blame(found, 1e-5).endswith("and ranks disagree on it")
+
+
+def test_the_first_step_that_differs_is_blamed_and_the_table_keeps_the_worst():
+    verdict = Verdict(tolerance=1e-5)
+    verdict.add(1, make(embedding={"forward": 1e-6}))
+    assert verdict.is_equal and verdict.blame == ""
+    verdict.add(2, make(grad_norm=1e-2, embedding={"updated": 1e-3}))
+    verdict.add(3, make(embedding={"start": 1.0, "forward": 1.0}))
+    assert (verdict.step, verdict.blame) == (2, "grad_norm: it differs by 1.0e-02")
+    assert not verdict.is_equal and verdict.all.rows["embedding"].forward == 1.0
+
+
+def make_trace(scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    draw = {name: torch.randn(4, 3, generator=generator) * scale for name in ("a.weight", "layers.0.b.weight")}
+    outputs = {"a": torch.ones(1, 2, 3), "layers.0": torch.ones(1, 2, 3)}
+    choices = {"layers.0.moe.router": torch.tensor([[[0, 1], [2, 3]]])}
+    return StepTrace(outputs=outputs, choices=choices, before=draw, gradients=dict(draw), after=dict(draw))
+
+
+def test_modules_stand_in_forward_order_before_the_module_they_are_part_of():
+    assert plan_order(make_trace()) == ["a", "layers.0.moe.router", "layers.0.b", "layers.0"]
+
+
+def test_what_is_missing_misshapen_or_not_a_number_differs_infinitely():
+    ones = torch.ones(2, 2)
+    assert largest_difference(None, ones) == largest_difference(torch.ones(2, 3), ones) == float("inf")
+    assert largest_difference(torch.full((2, 2), float("nan")), ones) == float("inf")
+    assert largest_difference(ones, torch.zeros(2, 2)) == float("inf")
+    assert largest_difference(ones * 1.5, ones) == 0.5
+    assert largest_difference(torch.zeros(0), torch.zeros(0)) == 0.0
+
+
+def test_a_gradient_of_nothing_but_rounding_is_equal_until_it_becomes_visible():
+    ours, theirs = make_trace(), make_trace()
+    ours.gradients["layers.0.b.weight"] = torch.full((4, 3), 1e-9)
+    theirs.gradients["layers.0.b.weight"] = torch.full((4, 3), -2e-9)
+    assert compare(ours, theirs).rows["layers.0.b"].gradient == 0.0
+    ours.gradients["layers.0.b.weight"] = torch.full((4, 3), 1e-3)
+    assert compare(ours, theirs).rows["layers.0.b"].gradient > 1
+
+
+def test_the_order_of_a_tokens_experts_does_not_matter_but_their_set_does():
+    theirs = torch.tensor([[[0, 1], [2, 3], [4, 5]]])
+    assert count_rerouted(torch.tensor([[[1, 0], [3, 2], [4, 5]]]), theirs) == 0
+    assert count_rerouted(torch.tensor([[[1, 0], [3, 4], [4, 6]]]), theirs) == 2
+    assert count_rerouted(torch.tensor([[[1, 0]]]), theirs) == 3
+
+
+def test_the_verdict_is_shown_as_a_table_and_kept_as_plain_json(tmp_path, capsys):
+    verdict = Verdict(tolerance=1e-5)
+    verdict.add(1, make(layers_0={"forward": float("inf")}, torn=[Torn(name="loss", kind="loss")]))
+    print_verdict(verdict, Mesh(dp_shard=2))
+    shown = capsys.readouterr().out
+    assert "different, first in step 1 at layers.0: its output differs by inf" in shown.replace("\n", " ")
+    assert "loss: ranks disagree on it" in shown and all(path in shown for path in ORDER)
+    write_verdict(verdict, tmp_path / "verify.json")
+    kept = json.loads((tmp_path / "verify.json").read_text(), parse_constant=pytest.fail)
+    assert kept["is_equal"] is False and kept["blame"].startswith("layers.0: its output")
+    assert [row["path"] for row in kept["modules"]] == ORDER
+
+
+def test_the_commands_exit_code_says_on_every_rank_whether_all_is_equal(tmp_path):
+    config = tiny("deepseek_v3", tmp_path, tp=2)
+    assert pool.run(2, command, config) == [0, 0]
+    assert json.loads((tmp_path / "run" / "verify.json").read_text())["is_equal"] is True
+    assert pool.run(2, command_with_bug, config, "norm_counted_twice") == [1, 1]
+    kept = json.loads((tmp_path / "run" / "verify.json").read_text())
+    assert kept["blame"].startswith("grad_norm") and kept["is_equal"] is False

@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from monograph.train.signals import watch_for_stop
-from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, tiny_run
+from monograph.train.signals import StoppedOnRequest, watch_for_stop
+from tests.train.kit import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
 from tests.train.processes import finish, run, start, start_command, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -144,3 +145,25 @@ def test_outside_the_main_thread_nothing_is_watched_and_nothing_fails():
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+def test_the_last_step_before_a_stop_is_in_the_metrics_even_where_numbers_are_read_late(tmp_path):
+    with open_trainer(tiny_run(tmp_path, ENDLESS)) as trainer:
+        trainer.meter.device = torch.device("cuda")  # where a step's numbers are read after the next was launched
+        run_step, calls = trainer.step, []
+
+        class Stopping:
+            def __getattr__(self, name):
+                return getattr(run_step, name)
+
+            def __call__(self, *args):
+                calls.append(1)
+                if len(calls) == 3:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                return run_step(*args)
+
+        trainer.step = Stopping()
+        with pytest.raises(StoppedOnRequest, match="SIGUSR1: stopped after step 3"):
+            trainer.train()
+    assert [record["step"] for record in read_records(tmp_path)] == [1, 2, 3]
+    assert find_steps(tmp_path) == [3]

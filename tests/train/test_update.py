@@ -112,6 +112,17 @@ def test_an_update_in_several_micro_batches_equals_one_large_batch(tmp_path, une
             torch.testing.assert_close(several[name], one[name], rtol=1e-5, atol=1e-6)
 
 
+def test_experts_are_balanced_by_the_tokens_of_all_micro_batches(tmp_path):
+    for name, local_batch_size in (("large", 8), ("parts", 2)):
+        changes = {"training.global_batch_size": 8, "training.local_batch_size": local_batch_size, "training.steps": 1}
+        train(tiny_run(tmp_path / name, changes, model="deepseek_v3"))
+    (large,), (parts,) = read_records(tmp_path / "large"), read_records(tmp_path / "parts")
+    assert parts["expert_load"] == large["expert_load"]
+    bias = "model/layers.1.moe.router.expert_bias"
+    moved = read_step(tmp_path / "parts", 1)[bias]
+    assert torch.equal(moved, read_step(tmp_path / "large", 1)[bias]) and moved.any()
+
+
 def test_no_accumulation_unless_it_is_asked_for(tmp_path):
     train(tiny_run(tmp_path, {"training.local_batch_size": 3, "training.steps": 2}))
     assert [record["cursor"]["sample"] for record in read_records(tmp_path)] == [3, 6]

@@ -18,7 +18,7 @@ from monograph.models.config import ExpertsConfig, Stream
 from monograph.parallel.expert import ExchangeDispatch
 from monograph.parallel.groups import joined_groups
 from monograph.train.layout import plan_run_mesh
-from tests.execute.updates import CPU, LAYER, make_updates, small
+from tests.execute.updates import CPU, LAYER, PATIENCE_SECONDS, make_updates, small
 from tests.execute.watch import recorded_graphs
 from tests.kit.ranks import pool
 
@@ -76,7 +76,7 @@ def graphs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     kinds = ("grouped", "loop")
     configs = [small("qwen3_moe", folder, LAYER, experts=kind, ep=2) for kind in kinds]
-    first, other = pool.run(2, describe_on_ranks, configs)
+    first, other = pool.run(2, describe_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS)
     assert first == other
     return dict(zip(kinds, first, strict=True))
 

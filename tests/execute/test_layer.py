@@ -21,7 +21,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.run import build_step
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients
-from tests.execute.updates import CPU, LAYER, differences, make_updates, one_rank, read_batches, small
+from tests.execute.updates import CPU, LAYER, PATIENCE_SECONDS, differences, make_updates, one_rank, read_batches, small
 from tests.kit.ranks import pool
 
 CAPTURED = {"compile.mode": "layer", "compile.backend": "eager"}
@@ -84,7 +84,7 @@ def test_tensor_parallel_borders_and_exchanges_do_not_keep_layers_from_sharing_a
     """Borders are hooks, of which each module has its own."""
     changes = [{**CAPTURED, "model.n_layers": layers} for layers in (2, 12)]
     configs = [small("deepseek_v3", tmp_path, each, experts="grouped", tp=2, ep=2) for each in changes]
-    assert pool.run(2, count_on_ranks, configs) == [[2, 2], [2, 2]]
+    assert pool.run(2, count_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS) == [[2, 2], [2, 2]]
 
 
 def test_a_counter_in_the_metrics_shows_the_graphs_of_every_component(tmp_path):
@@ -109,12 +109,12 @@ def test_a_compiled_loss_leaves_the_bits_of_the_plain_one(tmp_path):
 def test_compiling_twice_changes_nothing(tmp_path):
     def again(step):
         before = [block._compiled_call_impl for block in step.model.blocks()], step.model.head.loss
-        other = CountingBackend("aot_eager")
+        other = CountingBackend("eager")
         compile_blocks(step.model, other)
         compile_loss(step.model, other)
         assert ([block._compiled_call_impl for block in step.model.blocks()], step.model.head.loss) == before
 
-    config = small("llama3", tmp_path, {**LAYER, "compile.components": ("model", "loss")})
+    config = small("llama3", tmp_path, {**CAPTURED, "compile.components": ("model", "loss")})
     runs = []
     for prepare in (None, again):
         with one_rank(config) as groups:

@@ -14,7 +14,17 @@ import torch
 from monograph.parallel.groups import joined_groups
 from monograph.run import build_step
 from monograph.train.layout import plan_run_mesh
-from tests.execute.updates import CPU, LAYER, Update, differences, force_routing, make_updates, read_batches, small
+from tests.execute.updates import (
+    CPU,
+    LAYER,
+    PATIENCE_SECONDS,
+    Update,
+    differences,
+    force_routing,
+    make_updates,
+    read_batches,
+    small,
+)
 from tests.execute.watch import CountOps, LiveBytes, find_saved_bytes
 from tests.kit.ranks import pool
 
@@ -73,7 +83,7 @@ def run() -> list[dict[tuple[str, str], Seen]]:
             )
             for (way, changes), kind in product(WAYS.items(), KINDS)
         }
-        return pool.run(RANKS, look_on_ranks, configs)
+        return pool.run(RANKS, look_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS)
 
 
 def count_products(seen):

@@ -26,6 +26,8 @@ from monograph.train.update import add_gradients, apply_update
 from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
+PATIENCE_SECONDS = 400.0
+"""Compiling takes its time on a busy machine; ranks that hang take longer."""
 FORCED = 100.0
 """A bias that no score can make up for."""
 

@@ -179,7 +179,7 @@ def test_a_recipes_help_shows_every_field_with_type_value_and_meaning(name, caps
     assert cli.main(["train", name, "--training.steps", "12345", "--help"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")}
     leaves = find_leaves(load_recipe(name))
-    assert set(lines) == {f"--{leaf.path}" for leaf in leaves}
+    assert set(lines) == {f"--{leaf.path}" for leaf in leaves} | {"--ranks"}
     assert all(leaf.doc and leaf.doc in lines[f"--{leaf.path}"] for leaf in leaves)
     assert lines["--training.steps"].split()[1:3] == ["int", "12345"]
 
@@ -239,7 +239,9 @@ def test_a_users_recipe_with_fields_of_its_own_gets_flags_for_them(tmp_path):
 
 def test_train_hands_the_checked_configuration_to_the_trainer(monkeypatch):
     seen = []
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: type("M", (), {"train_command": seen.append}))
+    real = cli.importlib.import_module
+    trainer = type("M", (), {"train_command": seen.append})
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: trainer if name == "monograph.run" else real(name))
     assert cli.main(["train", "llama3_debugmodel", "--training.steps", "3"]) == 0
     expected = load_recipe("llama3_debugmodel")
     expected.training.steps = 3

@@ -34,7 +34,7 @@ class Reference:
         names = ["tokens", "labels"] + (["positions", "documents"] if model.config.mask == "document" else [])
         valid = torch.tensor(sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches), device=self.device)
         trace = StepTrace(before=snapshot(self.parameters))
-        with recorded(model) as recording:
+        with recorded(model, is_open=self.config.compile.mode == "eager") as recording:
             for batch in batches:
                 tensors = to_device(batch, self.device)
                 output = model(**{name: tensors[name] for name in names}, valid_tokens=valid)
@@ -44,8 +44,8 @@ class Reference:
                     model.expert_load.add_(output.loads)
         trace.outputs = {path: torch.cat(parts) for path, parts in recording.outputs.items()}
         trace.output_gradients = {path: torch.cat(parts) for path, parts in recording.gradients.items()}
-        rows = trace.outputs["embedding"].shape[:2]
-        trace.choices = {path: torch.cat(parts).unflatten(0, rows) for path, parts in recording.choices.items()}
+        for path, parts in recording.choices.items():
+            trace.choices[path] = torch.cat(parts).unflatten(0, trace.outputs["embedding"].shape[:2])
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})
         trace.grad_norm = torch.nn.utils.get_total_norm([_gradient(p) for p in self.parameters.values()]).item()
         return trace

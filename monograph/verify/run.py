@@ -76,7 +76,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         for number in range(1, steps + 1):
             lr = scheduler.lr(number)
             before = snapshot(step.parameters)
-            with recorded(step.model) as recording:
+            with recorded(step.model, is_open=config.compile.mode == "eager") as recording:
                 loss = _add_gradients(step, [next(mine) for _ in range(micro)], recording, number)
             gradients = snapshot(gradients_of(step))
             updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)

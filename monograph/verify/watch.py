@@ -57,11 +57,14 @@ class Recording:
 
 
 @contextmanager
-def recorded(model: Decoder) -> Iterator[Recording]:
-    """Record the embedding, every block with its parts, and the routers while the block runs."""
+def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[Recording]:
+    """Record the embedding, every block with its parts, and the routers while the block runs.
+
+    A model that is compiled is not open: nobody can look between the ops of a graph, and nothing is recorded.
+    """
     recording = Recording()
     handles = []
-    for path, module in watched_modules(model):
+    for path, module in watched_modules(model) if is_open else []:
         handles += [
             module.register_forward_pre_hook(lambda _m, _a, path=path: recording.enter(path)),
             module.register_forward_hook(lambda _m, _a, result, path=path: recording.leave(path, result)),

@@ -35,6 +35,9 @@ PRELOADED = ["torch", "torch.distributed.fsdp", "monograph.verify.run"]
 class RankDied(Exception):
     """A rank's process ended without an answer."""
 
+    late: tuple[int, ...] = ()
+    """Ranks that were still running when the pool gave up on them."""
+
 
 class RanksTimedOut(Exception):
     """Some ranks did not answer in time; the pool has been rebuilt."""
@@ -149,6 +152,8 @@ def _raise_first(failed: list[tuple[int, Answer | None]], count: int, timeout_se
         raise RanksTimedOut(f"ranks {late} of {count} did not answer within {timeout_seconds:.0f} s")
     rank, first = min(with_error, key=lambda each: (not isinstance(each[1].error, RankDied), each[1].at))
     assert first.error is not None
+    if isinstance(first.error, RankDied):
+        first.error.late = tuple(each for each, reply in failed if reply is None)
     raise first.error from RemoteTraceback(f"rank {rank} of {count}:\n{first.text}")
 
 

@@ -1,16 +1,21 @@
 """What ranks do in the tests of parallel training; results travel back as plain tensors and numbers."""
 
+import itertools
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import monograph.train.trainer
 from monograph.execute.base import MeshStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable
@@ -22,7 +27,7 @@ from monograph.train.folder import claim_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.state import collect_tensors
-from monograph.train.trainer import Trainer
+from monograph.train.trainer import Trainer, TrainingFailed
 from monograph.train.update import add_gradients, apply_update
 
 CPU = torch.device("cpu")
@@ -147,3 +152,36 @@ def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:
             found.append(collect(trainer, groups))
         trainer.checkpoints.close()
         return found
+
+
+def train_and_die(config: TrainerConfig, victim: int, step: int, mark: Path) -> Trained:
+    """The whole trainer, but one rank is killed in the middle of a step; it notes when in `mark`."""
+
+    def update(*args: Any, **kwargs: Any) -> Any:
+        if os.environ["RANK"] == str(victim) and next(updates) == step:
+            mark.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return apply_update(*args, **kwargs)
+
+    updates = itertools.count(1)
+    with patch.object(monograph.train.trainer, "apply_update", update):
+        return run_trainer(config)
+
+
+def train_into_nan(config: TrainerConfig, rank: int, step: int) -> tuple[str, Trained]:
+    """The whole trainer, but one rank's gradient breaks at a step; what it says, and what is left."""
+
+    def update(broken: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ["RANK"] == str(rank) and next(updates) == step:
+            broken.parameters["layers.0.ffn_norm.weight"].grad[0] = float("nan")
+        return apply_update(broken, *args, **kwargs)
+
+    updates = itertools.count(1)
+    with patch.object(monograph.train.trainer, "apply_update", update), joined(config) as groups:
+        folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=False)
+        trainer = build_trainer(config, groups, Startup(), folder)
+        try:
+            trainer.train()
+        except TrainingFailed as error:
+            return str(error), collect(trainer, groups)
+    return "", Trained()

@@ -106,7 +106,10 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
         if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         else:
-            dist.init_process_group(backend, timeout=limit)
+            store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
+            dist.init_process_group(
+                backend, store=_own_part(store, rank), rank=rank, world_size=world_size, timeout=limit
+            )
     groups = Groups(mesh, rank, device)
     try:
         yield groups
@@ -129,6 +132,11 @@ def pretended_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Gr
     finally:
         groups.close()
         dist.destroy_process_group()
+
+
+def _own_part(store: dist.Store, rank: int) -> dist.Store:
+    """The store as this joining sees it: whoever joins twice must not find the addresses of the first time."""
+    return dist.PrefixStore(f"joining-{store.add(f'joinings-of-{rank}', 1)}", store)
 
 
 def _has_own_gpu() -> bool:

@@ -49,6 +49,19 @@ def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu"
 
 
+# --- Ops that graphs contain and whose names are private. ---
+
+ATEN = torch.ops.aten
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+REDUCE = torch.ops._c10d_functional.all_reduce.default
+EXCHANGE = torch.ops._c10d_functional.all_to_all_single.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+READ_SIZE = ATEN._local_scalar_dense.default
+"""Brings a number from data to the host, where it becomes a size."""
+UNSAFE_VIEW = ATEN._unsafe_view.default
+
+
 # --- Functional collectives by group name: the only ops whose results a graph can hold. ---
 
 
@@ -191,6 +204,12 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         yield mode
 
 
+def fake_mode_of(value: Any) -> FakeTensorMode:
+    """The mode that made a fake tensor."""
+    mode: FakeTensorMode = value.fake_mode
+    return mode
+
+
 def trace_function(function: Callable[..., Any], inputs: list[Tensor], _mode: FakeTensorMode) -> fx.GraphModule:
     """Every op `function` runs on fake inputs, as a graph; nodes keep their annotations and autograd numbers.
 
@@ -213,6 +232,13 @@ def is_gradient_sum(node: fx.Node, last_number: int) -> bool:
     """
     is_add = node.target is torch.ops.aten.add.Tensor
     return is_add and bool(node.meta.get("is_gradient_acc")) and node.meta.get("seq_nr", -1) >= last_number
+
+
+def find_pure_form(op: Any) -> Any:
+    """The op that computes what an in-place op writes: add_.Scalar -> add.Scalar."""
+    namespace, _, name = op._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"))
+    return getattr(packet, op._overloadname)
 
 
 def is_op(target: Any) -> bool:

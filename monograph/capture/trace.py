@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
+from monograph.capture.pure import make_pure
 from monograph.compat import fake_tensors, is_gradient_sum, trace_function
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
@@ -60,6 +61,7 @@ def capture(step: Callable[..., Any], model: nn.Module, example: Example) -> Ste
             for spec in specs
         ]
         module = trace_function(flat_step, inputs, fake)
+    make_pure(module)
     tag_nodes(module.graph)
     return StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
 

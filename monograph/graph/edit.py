@@ -1,0 +1,84 @@
+"""Changes to a graph: make a node, copy one, redirect who reads it. New nodes always get a value and a tag."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from monograph.compat import fake_mode_of
+from monograph.graph.query import value_of
+from monograph.graph.tags import Tag, set_tag, tag_of
+
+
+def call_before(graph: Graph, anchor: Node, target: Any, args: tuple[Any, ...], tag: Tag, **kwargs: Any) -> Node:
+    """A new call just before `anchor`; its value is worked out from its arguments' shapes."""
+    with graph.inserting_before(anchor):
+        node = graph.call_function(target, args, kwargs)
+    return _finish(graph, node, tag)
+
+
+def call_after(graph: Graph, anchor: Node, target: Any, args: tuple[Any, ...], tag: Tag, **kwargs: Any) -> Node:
+    """A new call just after `anchor`."""
+    with graph.inserting_after(anchor):
+        node = graph.call_function(target, args, kwargs)
+    return _finish(graph, node, tag)
+
+
+def _finish(graph: Graph, node: Node, tag: Tag) -> Node:
+    node.meta["val"] = infer_value(graph, node)
+    set_tag(node, tag)
+    return node
+
+
+def infer_value(graph: Graph, node: Node) -> Any:
+    """What a call yields, computed on shapes alone."""
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+    with fake_mode(graph), torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def fake_mode(graph: Graph) -> AbstractContextManager[Any]:
+    """The mode the graph was captured in, which knows its symbols."""
+    first = next(iter(graph.find_nodes(op="placeholder")))
+    return fake_mode_of(value_of(first))
+
+
+def copy_before(anchor: Node, node: Node, mapped: Callable[[Node], Node], *, made_by: str, **facts: Any) -> Node:
+    """A second `node` before `anchor`, reading what `mapped` says; with memory, tag and metadata of its own.
+
+    The copied value is made from sizes, not by running the op again: that would invent new symbols for old sizes.
+    """
+    graph = node.graph
+    with graph.inserting_before(anchor):
+        copy = graph.node_copy(node, mapped)
+    copy.meta = dict(node.meta)
+    copy.meta["val"] = copy_value(graph, value_of(node))
+    set_tag(copy, replace(tag_of(node), made_by=made_by, **facts))
+    return copy
+
+
+def copy_value(graph: Graph, value: Any) -> Any:
+    """A value of the same sizes in memory of its own."""
+    if isinstance(value, list | tuple):
+        return type(value)(copy_value(graph, item) for item in value)
+    if not isinstance(value, Tensor):
+        return value
+    with fake_mode(graph):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def redirect(old: Node, new: Node, *, users: Iterable[Node] | None = None) -> None:
+    """Let the given readers of `old` (all of them, when none are given) read `new` instead."""
+    for user in list(old.users) if users is None else list(users):
+        if user is not new:
+            user.replace_input_with(old, new)
+
+
+def erase(nodes: Iterable[Node]) -> None:
+    """Remove nodes that nobody reads any more; readers must come after what they read."""
+    for node in reversed(list(nodes)):
+        node.graph.erase_node(node)

@@ -1,0 +1,30 @@
+"""What a pass may know besides the graph: sizes of the mesh and the order of the parameters. Equal on every rank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monograph.axes import Axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The same on every rank, so that passes decide alike everywhere."""
+
+    degrees: Mapping[Axis, int] = field(default_factory=dict)
+    """Ranks along each axis."""
+    group_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Ranks in each logical group: also the list of the groups that exist."""
+    slots: tuple[str, ...] = ()
+    """The parameters in the order of the table: the order in which buckets are packed."""
+    reshard: bool = True
+    """Gathered parameters are freed after forward and gathered again for backward."""
+    device: str = "cpu"
+    """Where the step will run; the passes themselves need no device."""
+
+    def degree(self, axis: Axis) -> int:
+        """Ranks along an axis; an axis nobody mentions has one."""
+        return self.degrees.get(axis, 1)
+
+    def place_of(self, slot: str) -> int:
+        """A parameter's place in the table."""
+        return self.slots.index(slot)

@@ -1,0 +1,137 @@
+"""Questions about nodes that every pass asks: what moves data, what only looks at it, how large is it.
+
+Answers come from op schemas and recorded values, never from a node's name.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from monograph.annotate import Direction
+from monograph.compat import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT, is_op
+from monograph.graph.tags import tag_of
+
+LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
+"""Ops that start a transfer; its result may be read after the wait only."""
+
+
+def is_launch(node: Node) -> bool:
+    """Whether a node starts a transfer between ranks."""
+    return node.op == "call_function" and node.target in LAUNCHES
+
+
+def is_wait(node: Node) -> bool:
+    """Whether a node waits for a transfer."""
+    return node.op == "call_function" and node.target is WAIT
+
+
+def group_of(launch: Node) -> str:
+    """The logical group a transfer runs over: the last argument of all of them."""
+    return str(launch.args[-1])
+
+
+def group_size_of(launch: Node) -> int | None:
+    """How many ranks take part, where the op says so."""
+    if launch.target in (GATHER, SCATTER):
+        return int(launch.args[-2])  # type: ignore[arg-type]
+    return len(launch.args[1]) if launch.target is EXCHANGE else None  # type: ignore[arg-type]
+
+
+def wait_of(launch: Node) -> Node:
+    """The one node that waits for this transfer."""
+    (wait,) = [user for user in launch.users if is_wait(user)]
+    return wait
+
+
+def value_of(node: Node) -> Any:
+    """What a node yields, as shapes without memory: a tensor, a list of tensors, or a size."""
+    return node.meta.get("val")
+
+
+def is_backward(node: Node) -> bool:
+    """Whether a node belongs to the second half of the step."""
+    return tag_of(node).direction is Direction.BACKWARD
+
+
+def is_compute(node: Node) -> bool:
+    """Whether a node does anything: everything but inputs, constants and the output."""
+    return node.op in ("call_function", "call_module", "call_method")
+
+
+def is_size(node: Node) -> bool:
+    """Whether a node yields a number on the host."""
+    value = value_of(node)
+    return isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a tensor has a dim whose size is known only when the step runs."""
+    return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers, so that running it twice would give two answers."""
+    return is_op(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+
+
+def is_mutation(node: Node) -> bool:
+    """Whether a node writes into one of its arguments."""
+    return is_op(node.target) and node.target._schema.is_mutable  # type: ignore[union-attr]
+
+
+def alias_of(node: Node) -> Node | None:
+    """The argument whose memory a node's value lives in: of views, waits and parts of lists; None for new memory."""
+    if node.target is operator.getitem:
+        owner = node.args[0]
+        if not isinstance(owner, Node):
+            return None
+        return owner if alias_of(owner) is not None else None
+    if node.op != "call_function" or not is_op(node.target):
+        return None
+    if node.target in _SHARES_FIRST:
+        return node.args[0]  # type: ignore[return-value]
+    schema = node.target._schema  # type: ignore[union-attr]
+    shared = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info and shared & set(argument.alias_info.before_set) and isinstance(value, Node):
+            return value
+    return None
+
+
+_SHARES_FIRST = frozenset({WAIT, UNSAFE_VIEW})
+"""Ops that hand their first argument's memory on although their schema does not say so."""
+
+
+def find_storages(graph: Graph) -> dict[Node, Node]:
+    """For every node the node that made the memory its value lives in; itself when it made its own."""
+    roots: dict[Node, Node] = {}
+    for node in graph.nodes:
+        owner = alias_of(node) if is_compute(node) else None
+        roots[node] = node if owner is None else roots[owner]
+    return roots
+
+
+def count_bytes(value: Any) -> int:
+    """Bytes of a tensor or of a list of tensors; sizes known only at run time count as their likely value."""
+    if isinstance(value, list | tuple):
+        return sum(count_bytes(item) for item in value)
+    if not isinstance(value, Tensor):
+        return 0
+    return count_elements(value) * value.element_size()
+
+
+def count_elements(value: Tensor) -> int:
+    """Elements of a tensor; a dim known only at run time counts with its hint, or as one."""
+    count = 1
+    for size in value.shape:
+        count *= size if isinstance(size, int) else guess_size(size)
+    return count
+
+
+def guess_size(size: torch.SymInt) -> int:
+    """What a size will likely be; symbols from data have no hint, and count as one until someone knows better."""
+    hint = size.node.hint if hasattr(size, "node") else None
+    return int(hint) if hint is not None else 1

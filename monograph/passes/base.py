@@ -1,0 +1,59 @@
+"""What a pass is: one small change to the graph, with its options, its reasons to be skipped and its promise.
+
+A pass decides first and writes afterwards, needs neither a device nor other ranks, and leaves checking, timing and
+recording to the runner.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from monograph.config.configurable import Configurable
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+
+
+class Has(StrEnum):
+    """What a graph has once a pass was there; others may need it."""
+
+    SHARED_GATHERS = "one gather per parameter"
+    SAVED_PLAN = "a plan of what backward keeps"
+    RECOMPUTE = "backward that computes again what was not kept"
+    BUCKETS = "one gather and one scatter per block"
+    REGIONS = "marked regions to compile"
+
+
+@dataclass(kw_only=True, slots=True)
+class NoOptions(Configurable.Config):
+    """For passes that have nothing to choose."""
+
+
+class Pass(Configurable, ABC):
+    """One change to the graph. The docstring shows it: what it does, Before, After, Why."""
+
+    Config: ClassVar[Any] = NoOptions
+    needs: ClassVar[tuple[Has, ...]] = ()
+    """Skipped, with a reason, when one of these is missing."""
+    gives: ClassVar[tuple[Has, ...]] = ()
+    same_bits: ClassVar[bool] = True
+    """Whether the step computes exactly the same numbers afterwards."""
+    is_required: ClassVar[bool] = False
+    """Whether the step cannot run without it: switching it off is an error."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = self.Config() if config is None else config
+
+    @classmethod
+    def name(cls) -> str:
+        """How flags and records call it: BucketCollectives is bucket_collectives."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def skip(self, facts: Facts) -> str:
+        """Why there is nothing to do on this mesh or with these options; empty when there is."""
+        return ""
+
+    @abstractmethod
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        """Change the graph; say in a few words what was done. Running twice changes nothing more."""

@@ -1,0 +1,100 @@
+"""Drop ops that hand their argument on unchanged."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from monograph.graph.edit import erase, redirect
+from monograph.graph.facts import Facts
+from monograph.graph.query import value_of
+from monograph.graph.step_graph import StepGraph
+from monograph.passes.base import Pass
+
+_ATEN = torch.ops.aten
+
+
+class RemoveNoOps(Pass):
+    """Drop views that change nothing: detach, a view to the same shape, a full slice, a transpose of a transpose.
+
+    Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)
+    After:   y = mm(x, w)
+    Why:     each costs a dispatch, hides equal values from other passes, and makes the text longer.
+    """
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        plan = plan_no_ops(graph)
+        for node, same in plan.items():
+            redirect(node, same)
+        erase(plan)
+        return f"{len(plan)} nodes removed"
+
+
+def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:
+    """Node -> the earlier node with the same value, for every node that changes nothing."""
+    plan: dict[Node, Node] = {}
+    for node in graph.nodes:
+        rule = _RULES.get(node.target)
+        same = rule(node, lambda each: plan.get(each, each)) if rule else None
+        if same is not None and not _is_returned(node):
+            plan[node] = plan.get(same, same)
+    return plan
+
+
+def _is_returned(node: Node) -> bool:
+    """Outputs stay values of their own: a gradient that is also an input would be overwritten by the next step."""
+    return any(user.op == "output" for user in node.users)
+
+
+Follow = Callable[[Node], Node]
+
+
+def _detach(node: Node, _follow: Follow) -> Node | None:
+    return _first(node)
+
+
+def _same_layout(node: Node, _follow: Follow) -> Node | None:
+    """A view to the same sizes and strides."""
+    source = _first(node)
+    if source is None:
+        return None
+    old, new = value_of(source), value_of(node)
+    return source if _has_same_layout(old, new) else None
+
+
+def _transposed_twice(node: Node, follow: Follow) -> Node | None:
+    source = _first(node)
+    inner = follow(source) if source is not None else None
+    return _first(inner) if inner is not None and inner.target is _ATEN.t.default else None
+
+
+def _has_same_layout(old: Any, new: Any) -> bool:
+    if not (isinstance(old, Tensor) and isinstance(new, Tensor)) or old.dtype != new.dtype or old.dim() != new.dim():
+        return False
+    pairs = zip((*old.shape, *old.stride()), (*new.shape, *new.stride()), strict=True)
+    return all(_is_same(one, other) for one, other in pairs)
+
+
+def _is_same(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """Equal for certain: two symbols only when they are the same expression."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt) and str(one) == str(other)
+
+
+def _first(node: Node) -> Node | None:
+    return node.args[0] if isinstance(node.args[0], Node) else None
+
+
+_RULES: dict[Any, Callable[[Node, Follow], Node | None]] = {
+    _ATEN.detach.default: _detach,
+    _ATEN.alias.default: _detach,
+    _ATEN.t.default: _transposed_twice,
+    _ATEN.view.default: _same_layout,
+    _ATEN._unsafe_view.default: _same_layout,
+    _ATEN.reshape.default: _same_layout,
+    _ATEN.expand.default: _same_layout,
+    _ATEN.slice.Tensor: _same_layout,
+}

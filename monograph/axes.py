@@ -32,6 +32,7 @@ class Group(StrEnum):
     TP = "tp"
     TP_GRADS = "tp_grads"
     EP = "ep"
+    EP_COUNTS = "ep_counts"
     ETP = "etp"
     CP = "cp"
     PP = "pp"

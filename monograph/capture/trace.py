@@ -99,6 +99,22 @@ def paths_recorded(model: nn.Module) -> Iterator[None]:
         yield
 
 
+_UNDONE = {
+    Role.PARAM_GATHER: Role.GRAD_SCATTER,
+    Role.STREAM_GATHER: Role.STREAM_SCATTER,
+    Role.STREAM_SCATTER: Role.STREAM_GATHER,
+}
+"""What undoes what: the role of a forward node -> the role of the backward nodes that inherit from it."""
+
+
+def find_role(facts: Mapping[str, Any], direction: Direction) -> Role | None:
+    """A node's role; backward nodes have the one that undoes their forward node's."""
+    if ROLE not in facts:
+        return None
+    role = Role(facts[ROLE])
+    return _UNDONE.get(role, role) if direction is Direction.BACKWARD else role
+
+
 def tag_nodes(graph: torch.fx.Graph) -> None:
     """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
     owners: dict[int, dict[str, Any]] = {}
@@ -113,14 +129,14 @@ def tag_nodes(graph: torch.fx.Graph) -> None:
         direction = Direction(facts.get(DIRECTION, Direction.FORWARD))
         if direction is Direction.BACKWARD and not is_gradient_sum(node, last):
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
-            facts = {key: inherited[key] for key in (PATH, REGION) if key in inherited} | facts
-        role = facts.get(ROLE)
+            facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT) if key in inherited} | facts
+        role = find_role(facts, direction)
         set_tag(
             node,
             Tag(
                 path=facts.get(PATH, ""),
                 direction=direction,
-                role=Role(role) if role else None,
+                role=role,
                 slot=facts.get(SLOT, ""),
                 region=facts.get(REGION, ""),
             ),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.compat import all_gather, all_reduce, all_to_all, reduce_scatter
 
@@ -67,17 +68,20 @@ class _Exchange(torch.autograd.Function):
 
 def gather(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """Every rank's piece along `dim`; backward sums the pieces' gradients and hands each rank its own."""
-    return _Gather.apply(value, dim, size, group)
+    with annotate_role(Role.STREAM_GATHER):
+        return _Gather.apply(value, dim, size, group)
 
 
 def scatter(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """The sum over ranks, cut along `dim`; backward gathers the pieces' gradients."""
-    return _Scatter.apply(value, dim, size, group)
+    with annotate_role(Role.STREAM_SCATTER):
+        return _Scatter.apply(value, dim, size, group)
 
 
 def exchange(rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
     """Send `sent[i]` rows to rank i and receive `received[i]` from it; backward sends the gradients home."""
-    return _Exchange.apply(rows, received, sent, group)
+    with annotate_role(Role.EXCHANGE_ROWS):
+        return _Exchange.apply(rows, received, sent, group)
 
 
 def total(value: Tensor, group: Group, operation: str = "sum") -> Tensor:

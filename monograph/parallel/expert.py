@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monograph.annotate import annotate
+from monograph.annotate import Role, annotate, annotate_role
 from monograph.axes import Group
 from monograph.compat import all_gather, all_to_all
 from monograph.models.dispatch import GatherRows, SpreadRows, sort_by_expert
@@ -61,9 +61,11 @@ class ExchangeDispatch:
         """Send each token x [tokens, dim] to the ranks of the experts [tokens, top_k] it chose."""
         with annotate("dispatch"):
             sent = sort_by_expert(experts, n_experts)
-            received = self.exchange_counts(sent.load)
-            arriving = all_gather(received.unsqueeze(0), self.etp, Group.ETP.value)
-            sizes = self.copy_sizes(sent.load, received, arriving)
+            with annotate_role(Role.EXCHANGE_COUNTS):
+                received = self.exchange_counts(sent.load)
+                arriving = all_gather(received.unsqueeze(0), self.etp, Group.ETP.value)
+            with annotate_role(Role.SPLIT_SIZES):
+                sizes = self.copy_sizes(sent.load, received, arriving)
             rows = SpreadRows.apply(x, sent.order, sent.inverse, experts.shape[1])
             rows = exchange(rows, sizes.received, sizes.sent, Group.EP)
             if self.etp > 1:

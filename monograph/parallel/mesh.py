@@ -100,6 +100,7 @@ _ALONG = {
     Group.TP: Axis.TP,
     Group.TP_GRADS: Axis.TP,
     Group.EP: Axis.EP,
+    Group.EP_COUNTS: Axis.EP,
     Group.ETP: Axis.ETP,
     Group.CP: Axis.CP,
     Group.PP: Axis.PP,

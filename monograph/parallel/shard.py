@@ -34,12 +34,17 @@ class _Gather(torch.autograd.Function):
         return reduce_gradient(grads[0].to(reduce), slot), None, None, None
 
 
+def gather_parameter(shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype) -> Tensor:
+    """The piece of a parameter that compute sees; its gradient is summed and scattered on the way back."""
+    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
+        return _Gather.apply(shard, slot, compute, reduce)
+
+
 def gather_piece(shard: Tensor, slot: Slot) -> Tensor:
     """All ranks' shards along the fsdp axis, without the padding at the end."""
     group = Group.EFSDP_GATHER if slot.is_expert else Group.FSDP_GATHER
     dim = slot.shard.dim
-    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
-        whole = gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
+    whole = gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
     size = slot.piece_shape[dim]
     return whole if whole.shape[dim] == size else whole.narrow(dim, 0, size)
 
@@ -51,11 +56,10 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
     if missing:
         gradient = F.pad(gradient, [0, 0] * (gradient.ndim - 1 - dim) + [0, missing])
     group = Group.EFSDP_SCATTER if slot.is_expert else Group.FSDP_SCATTER
-    with annotate_role(Role.GRAD_SCATTER, slot=slot.name):
-        shard = scatter_dim(gradient, dim, mesh.degree(axis), group)
-        if slot.is_replicated_over_tp:
-            shard = total(shard, Group.TP_GRADS)
-        return total(shard, Group.DP_REPLICATE)
+    shard = scatter_dim(gradient, dim, mesh.degree(axis), group)
+    if slot.is_replicated_over_tp:
+        shard = total(shard, Group.TP_GRADS)
+    return total(shard, Group.DP_REPLICATE)
 
 
 class ShardedCall:
@@ -84,7 +88,7 @@ class ShardedCall:
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
         slots = self.slots[unit]
         pieces = {
-            name: _Gather.apply(self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
+            name: gather_parameter(self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
             for name, slot in slots
         }
         given = (unit, tuple(pieces), *pieces.values(), *args)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat import cast
 from monograph.models.loss import IGNORED, SlicedLoss
@@ -122,7 +123,8 @@ def compute_vocab_slice(
 ) -> tuple[Tensor, Tensor]:
     """The whole loss of one slice, and its gradient with respect to this rank's logits, both fp32."""
     logits = F.linear(rows, weight).float().masked_fill(is_padding, float("-inf"))
-    highest = total(logits.amax(dim=-1), Group.TP, "max")
+    with annotate_role(Role.LOSS_REDUCE):
+        highest = total(logits.amax(dim=-1), Group.TP, "max")
     shifted = logits - highest.unsqueeze(-1)
     exps = shifted.exp()
     valid = targets != IGNORED
@@ -130,7 +132,8 @@ def compute_vocab_slice(
     is_here = valid & (local >= 0) & (local < weight.shape[0])
     safe = local.where(is_here, 0).unsqueeze(-1)
     picked = shifted.gather(-1, safe).squeeze(-1).where(is_here, 0.0)
-    sums = total(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
+    with annotate_role(Role.LOSS_REDUCE):
+        sums = total(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
     loss = (sums[0].log() - sums[1]).where(valid, 0.0).sum()
     grad = exps / sums[0].unsqueeze(-1)
     grad = grad.scatter_add(-1, safe, -is_here.unsqueeze(-1).to(torch.float32))

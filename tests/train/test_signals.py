@@ -106,7 +106,15 @@ def test_without_checkpoints_a_stop_says_so(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_first_signal_is_noted_and_the_second_takes_its_ordinary_effect():
+@pytest.fixture
+def usual_interrupt():
+    """Python's own handling of SIGINT, which a background job of a shell starts without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_signal_is_noted_and_the_second_takes_its_ordinary_effect(usual_interrupt):
     with pytest.raises(KeyboardInterrupt), watch_for_stop() as stop:
         assert not stop
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,36 @@
+"""No transfers among one."""
+
+from torch.fx import Node
+
+from monograph.compat import EXCHANGE, GATHER, SCATTER
+from monograph.graph.edit import erase, redirect
+from monograph.graph.facts import Facts
+from monograph.graph.query import group_of, is_launch, wait_of
+from monograph.graph.step_graph import StepGraph
+from monograph.passes.base import Pass
+
+
+class ElideTrivialCollectives(Pass):
+    """A transfer over a group of one rank is its own argument.
+
+    Before:  a = all_reduce(x, sum, dp_replicate);  b = wait(a);  use(b)     (dp_replicate has one rank)
+    After:   use(x)
+    Why:     the same step is captured for every mesh; where an axis is 1 its transfers would only copy.
+    """
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        plan = plan_elided(graph, facts)
+        for launch in plan:
+            source = launch.args[0]
+            assert isinstance(source, Node)
+            wait = wait_of(launch)
+            redirect(wait, source)
+            erase([launch, wait])
+        return f"{len(plan)} transfers removed"
+
+
+def plan_elided(graph: StepGraph, facts: Facts) -> list[Node]:
+    """The launches whose group has one rank."""
+    known = (GATHER, SCATTER, EXCHANGE)
+    launches = [node for node in graph.nodes if is_launch(node) and facts.group_sizes.get(group_of(node)) == 1]
+    return [node for node in launches if node.target in known or node.args[1] in ("sum", "max", "min", "avg")]

@@ -1,0 +1,150 @@
+"""The options of the passes, and which of them run. Loads without torch: a wrong pass name is answered at once."""
+
+import difflib
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.passes.order import ORDER
+
+SavePolicy = Literal["all", "default", "full", "budget"]
+
+
+@dataclass(kw_only=True, slots=True)
+class ChooseSavedConfig(Configurable.Config):
+    """What forward keeps for backward."""
+
+    owner: ClassVar[str] = "monograph.passes.memory.choose_saved:ChooseSaved"
+    policy: SavePolicy = "default"
+    """all: everything; default: products, attention, top-k, exchanges; full: block inputs; budget: fit budget_gib."""
+    save: tuple[str, ...] = ()
+    """With full: also keep these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
+    budget_gib: float = 0.0
+    """With budget: the most that may cross from forward to backward, on one rank."""
+
+    def check(self) -> None:
+        if self.save and self.policy != "full":
+            raise ConfigError(
+                f"save is {list(self.save)} with policy {self.policy}",
+                why="selectors say what full recomputation should keep",
+                do="--passes.choose_saved.policy full",
+            )
+        for selector in self.save:
+            path, found, op = selector.partition("::")
+            if not (path and found and op):
+                raise ConfigError(
+                    f"{selector!r} selects nothing", why="a selector is PATH::OP", do="e.g. layers.*.attention.wo::mm"
+                )
+        if (self.policy == "budget") != (self.budget_gib > 0):
+            raise ConfigError(
+                f"policy is {self.policy} and budget_gib is {self.budget_gib}",
+                why="a budget is used by policy budget, and only there",
+                do="--passes.choose_saved.policy budget --passes.choose_saved.budget_gib 8",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class OffloadSavedConfig(Configurable.Config):
+    """What waits for backward in the host's memory."""
+
+    owner: ClassVar[str] = "monograph.passes.memory.offload_saved:OffloadSaved"
+    budget_gib: float = 0.0
+    """The most that moves to the host, on one rank; 0 keeps everything on the device."""
+    prefetch_blocks: int = 1
+    """Bring a value back this many blocks before backward needs it."""
+    min_bytes: int = 4096
+    """Smaller values are not worth the trip."""
+
+    def check(self) -> None:
+        if self.budget_gib < 0 or self.prefetch_blocks < 0 or self.min_bytes < 1:
+            raise ConfigError("an offload option is negative", why="sizes and distances are not")
+
+
+@dataclass(kw_only=True, slots=True)
+class BucketCollectivesConfig(Configurable.Config):
+    """How transfers are joined."""
+
+    owner: ClassVar[str] = "monograph.passes.comm.bucket_collectives:BucketCollectives"
+    max_bytes: int = 256 << 20
+    """Stop filling a bucket at this size."""
+
+    def check(self) -> None:
+        if self.max_bytes < 1:
+            raise ConfigError(f"max_bytes is {self.max_bytes}", why="a bucket holds at least one parameter")
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefetchGathersConfig(Configurable.Config):
+    """How early transfers start and how late they are waited for."""
+
+    owner: ClassVar[str] = "monograph.passes.comm.prefetch_gathers:PrefetchGathers"
+    ahead: int = 1
+    """Start a block's gather this many blocks before it runs."""
+
+    def check(self) -> None:
+        if self.ahead < 1:
+            raise ConfigError(f"ahead is {self.ahead}", why="it counts blocks", do="--passes.off prefetch_gathers")
+
+
+@dataclass(kw_only=True, slots=True)
+class MarkRegionsConfig(Configurable.Config):
+    """Which parts of the step are compiled."""
+
+    owner: ClassVar[str] = "monograph.passes.compile.mark_regions:MarkRegions"
+    regions: tuple[str, ...] = ()
+    """Names given with `annotate`, or `blocks` for every block as a whole; empty compiles nothing."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CompileWholeConfig(Configurable.Config):
+    """Whether one compiler gets the whole step."""
+
+    owner: ClassVar[str] = "monograph.passes.compile.compile_whole:CompileWhole"
+    enabled: bool = False
+    """Compile everything into fused kernels; numbers change within rounding."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PassesConfig(Configurable.Config):
+    """The passes of graph mode, by name."""
+
+    off: tuple[str, ...] = ()
+    """Passes to leave out."""
+    choose_saved: ChooseSavedConfig = field(default_factory=ChooseSavedConfig)
+    """What forward keeps for backward."""
+    offload_saved: OffloadSavedConfig = field(default_factory=OffloadSavedConfig)
+    """What waits in the host's memory."""
+    bucket_collectives: BucketCollectivesConfig = field(default_factory=BucketCollectivesConfig)
+    """How transfers are joined."""
+    prefetch_gathers: PrefetchGathersConfig = field(default_factory=PrefetchGathersConfig)
+    """When transfers start."""
+    mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
+    """What is compiled."""
+    compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
+    """Whether all of it is."""
+
+    order: ClassVar[dict[str, str]] = ORDER
+    """Name -> class, in the order they run; a recipe with passes of its own subclasses this and changes it."""
+
+    def check(self) -> None:
+        for name in self.off:
+            if name not in self.order:
+                near = difflib.get_close_matches(name, self.order, n=1)
+                raise ConfigError(
+                    f"passes.off has {name!r}",
+                    why="there is no pass of that name",
+                    do=f"did you mean {near[0]}?" if near else "see `monograph passes`",
+                )
+        asked = {
+            "offload_saved": self.offload_saved.budget_gib > 0,
+            "mark_regions": bool(self.mark_regions.regions),
+            "compile_whole": self.compile_whole.enabled,
+        }
+        for name in self.off:
+            if asked.get(name):
+                raise ConfigError(
+                    f"passes.off has {name}, and passes.{name} asks for something",
+                    why="it cannot be both left out and done",
+                    do=f"take {name} out of passes.off, or its options back",
+                )

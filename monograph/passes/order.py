@@ -1,0 +1,18 @@
+"""The passes in the order they run: one list, written by hand. Loads without torch, so that names can be checked."""
+
+ORDER = {
+    "remove_no_ops": "monograph.passes.clean.remove_no_ops:RemoveNoOps",
+    "remove_dead_code": "monograph.passes.clean.remove_dead_code:RemoveDeadCode",
+    "share_gathers": "monograph.passes.clean.share_gathers:ShareGathers",
+    "elide_trivial_collectives": "monograph.passes.comm.elide_trivial_collectives:ElideTrivialCollectives",
+    "choose_saved": "monograph.passes.memory.choose_saved:ChooseSaved",
+    "offload_saved": "monograph.passes.memory.offload_saved:OffloadSaved",
+    "recompute": "monograph.passes.memory.recompute:Recompute",
+    "split_groups": "monograph.passes.comm.split_groups:SplitGroups",
+    "bucket_collectives": "monograph.passes.comm.bucket_collectives:BucketCollectives",
+    "prefetch_gathers": "monograph.passes.comm.prefetch_gathers:PrefetchGathers",
+    "mark_regions": "monograph.passes.compile.mark_regions:MarkRegions",
+    "compile_regions": "monograph.passes.compile.compile_regions:CompileRegions",
+    "compile_whole": "monograph.passes.compile.compile_whole:CompileWhole",
+}
+"""Name -> module:class."""

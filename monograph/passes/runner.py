@@ -1,0 +1,108 @@
+"""Runs the passes in order: checks the graph after each, and records what each did, also when it did nothing."""
+
+import bisect
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.fx import Node
+
+from monograph.errors import ConfigError
+from monograph.graph.cost import Cost, measure
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.verify import check_graph
+from monograph.log import get_log
+from monograph.passes.base import Has, Pass
+from monograph.passes.config import PassesConfig
+
+log = get_log("passes")
+Watch = Callable[["Record", StepGraph], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one pass did, in numbers."""
+
+    name: str
+    status: Literal["ran", "skipped", "off"]
+    note: str
+    """What was done, or why nothing was."""
+    options: dict[str, Any]
+    seconds: float
+    added: int
+    removed: int
+    moved: int
+    before: Cost
+    after: Cost
+
+
+def build_passes(config: PassesConfig) -> list[Pass]:
+    """The passes a config asks for, each with its options."""
+    passes: list[Pass] = []
+    for name, reference in config.order.items():
+        module, _, kind = reference.partition(":")
+        built: Pass = getattr(importlib.import_module(module), kind)(getattr(config, name, None))
+        if built.is_required and name in config.off:
+            raise ConfigError(f"passes.off has {name}", why="the step cannot run without it", do="take it out again")
+        passes.append(built)
+    return passes
+
+
+def run_passes(
+    graph: StepGraph, passes: Sequence[Pass], off: Sequence[str], facts: Facts, *, watch: Watch | None = None
+) -> list[Record]:
+    """Run the passes; every one of them leaves a record, in order."""
+    has: set[Has] = set()
+    records: list[Record] = []
+    cost = measure(graph, group_sizes=facts.group_sizes)
+    check_graph(graph, facts)
+    for each in passes:
+        record = run_pass(each, graph, facts, has=has, is_off=each.name() in off, cost=cost)
+        if record.status == "ran":
+            has |= set(each.gives)
+            cost = record.after
+        log.debug("%s: %s (%.2f s): %s", record.name, record.status, record.seconds, record.note)
+        records.append(record)
+        if watch is not None:
+            watch(record, graph)
+    graph.module.recompile()
+    return records
+
+
+def run_pass(each: Pass, graph: StepGraph, facts: Facts, *, has: set[Has], is_off: bool, cost: Cost) -> Record:
+    """Run one pass, unless it is off, has nothing to do here, or lacks what an earlier one gives."""
+    missing = [need.value for need in each.needs if need not in has]
+    reason = "switched off" if is_off else each.skip(facts) or (f"needs {', '.join(missing)}" if missing else "")
+    told: dict[str, Any] = {"name": each.name(), "options": dataclasses.asdict(each.config), "before": cost}
+    if reason:
+        status: Literal["off", "skipped"] = "off" if is_off else "skipped"
+        return Record(**told, status=status, note=reason, seconds=0.0, added=0, removed=0, moved=0, after=cost)
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    start = time.perf_counter()
+    note = each.run(graph, facts)
+    seconds = time.perf_counter() - start
+    check_graph(graph, facts)
+    kept = [node for node in graph.nodes if node in order]
+    return Record(
+        **told,
+        status="ran",
+        note=note,
+        seconds=seconds,
+        added=len(graph.nodes) - len(kept),
+        removed=len(order) - len(kept),
+        moved=count_moved(kept, order),
+        after=measure(graph, group_sizes=facts.group_sizes),
+    )
+
+
+def count_moved(nodes: Sequence[Node], old: dict[Node, int]) -> int:
+    """The fewest nodes one has to move to get from the old order to the new one."""
+    ends: list[int] = []  # ends[n]: where the best increasing run of n + 1 nodes ends
+    for node in nodes:
+        place = bisect.bisect_left(ends, old[node])
+        ends[place : place + 1] = [old[node]]
+    return len(nodes) - len(ends)

@@ -1,0 +1,139 @@
+"""What a step costs, estimated from its graph alone: operations, bytes, memory, time on the links.
+
+Every node is bound by its operations or by the memory it touches; a transfer by its latency and by the bytes one rank
+sends. The numbers compare one graph with another; they do not promise a speed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from monograph.compat import GATHER, REDUCE
+from monograph.graph.flops import count_flops, name_of
+from monograph.graph.memory import find_memory
+from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, is_wait, value_of
+from monograph.graph.sizes import Sizes
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.timeline import find_timeline
+
+_LOOKUPS = ("embedding", "index", "gather", "index_select")
+"""Ops that read only the rows they return, however large the table is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One rank's device and its links, in four numbers.
+
+    A transfer among n ranks takes `latency + sent / bandwidth`, where one rank sends (n - 1)/n of the whole value to
+    gather, scatter or exchange it, and twice that to reduce it (rings). Every group has links of its own; near and
+    far ranks are the same.
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    """Of the device's memory."""
+    link_bytes_per_second: float
+    """What one rank can send."""
+    link_latency_seconds: float
+
+    def describe(self) -> str:
+        """The model in one line, for reports."""
+        return (
+            f"{self.name}: {self.flops_per_second / 1e12:.0f} TFLOP/s, memory {self.bytes_per_second / 1e12:.1f} TB/s, "
+            f"links {self.link_bytes_per_second / 1e9:.0f} GB/s per rank after {self.link_latency_seconds * 1e6:.0f} us"
+        )
+
+
+H200 = Machine(
+    name="H200",
+    flops_per_second=790e12,
+    bytes_per_second=4.3e12,
+    link_bytes_per_second=50e9,
+    link_latency_seconds=10e-6,
+)
+"""bf16 products and memory as measured on one H200; links as a 400 Gb/s network card per GPU gives them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A step's cost on one rank."""
+
+    nodes: int
+    flops: int
+    collectives: int
+    """Transfers that are launched."""
+    moved_bytes: int
+    """Bytes this rank sends."""
+    peak_bytes: int
+    communication_seconds: float
+    """The length of all transfers, whether or not compute waits for them."""
+    exposed_seconds: float
+    """How long compute waits for transfers."""
+
+
+@dataclass(frozen=True)
+class NodeCosts:
+    """What each node does, by node; nodes that do nothing are left out."""
+
+    flops: dict[Node, int] = field(default_factory=dict)
+    moved_bytes: dict[Node, int] = field(default_factory=dict)
+    seconds: dict[Node, float] = field(default_factory=dict)
+
+
+def measure(graph: StepGraph, machine: Machine = H200, group_sizes: Mapping[str, int] | None = None) -> Cost:
+    """Estimate a step's cost; linear in the number of nodes."""
+    sizes = Sizes(graph.module.graph)
+    costs = find_node_costs(graph.module.graph, sizes, machine, group_sizes or {})
+    timeline = find_timeline(graph.module.graph, costs.seconds)
+    return Cost(
+        nodes=len(graph.nodes),
+        flops=sum(costs.flops.values()),
+        collectives=len(costs.moved_bytes),
+        moved_bytes=sum(costs.moved_bytes.values()),
+        peak_bytes=find_memory(graph, sizes).peak_bytes,
+        communication_seconds=timeline.communication_seconds,
+        exposed_seconds=timeline.exposed_seconds,
+    )
+
+
+def find_node_costs(graph: Graph, sizes: Sizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCosts:
+    """Operations, bytes and seconds of every node."""
+    costs = NodeCosts()
+    for node in graph.nodes:
+        if is_launch(node):
+            moved = count_sent(node, sizes, group_sizes)
+            costs.moved_bytes[node] = moved
+            if moved:
+                costs.seconds[node] = machine.link_latency_seconds + moved / machine.link_bytes_per_second
+        elif is_compute(node) and not is_wait(node) and alias_of(node) is None:
+            flops = count_flops(node, sizes)
+            if flops:
+                costs.flops[node] = flops
+            touched = count_touched(node, sizes)
+            seconds = max(flops / machine.flops_per_second, touched / machine.bytes_per_second)
+            if seconds:
+                costs.seconds[node] = seconds
+    return costs
+
+
+def count_sent(launch: Node, sizes: Sizes, group_sizes: Mapping[str, int]) -> int:
+    """Bytes one rank sends; none when it is alone in its group."""
+    ranks = group_size_of(launch) or group_sizes.get(group_of(launch), 1)
+    whole = launch if launch.target is GATHER else launch.args[0]
+    times = 2 if launch.target is REDUCE else 1
+    return times * sizes.bytes(value_of(whole)) * (ranks - 1) // ranks  # type: ignore[arg-type]
+
+
+def count_touched(node: Node, sizes: Sizes) -> int:
+    """Bytes a node reads and writes in the device's memory."""
+    value = value_of(node)
+    if not isinstance(value, Tensor | list | tuple):
+        return 0
+    written = sizes.bytes(value)
+    if name_of(node) in _LOOKUPS:
+        rest = [each for each in node.all_input_nodes if each is not node.args[0]]
+        return 2 * written + sum(sizes.bytes(value_of(each)) for each in rest)
+    return written + sum(sizes.bytes(value_of(each)) for each in node.all_input_nodes)

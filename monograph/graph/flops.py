@@ -1,0 +1,99 @@
+"""Floating-point operations of one node. Products and attention count; everything else is bound by memory.
+
+A multiplication and its addition count as two. Attention counts every query with every key, causal or not: the
+convention of most published figures. Backward through attention computes the scores once more.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from monograph.graph.query import value_of
+from monograph.graph.sizes import Sizes
+
+Shape = tuple[int, ...]
+
+
+def count_flops(node: Node, sizes: Sizes) -> int:
+    """The operations of a node; of a node that calls graphs of its own, the operations inside them."""
+    formula = _FORMULAS.get(name_of(node))
+    if formula is not None:
+        return formula(*(sizes.shape(value) for value in _tensors(node)))
+    return sum(count_flops(inner, sizes) for graph in find_inner(node) for inner in graph.graph.nodes)
+
+
+def name_of(node: Node) -> str:
+    """The op a node calls, whichever of its overloads: `mm`, `_scaled_dot_product_flash_attention`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return getattr(packet, "__name__", "")
+
+
+def find_inner(node: Node) -> list[GraphModule]:
+    """The graphs that a node runs: a submodule that it calls, or those among its arguments."""
+    owner = node.graph.owning_module
+    if owner is None or node.op not in ("call_module", "call_function"):
+        return []
+    callees = [node] if node.op == "call_module" else [each for each in node.all_input_nodes if each.op == "get_attr"]
+    found = [_find_attribute(owner, str(each.target)) for each in callees]
+    return [each for each in found if isinstance(each, GraphModule)]
+
+
+def _find_attribute(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    values = (value_of(each) for each in node.args if isinstance(each, Node))
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _mm(left: Shape, right: Shape, *_: Shape) -> int:
+    return 2 * math.prod(left) * right[-1]
+
+
+def _addmm(_bias: Shape, left: Shape, right: Shape, *_: Shape) -> int:
+    return _mm(left, right)
+
+
+def _grouped_mm(left: Shape, right: Shape, *_: Shape) -> int:
+    """Groups cut the rows of `left`, the columns of `right`, or the dim that is summed over."""
+    if len(left) == 3 and len(right) == 2:
+        return 2 * math.prod(right) * left[1]
+    return _mm(left, right)
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
+    scores = math.prod(query[:-1]) * key[-2]
+    return 2 * scores * (query[-1] + value[-1])
+
+
+def _attention_backward(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
+    """Scores once more and the gradients of query and key (3 products), of the weights and of value (2)."""
+    scores = math.prod(query[:-1]) * key[-2]
+    return 2 * scores * (3 * query[-1] + 2 * value[-1])
+
+
+def _attention_from_gradient(_gradient: Shape, *shapes: Shape) -> int:
+    """The same where the gradient comes first."""
+    return _attention_backward(*shapes)
+
+
+_KERNELS = ("flash", "efficient", "cudnn", "fused")
+_FORMULAS: dict[str, Callable[..., int]] = {
+    "mm": _mm,
+    "bmm": _mm,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "_grouped_mm": _grouped_mm,
+    **{f"_scaled_dot_product_{kernel}_attention": _attention for kernel in _KERNELS},
+    **{f"_scaled_dot_product_{kernel}_attention_backward": _attention_from_gradient for kernel in _KERNELS},
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_from_gradient,
+    "flex_attention": _attention,
+    "flex_attention_backward": _attention_backward,
+}

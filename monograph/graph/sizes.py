@@ -1,0 +1,68 @@
+"""Likely values of sizes that only a running step knows: how many rows the router sends where.
+
+Nobody can know them without data, and an estimate that took them for nothing would miss most of a mixture of experts.
+The guess is even routing: where rows are cut into parts of unknown sizes, the parts are taken to be equal.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from monograph.compat import ATEN, EXCHANGE
+from monograph.graph.query import value_of
+
+
+class Sizes:
+    """Sizes, elements and bytes of the values of one graph, with even routing where the data decides."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._symbols: dict[Any, int] = {}
+        self._found: dict[Any, int] = {}
+        for node in graph.nodes:
+            if node.target is EXCHANGE:
+                rows, received, sent = node.args[:3]
+                total = self.of(value_of(rows).shape[0])
+                self._share(sent, total)
+                self._share(received, total)
+            elif node.target is ATEN.split_with_sizes.default:
+                dim = node.args[2] if len(node.args) > 2 else 0
+                self._share(node.args[1], self.of(value_of(node.args[0]).shape[dim]))
+
+    def _share(self, parts: Sequence[Any], total: int) -> None:
+        """Take the parts of `total` whose sizes are still unknown to be equal."""
+        for part in parts:
+            value = value_of(part) if isinstance(part, Node) else part
+            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+                self._symbols.setdefault(value.node.expr, max(1, total // len(parts)))
+
+    def of(self, size: int | torch.SymInt) -> int:
+        """A size as a number; a symbol that no cut explains counts as one."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        if expression not in self._found:
+            known = {symbol: self._symbols.get(symbol, 1) for symbol in expression.free_symbols}
+            self._found[expression] = int(expression.subs(known))
+        return self._found[expression]
+
+    def shape(self, value: Tensor) -> tuple[int, ...]:
+        """A tensor's sizes as numbers."""
+        return tuple(size if isinstance(size, int) else self.of(size) for size in value.shape)
+
+    def elements(self, value: Tensor) -> int:
+        """How many numbers a tensor has."""
+        count = 1
+        for size in value.shape:
+            count *= size if isinstance(size, int) else self.of(size)
+        return count
+
+    def bytes(self, value: Any) -> int:
+        """Bytes of a tensor or of all tensors in a list; nothing for numbers on the host."""
+        if isinstance(value, Tensor):
+            return self.elements(value) * value.element_size()
+        if isinstance(value, list | tuple):
+            return sum(self.bytes(item) for item in value)
+        return 0

@@ -1,0 +1,122 @@
+"""The estimate of a step's cost: numbers that can be worked out by hand, worked out by hand."""
+
+import time
+
+import pytest
+import torch
+
+from monograph.compat import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
+from monograph.graph.cost import Machine, count_sent, measure
+from monograph.graph.flops import count_flops
+from monograph.graph.sizes import Sizes
+from monograph.parallel.mesh import Mesh
+from monograph.recipes.catalog import load_recipe
+from tests.graph.by_hand import ByHand
+from tests.graph.test_graph_step import captured
+
+SLOW = Machine(
+    name="slow", flops_per_second=100.0, bytes_per_second=1000.0, link_bytes_per_second=10.0, link_latency_seconds=1.0
+)
+
+
+def flops_of(op, *shapes, dtype=torch.float32, **kwargs):
+    hand = ByHand()
+    inputs = [hand.input(f"x{i}", *shape, dtype=dtype) for i, shape in enumerate(shapes)]
+    node = hand.call(op, *inputs, **kwargs)
+    return count_flops(node, Sizes(hand.graph))
+
+
+def test_products_count_two_operations_for_every_multiplication():
+    assert flops_of(ATEN.mm.default, (3, 5), (5, 7)) == 2 * 3 * 5 * 7
+    assert flops_of(ATEN.addmm.default, (7,), (3, 5), (5, 7)) == 2 * 3 * 5 * 7
+    assert flops_of(ATEN.bmm.default, (4, 3, 5), (4, 5, 7)) == 4 * 2 * 3 * 5 * 7
+    assert flops_of(ATEN.add.Tensor, (3, 5), (3, 5)) == 0
+
+
+def test_grouped_products_count_each_row_once_whatever_its_group():
+    hand = ByHand()
+    rows, weights = (hand.input(n, *s, dtype=torch.bfloat16) for n, s in (("a", (64, 32)), ("b", (4, 32, 16))))
+    ends = hand.input("ends", 4, dtype=torch.int32)
+    forward = hand.call(ATEN._grouped_mm.default, rows, weights, ends)
+    grads = hand.input("g", 64, 16, dtype=torch.bfloat16)
+    turned = hand.call(ATEN.t.default, rows)
+    weight_gradient = hand.call(ATEN._grouped_mm.default, turned, grads, ends)
+    sizes = Sizes(hand.graph)
+    assert count_flops(forward, sizes) == 2 * 64 * 32 * 16
+    assert count_flops(weight_gradient, sizes) == 2 * 64 * 32 * 16
+
+
+def test_attention_counts_every_query_with_every_key_and_five_products_in_backward():
+    hand = ByHand()
+    q, k = (hand.input(name, 2, 3, 16, 8) for name in ("q", "k"))
+    v = hand.input("v", 2, 3, 16, 4)
+    op = ATEN._scaled_dot_product_flash_attention_for_cpu
+    forward = hand.call(op.default, q, k, hand.input("w", 2, 3, 16, 8), 0.0, True)
+    scores = 2 * 3 * 16 * 16
+    assert count_flops(forward, Sizes(hand.graph)) == 2 * scores * (8 + 8)
+    wide = hand.graph.call_function(op.default, (q, k, v, 0.0, True))
+    back = hand.graph.call_function(ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default, (v, q, k, v))
+    assert count_flops(wide, Sizes(hand.graph)) == 2 * scores * (8 + 4)
+    assert count_flops(back, Sizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
+
+
+def test_a_tiny_llama_costs_what_its_layers_say():
+    config = load_recipe("llama3_debugmodel").model
+    layers, tokens, length = 2, 2 * 32, 32
+    graph = captured("llama3_debugmodel", Mesh(), 0, layers=layers)
+    head = config.dim // config.attention.n_heads
+    weights = config.dim * head * (2 * config.attention.n_heads + 2 * config.attention.n_kv_heads)
+    weights += 3 * config.dim * config.feed_forward.hidden_dim
+    scores = config.attention.n_heads * head * tokens * length
+    expected = layers * (6 * tokens * weights + (4 + 10) * scores) + 6 * tokens * config.dim * config.vocab_size
+    assert measure(graph).flops == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "extra", "sent"),
+    [
+        (GATHER, (4, "g"), 4 * 64 * 3 // 4),
+        (SCATTER, ("sum", 4, "g"), 64 * 3 // 4),
+        (REDUCE, ("sum", "g"), 2 * 64 * 3 // 4),
+        (EXCHANGE, ([1, 1, 1, 1], [1, 1, 1, 1], "g"), 64 * 3 // 4),
+    ],
+)
+def test_a_transfer_sends_what_a_ring_sends(op, extra, sent):
+    hand = ByHand()
+    launch = hand.call(op, hand.input("x", 4, 4), *extra)
+    assert count_sent(launch, Sizes(hand.graph), {"g": 4}) == sent
+
+
+def test_a_rank_that_is_alone_in_its_group_sends_nothing():
+    hand = ByHand()
+    launch = hand.call(GATHER, hand.input("x", 4, 4), 1, "g")
+    loss = hand.call(WAIT, launch)
+    cost = measure(hand.done(loss), SLOW)
+    assert (cost.collectives, cost.moved_bytes, cost.communication_seconds) == (1, 0, 0.0)
+
+
+def test_compute_is_bound_by_operations_or_by_memory():
+    hand = ByHand()
+    x = hand.input("x", 10, 10)
+    product = hand.call(ATEN.mm.default, x, x)  # 2000 operations at 100/s
+    launch = hand.call(REDUCE, product, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
+    total = hand.call(ATEN.add.Tensor, product, x)  # three times 400 bytes at 1000/s
+    done = hand.call(WAIT, launch)
+    cost = measure(hand.done(hand.call(ATEN.view.default, done, [100]), x=total), SLOW, {"g": 2})
+    assert cost.flops == 2000
+    assert cost.communication_seconds == pytest.approx(41.0)
+    assert cost.exposed_seconds == pytest.approx(41.0 - 1.2)
+
+
+def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
+    """Without data nobody knows the routing; counting such rows as one would lose most of the model."""
+    alone = measure(captured("deepseek_v3_debugmodel", Mesh(), 0))
+    spread = measure(captured("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), 0))
+    assert spread.flops == alone.flops
+
+
+def test_measuring_is_quick_enough_to_do_after_every_pass():
+    graph = captured("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), 0, layers=4)
+    start = time.process_time()
+    cost = measure(graph)
+    assert (time.process_time() - start) / cost.nodes * 60_000 < 10

@@ -1,0 +1,100 @@
+"""Live memory: counted by hand, and compared with what a real run allocates."""
+
+import gc
+import operator
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from monograph.compat import ATEN, GATHER, WAIT
+from monograph.graph.memory import find_memory
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step
+from tests.graph.by_hand import ByHand
+from tests.graph.test_graph_step import CPU, make_batch, shallow
+
+
+def test_a_value_lives_from_its_making_to_its_last_reader():
+    hand = ByHand()
+    x = hand.input("x", 100)  # 400 bytes, always there
+    a = hand.call(ATEN.neg.default, x)  # + 400
+    b = hand.call(ATEN.cat.default, [a, a])  # + 800; then a is gone
+    c = hand.call(ATEN.sum.default, b)  # + 4; then b is gone
+    memory = find_memory(hand.done(c))
+    assert memory.live_bytes == [400, 800, 1600, 1204, 404]
+    assert (memory.peak_bytes, memory.peak_index) == (1600, 2)
+    assert [(each.node, each.bytes) for each in memory.largest_at_peak(2)] == [(b, 800), (x, 400)]
+
+
+def test_a_view_keeps_the_memory_it_looks_at_and_has_none_of_its_own():
+    hand = ByHand()
+    a = hand.call(ATEN.neg.default, hand.input("x", 100))
+    view = hand.call(ATEN.view.default, a, [10, 10])
+    other = hand.call(ATEN.ones.default, [50])
+    loss = hand.call(ATEN.sum.default, view)
+    assert find_memory(hand.done(loss, x=other)).live_bytes == [400, 800, 800, 1000, 1004, 604]
+
+
+def test_parts_of_a_list_die_one_by_one():
+    hand = ByHand()
+    pair = hand.call(ATEN.topk.default, hand.input("x", 100), 50)  # 200 bytes of values, 400 of places
+    values, places = (hand.call(operator.getitem, pair, i) for i in range(2))
+    total = hand.call(ATEN.sum.default, places)  # then the places are gone
+    loss = hand.call(ATEN.sum.default, values)
+    assert find_memory(hand.done(loss, x=total)).live_bytes == [400, 1000, 1000, 1000, 1008, 612, 412]
+
+
+def test_what_a_transfer_sends_stays_until_it_was_waited_for():
+    hand = ByHand()
+    a = hand.call(ATEN.neg.default, hand.input("x", 100))
+    launch = hand.call(GATHER, a, 2, "g")  # 800 bytes
+    one = hand.call(ATEN.ones.default, [1])
+    done = hand.call(WAIT, launch)
+    loss = hand.call(ATEN.add.Tensor, hand.call(ATEN.sum.default, done), one)
+    assert find_memory(hand.done(loss)).live_bytes == [400, 800, 1600, 1604, 1604, 1208, 412, 404]
+
+
+class CountBytes(TorchDispatchMode):
+    """Bytes of all tensors that ops have made and nobody has dropped yet."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.live, self.peak, self.seen = 0, 0, {each.untyped_storage()._cdata for each in known}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                self._add(each.untyped_storage())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _add(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+            self.seen.add(key)
+            self.live += size
+            weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key, size):
+        self.seen.discard(key)
+        self.live -= size
+
+
+@pytest.mark.parametrize("recipe", ["llama3_debugmodel", "qwen3_debugmodel_moe"])
+def test_the_estimate_is_close_to_what_a_run_allocates(recipe):
+    with joined_groups(Mesh(), CPU) as groups:
+        step = build_step(shallow(recipe, "graph"), groups)
+        inputs, valid = step.inputs(make_batch(0, length=128)), torch.tensor(256)
+        graph = step.capture(inputs, valid)
+        bound = step.bind(graph, inputs, valid)
+        gc.collect()
+        with torch.no_grad(), CountBytes(bound) as counted:
+            graph.module(*bound)
+        estimate = find_memory(graph)
+        given = sum(each.nbytes for each in bound)
+        assert estimate.peak_bytes - given == pytest.approx(counted.peak, rel=0.1)

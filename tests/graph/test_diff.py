@@ -71,8 +71,8 @@ def test_a_new_node_is_added_and_its_neighbours_are_not():
     assert diff_of(negate_once_more)[2:] == [
         "forward blocks 0..3:",
         "    ... 1 unchanged",
-        "  - 1: float32[4] = exp(f.0)  # layers.*.work",
         "  + 1: float32[4] = neg(f.0)  # layers.*.work",
+        "  - 1: float32[4] = exp(f.0)  # layers.*.work",
         "  + 2: float32[4] = exp(f.1)  # layers.*.work",
         "    ... 1 unchanged",
         "unchanged: forward, backward",

@@ -62,6 +62,19 @@ READ_SIZE = ATEN._local_scalar_dense.default
 UNSAFE_VIEW = ATEN._unsafe_view.default
 
 
+def find_costly_ops() -> frozenset[Any]:
+    """Ops worth remembering: products, attention and top-k."""
+    names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
+    attention = (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+    return frozenset(getattr(ATEN, name).default for name in (*names, *attention))
+
+
 # --- Functional collectives by group name: the only ops whose results a graph can hold. ---
 
 
@@ -208,6 +221,13 @@ def fake_mode_of(value: Any) -> FakeTensorMode:
     """The mode that made a fake tensor."""
     mode: FakeTensorMode = value.fake_mode
     return mode
+
+
+@contextmanager
+def values_recomputed(mode: Any) -> Iterator[None]:
+    """Run captured ops again on their fake values; symbols that this invents belong to nobody and are forgotten."""
+    with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
+        yield
 
 
 def trace_function(function: Callable[..., Any], inputs: list[Tensor], _mode: FakeTensorMode) -> fx.GraphModule:

@@ -59,6 +59,7 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
         seed=config.debug.seed,
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
+        passes=config.passes,
     )
     if config.compile.mode == "graph":
         return GraphStep(model, table, groups, settings)

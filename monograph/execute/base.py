@@ -18,6 +18,7 @@ from monograph.parallel.border import PlacedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shared import compute_grad_norm, total_over_batch, total_over_tokens
+from monograph.passes.config import PassesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class StepSettings:
     seed: int
     remat: Remat = "none"
     compile: CompileConfig = field(default_factory=CompileConfig)
+    passes: PassesConfig = field(default_factory=PassesConfig)
 
 
 class MeshStep(ABC):

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from monograph.compat import find_collective_ops
+from monograph.compat import READ_SIZE, find_collective_ops, find_costly_ops
 
 Remat = Literal["none", "full", "selective"]
 
@@ -16,21 +15,7 @@ def find_kept_ops() -> set[Any]:
 
     A repeated top-k could choose differently, and a repeated exchange would travel again.
     """
-    aten = torch.ops.aten
-    return find_collective_ops() | {
-        aten.mm.default,
-        aten.bmm.default,
-        aten.addmm.default,
-        aten.linear.default,
-        aten._grouped_mm.default,
-        aten.topk.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_fused_attention_overrideable.default,
-        aten._local_scalar_dense.default,
-    }
+    return find_collective_ops() | find_costly_ops() | {READ_SIZE}
 
 
 _KEPT = find_kept_ops()

@@ -8,16 +8,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from monograph.axes import Axis, Group
 from monograph.capture.step import buffers_of, make_step
 from monograph.capture.trace import Example, capture
 from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.sharded import ShardedStep
+from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
+from monograph.passes.runner import Record, build_passes, run_passes
 
 
 class GraphStep(MeshStep):
@@ -35,6 +38,7 @@ class GraphStep(MeshStep):
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
         self.graph: StepGraph | None = None
+        self.records: list[Record] = []
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
         return self.eager.forward(inputs, valid_tokens)
@@ -72,8 +76,20 @@ class GraphStep(MeshStep):
         example = Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
         with torch.enable_grad():
             graph = capture(step, self.model, example)
+        self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
         self.groups.check_same("the captured graph", graph.digest())
         return graph
+
+    def facts(self) -> Facts:
+        """What passes may know: the same on every rank."""
+        mesh = self.groups.mesh
+        return Facts(
+            degrees={axis: mesh.degree(axis) for axis in Axis},
+            group_sizes={group.value: mesh.group_size(group) for group in Group},
+            slots=tuple(slot.name for slot in self.table),
+            reshard=self.settings.reshard,
+            device=self.device.type,
+        )
 
     def bind(self, graph: StepGraph, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> list[Tensor]:
         """The graph's inputs in order, each checked against what was captured."""

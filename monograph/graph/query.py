@@ -73,8 +73,17 @@ def has_symbols(value: Any) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a node draws random numbers, so that running it twice would give two answers."""
-    return is_op(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+    """Whether a node draws random numbers, so that running it twice would give two answers.
+
+    Attention counts as random to torch because it could drop some of its weights; without dropout it is not.
+    """
+    if not is_op(node.target) or torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
+        return False
+    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0
+    return True
 
 
 def is_mutation(node: Node) -> bool:
@@ -112,26 +121,3 @@ def find_storages(graph: Graph) -> dict[Node, Node]:
         owner = alias_of(node) if is_compute(node) else None
         roots[node] = node if owner is None else roots[owner]
     return roots
-
-
-def count_bytes(value: Any) -> int:
-    """Bytes of a tensor or of a list of tensors; sizes known only at run time count as their likely value."""
-    if isinstance(value, list | tuple):
-        return sum(count_bytes(item) for item in value)
-    if not isinstance(value, Tensor):
-        return 0
-    return count_elements(value) * value.element_size()
-
-
-def count_elements(value: Tensor) -> int:
-    """Elements of a tensor; a dim known only at run time counts with its hint, or as one."""
-    count = 1
-    for size in value.shape:
-        count *= size if isinstance(size, int) else guess_size(size)
-    return count
-
-
-def guess_size(size: torch.SymInt) -> int:
-    """What a size will likely be; symbols from data have no hint, and count as one until someone knows better."""
-    hint = size.node.hint if hasattr(size, "node") else None
-    return int(hint) if hint is not None else 1

@@ -24,6 +24,8 @@ class Tag:
     made_by: str = "capture"
     """The pass that made the node."""
     chunk: int | None = None
+    keep: bool | None = None
+    """Whether backward gets this forward value as it is (True) or computes it again (False); None: undecided."""
 
     @property
     def block(self) -> int | None:

@@ -8,6 +8,7 @@ from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.models.config import DecoderConfig
 from monograph.parallel.config import ParallelismConfig
+from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
 
@@ -204,6 +205,8 @@ class TrainerConfig(Configurable.Config):
     """How the work is spread over devices."""
     compile: CompileConfig = field(default_factory=CompileConfig)
     """How the step is run."""
+    passes: PassesConfig = field(default_factory=PassesConfig)
+    """What graph mode does to the captured step."""
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
     """What backward remembers and what it computes again."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -252,6 +255,12 @@ class TrainerConfig(Configurable.Config):
     def check_graph_mode(self) -> None:
         """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""
         if self.compile.mode != "graph":
+            if self.passes != PassesConfig():
+                raise ConfigError(
+                    f"passes are set and compile.mode is {self.compile.mode}",
+                    why="passes change the captured step, which only graph mode has",
+                    do="--compile.mode graph",
+                )
             return
         if self.parallelism.fsdp == "fsdp2":
             raise ConfigError(
@@ -262,6 +271,6 @@ class TrainerConfig(Configurable.Config):
         if self.activation_checkpoint.mode != "none":
             raise ConfigError(
                 f"compile.mode is graph and activation_checkpoint.mode is {self.activation_checkpoint.mode}",
-                why="recomputation is not available in graph mode yet",
-                do="--activation_checkpoint.mode none, or --compile.mode layer",
+                why="in graph mode a pass decides what backward computes again",
+                do="--activation_checkpoint.mode none, and --passes.choose_saved.policy full (or default, or budget)",
             )

@@ -1,0 +1,69 @@
+"""Decide what backward gets from forward as it is, and what it computes again."""
+
+from collections import Counter
+from dataclasses import replace
+
+from torch.fx import Node
+
+from monograph.graph.facts import Facts
+from monograph.graph.query import is_backward, is_compute
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import set_tag, tag_of
+from monograph.passes.base import Has, Pass
+from monograph.passes.config import ChooseSavedConfig
+from monograph.passes.memory.policies import (
+    GIB,
+    is_always_kept,
+    is_gathered,
+    keep_default,
+    keep_selected,
+    keep_within,
+)
+from monograph.passes.memory.saved import count_saved_bytes, find_crossing
+
+
+class ChooseSaved(Pass):
+    """Mark every forward value as kept for backward or computed again.
+
+    Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
+    After:   a = mm(x, w)  # kept;  b = silu(a)
+    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to compute again. Policies:
+             all keeps everything; default keeps products, attention, top-k and exchanges; full keeps what blocks hand
+             on and what selectors name; budget keeps what is slowest to repeat within a number of GiB. Gathered
+             parameters are kept only if they are not resharded after forward.
+    """
+
+    Config = ChooseSavedConfig
+    gives = (Has.SAVED_PLAN,)
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        kept = self.plan(graph, facts)
+        for node in graph.nodes:
+            if is_compute(node) and not is_backward(node):
+                set_tag(node, replace(tag_of(node), keep=node in kept))
+        crossing = find_crossing(graph, kept)
+        before = count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))) / GIB
+        after = count_saved_bytes(graph, crossing) / GIB
+        return (
+            f"{self.config.policy}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.again)}"
+        )
+
+    def plan(self, graph: StepGraph, facts: Facts) -> set[Node]:
+        """The forward nodes that are kept."""
+        forward = [node for node in graph.nodes if is_compute(node) and not is_backward(node)]
+        parameters = {node for node in forward if is_gathered(node)}
+        fixed = {node for node in forward if node not in parameters and is_always_kept(node)}
+        if not facts.reshard:
+            fixed |= parameters
+        policy = self.config.policy
+        if policy == "all":
+            return set(forward) - (parameters if facts.reshard else set())
+        if policy == "budget":
+            return keep_within(graph, fixed, self.config.budget_gib * GIB)
+        wanted = keep_default if policy == "default" else keep_selected(self.config.save, graph)
+        return fixed | {node for node in forward if node not in parameters and wanted(node)}
+
+
+def _describe(again: tuple[Node, ...]) -> str:
+    blocks = Counter(tag_of(node).block for node in again)
+    return f"{len(again)} values of {len(blocks)} blocks are computed again"

@@ -1,0 +1,81 @@
+"""Compute again in backward what forward did not keep."""
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from monograph.annotate import Direction
+from monograph.graph.edit import copy_before, redirect
+from monograph.graph.facts import Facts
+from monograph.graph.query import is_backward
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+from monograph.passes.base import Has, Pass
+from monograph.passes.clean.remove_dead_code import plan_dead
+from monograph.passes.memory.saved import find_crossing
+
+
+@dataclass(frozen=True)
+class Again:
+    """One forward node that backward computes once more."""
+
+    node: Node
+    before: Node
+    """The backward node that needs it first."""
+
+
+class Recompute(Pass):
+    """Copy the forward nodes that are not kept into backward, each just before it is first needed there.
+
+    Before:  b = silu(a)                        backward: g2 = mm(b, g)
+    After:   b = silu(a)                        backward: b2 = silu(a);  g2 = mm(b2, g)
+    Why:     `b` dies in forward and lives again for the moment backward needs it. The copies do the same arithmetic on
+             the same values, so every bit stays. Counters, sizes and random numbers are never computed twice.
+    """
+
+    needs = (Has.SAVED_PLAN,)
+    gives = (Has.RECOMPUTE,)
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        plan = plan_recompute(graph)
+        apply_recompute(plan)
+        dead = plan_dead(graph)
+        for node in reversed(dead):
+            graph.module.graph.erase_node(node)
+        return f"{len(plan)} nodes are computed again, {len(dead)} are no longer needed in forward"
+
+
+def plan_recompute(graph: StepGraph) -> list[Again]:
+    """Every node to compute again with its first reader; arguments come before those who read them."""
+    crossing = find_crossing(graph, {node for node in graph.nodes if tag_of(node).keep is not False})
+    again = set(crossing.again)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    first: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if is_backward(node):
+            for value in node.all_input_nodes:
+                if value in again:
+                    first.setdefault(value, node)
+    for node in reversed(crossing.again):  # readers come later in the graph, so they are settled already
+        readers = [first[user] for user in node.users if user in again]
+        readers += [first[node]] if node in first else []
+        first[node] = min(readers, key=places.__getitem__)
+    return [Again(node, first[node]) for node in crossing.again]
+
+
+def apply_recompute(plan: list[Again]) -> None:
+    """Make the copies and let backward read them."""
+    copies: dict[Node, Node] = {}
+    for item in plan:
+        copies[item.node] = copy_before(
+            item.before,
+            item.node,
+            lambda value: copies.get(value, value),
+            made_by=Recompute.name(),
+            direction=Direction.BACKWARD,
+            keep=None,
+        )
+    made = set(copies.values())
+    for node, copy in copies.items():
+        readers = [user for user in node.users if is_backward(user) and user not in made]
+        redirect(node, copy, users=readers)

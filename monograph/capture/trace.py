@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.pure import make_pure
 from monograph.compat import fake_tensors, is_gradient_sum, trace_function
+from monograph.graph.promises import find_promises
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
+from monograph.graph.verify_values import trust_values
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,28 @@ def capture(step: Callable[..., Any], model: nn.Module, example: Example) -> Ste
         ]
         module = trace_function(flat_step, inputs, fake)
     make_pure(module)
+    drop_device_numbers(module.graph)
     tag_nodes(module.graph)
-    return StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
+    graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
+    trust_values(graph)
+    graph.promises = find_promises(graph)
+    return graph
+
+
+def drop_device_numbers(graph: torch.fx.Graph) -> None:
+    """`cuda:3` -> `cuda`: each rank runs the graph on its own device."""
+
+    def without_number(value: Any) -> Any:
+        return torch.device(value.type) if isinstance(value, torch.device) else value
+
+    for node in graph.nodes:
+        if any(isinstance(value, torch.device) and value.index is not None for value in _arguments(node)):
+            node.args = tuple(without_number(value) for value in node.args)
+            node.kwargs = {name: without_number(value) for name, value in node.kwargs.items()}
+
+
+def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+    return (*node.args, *node.kwargs.values())
 
 
 def _group(specs: tuple[InputSpec, ...], tensors: tuple[Tensor, ...]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def is_random(node: Node) -> bool:
     for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0
+            return bool(given != 0)
     return True
 
 

@@ -1,12 +1,36 @@
 """The whole step as one graph: forward, loss and backward, with named inputs and outputs."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch.fx import GraphModule, Node
 
 from monograph.graph.signature import InputSpec, OutputSpec
 from monograph.graph.text import render
+
+Names = Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promises:
+    """What capture found and every pass has to keep; a group stands for all groups over the same ranks."""
+
+    gathers: Names
+    """Slot -> the groups it was gathered from where modules compute with it."""
+    readers: Names
+    """Slot -> the paths of those modules."""
+    sums: Names
+    """Slot -> the groups its gradient is summed over."""
+    sources: Names
+    """Slot -> the paths of the modules its gradient comes from."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of the outputs."""
+    transfers: Mapping[tuple[str, str, str, str], int]
+    """(path, direction, what it does, group) -> how often, for all transfers but those of parameters and gradients."""
+    places: frozenset[str]
+    """The paths of the modules that ask where in the mesh their rank is."""
 
 
 @dataclass
@@ -16,6 +40,8 @@ class StepGraph:
     module: GraphModule
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
+    promises: Promises | None = None
+    """None for graphs that were not captured."""
 
     @property
     def nodes(self) -> list[Node]:

@@ -1,0 +1,253 @@
+"""Where parameters and gradients travel: through casts, views, packs and transfers, from end to end.
+
+A parameter's flow starts at its input and ends where a module computes with it. A gradient's flow starts at the first
+transfer that sums it and ends at its output; on the way it may be moved, cast and added to its like, nothing else.
+Packs of several values are followed piece by piece, so that buckets keep their contents apart.
+"""
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Node
+
+from monograph.annotate import Direction, Role
+from monograph.axes import Group
+from monograph.compat import ATEN, UNSAFE_VIEW, WAIT, is_op
+from monograph.graph.query import LAUNCHES, group_of, value_of
+from monograph.graph.refuse import broken
+from monograph.graph.tags import tag_of
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What is known of a value on its way."""
+
+    slot: str = ""
+    """The parameter it is, or is the gradient of; empty when no tag has said so yet."""
+    groups: frozenset[str] = frozenset()
+    """The groups it was gathered from, or summed over."""
+    paths: frozenset[str] = frozenset()
+    """The modules a gradient comes from."""
+    is_gradient: bool = False
+    is_known: bool = True
+    """False behind a compiled region, which does not tell what it does."""
+
+
+Pieces = tuple[Flow, ...]
+"""The flow of a value, or of each value in a pack."""
+HIDDEN = (Flow(is_known=False),)
+
+SAME_RANKS = {
+    Group.FSDP_SCATTER.value: Group.FSDP_GATHER.value,
+    Group.EFSDP_SCATTER.value: Group.EFSDP_GATHER.value,
+    Group.TP_GRADS.value: Group.TP.value,
+    Group.EP_COUNTS.value: Group.EP.value,
+}
+"""Groups that are a second road between the same ranks: what is summed over either is the same."""
+
+_PACKS = frozenset({ATEN.cat.default, ATEN.stack.default})
+_COPIES = frozenset(
+    {
+        operator.getitem,
+        WAIT,
+        UNSAFE_VIEW,
+        ATEN.clone.default,
+        ATEN._to_copy.default,
+        ATEN.contiguous.default,
+        ATEN.constant_pad_nd.default,
+        ATEN.split_with_sizes_copy.default,
+        ATEN._pin_memory.default,
+    }
+)
+"""Ops that hand their first argument's numbers on in other memory, besides views."""
+_CUTS = frozenset({ATEN.slice.Tensor, ATEN.select.int, ATEN.as_strided.default})
+"""Views of a part: which pieces of a pack are in it, nobody follows."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A module that computes with a parameter."""
+
+    node: Node
+    parameter: Flow
+
+
+@dataclass(frozen=True)
+class Flows:
+    """What was found: everyone who computes with a parameter, and every value on its way."""
+
+    readers: list[Reader]
+    of: dict[Node, Pieces]
+
+    def of_gradient(self, node: Node) -> Flow:
+        """A gradient's flow where it leaves the step; one that was never summed starts there."""
+        pieces = self.of.get(node)
+        return _join(pieces, node) if pieces else _start(node)
+
+
+def ranks_of(group: str) -> str:
+    """One name for all groups over the same ranks."""
+    return SAME_RANKS.get(group, group)
+
+
+def find_flows(nodes: Sequence[Node], states: dict[Node, str]) -> Flows:
+    """Follow every parameter from its input (`states` has its slot) and every gradient from its first transfer."""
+    flows = Flows(readers=[], of={node: (Flow(slot=slot),) for node, slot in states.items()})
+    of = flows.of
+    for node in nodes:
+        if node.op == "call_module":
+            of[node] = HIDDEN
+        elif node.op == "call_function":
+            found = _follow(node, of, flows.readers)
+            if found:
+                of[node] = _name(node, found)
+    return flows
+
+
+def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces | None:
+    """The flow of a node's value from the flows of its arguments; None for ordinary compute."""
+    target = node.target
+    if target in LAUNCHES:
+        role = tag_of(node).role
+        if role is Role.GRAD_SCATTER or role is Role.PARAM_GATHER or _is_summed(of.get(node.args[0])):  # type: ignore[arg-type]
+            return _transfer(node, of)
+    elif moves(target):
+        return _move(node, of)
+    elif target in _PACKS:
+        parts: Any = node.args[0]
+        if any(each in of for each in parts) or tag_of(node).direction is Direction.BACKWARD:
+            return tuple(_join(of.get(each) or (_start(each),), node) for each in parts)
+    elif target is ATEN.add.Tensor and any(_is_summed(of.get(each)) for each in node.all_input_nodes):
+        return _add(node, of)
+    _read(node, of, readers)
+    return None
+
+
+def _transfer(node: Node, of: dict[Node, Pieces]) -> Pieces:
+    source: Any = node.args[0]
+    pieces = of.get(source) or (_start(source),)
+    if tag_of(node).slot:
+        pieces = (_join(pieces, node),)
+    group = ranks_of(group_of(node))
+    is_gather = tag_of(node).role is Role.PARAM_GATHER
+    for piece in pieces:
+        if piece.is_known and is_gather and (not piece.slot or piece.is_gradient):
+            raise broken(node, "a parameter gather reads something else", why="it may only move, cast and pack inputs")
+        if group in piece.groups:
+            what = "gathered from" if is_gather else "summed over"
+            raise broken(
+                node,
+                f"{piece.slot or tag_of(node).slot or 'a bucket'} is {what} {group_of(node)} twice",
+                why="every rank's part counts once",
+            )
+    return tuple(replace(each, groups=each.groups | {group}, is_gradient=not is_gather) for each in pieces)
+
+
+def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
+    source: Any = node.args[0]
+    pieces = of.get(source)
+    if pieces is None or len(pieces) == 1:
+        return pieces
+    if node.target is operator.getitem:
+        return (pieces[node.args[1]],) if len(pieces) == len(value_of(source)) else HIDDEN  # type: ignore[index]
+    return HIDDEN if node.target in _CUTS else pieces
+
+
+def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
+    """A sum of two gradients of one parameter, which both must have seen the same transfers."""
+    one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
+    if not (one.is_known and other.is_known):
+        return HIDDEN
+    if one.groups != other.groups:
+        raise broken(
+            node,
+            f"a gradient summed over {_listed(one.groups)} is added to one summed over {_listed(other.groups)}",
+            why="parts of one gradient take the same way, or some ranks' share of a part is lost",
+        )
+    return (_join((one, other), node),)
+
+
+def _join(pieces: Pieces, node: Node) -> Flow:
+    """One flow for a value made of several: they must belong to one parameter if they are gradients."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not all(piece.is_known for piece in pieces):
+        return HIDDEN[0]
+    slots = {piece.slot for piece in pieces if piece.slot}
+    if len(slots) > 1 and any(piece.is_gradient for piece in pieces):
+        raise broken(node, f"gradients of {_listed(slots)} end in one value", why="each parameter has its own gradient")
+    groups = frozenset().union(*(piece.groups for piece in pieces))
+    paths = frozenset().union(*(piece.paths for piece in pieces))
+    slot = slots.pop() if len(slots) == 1 else ""
+    return Flow(slot, groups, paths, is_gradient=any(piece.is_gradient for piece in pieces))
+
+
+def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
+    """Compute ends a flow: of a parameter rightly, of a gradient that was summed never."""
+    for each in node.all_input_nodes:
+        for piece in of.get(each, ()):
+            if piece.is_gradient and piece.groups and not reads_shape_only(node):
+                raise broken(
+                    node,
+                    f"a gradient is changed after it was summed over {_listed(piece.groups)}",
+                    why="after its transfers a gradient may be moved, cast and added to its like, nothing else",
+                )
+            if piece.is_known and piece.slot and not piece.is_gradient:
+                readers.append(Reader(node, piece))
+
+
+def _name(node: Node, pieces: Pieces) -> Pieces:
+    """Let a node's tag say whose value it moves, or refuse it where the tag says something else."""
+    tag = tag_of(node)
+    if not tag.slot or tag.role not in (Role.PARAM_GATHER, Role.GRAD_SCATTER) or len(pieces) != 1:
+        return pieces
+    (piece,) = pieces
+    if piece.slot and piece.slot != tag.slot:
+        kind = "gradient" if piece.is_gradient else "parameter"
+        raise broken(
+            node,
+            f"a node of {tag.slot} moves the {kind} of {piece.slot}",
+            why="its tag and its argument name two parameters",
+        )
+    return (replace(piece, slot=tag.slot),) if piece.is_known else pieces
+
+
+def _start(node: Node) -> Flow:
+    """The flow of a gradient before any transfer."""
+    tag = tag_of(node)
+    slot = tag.slot if tag.role is Role.GRAD_SCATTER else ""
+    paths = frozenset({tag.path} if tag.path else ())
+    return Flow(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
+
+
+def _is_summed(pieces: Pieces | None) -> bool:
+    return pieces is not None and any(piece.is_gradient and piece.groups for piece in pieces)
+
+
+@functools.cache
+def moves(target: Any) -> bool:
+    """Whether an op hands on the numbers of its first argument, unchanged but for their type and place."""
+    if target in _COPIES:
+        return True
+    return is_op(target) and not target._schema.is_mutable and any(each.alias_info for each in target._schema.returns)
+
+
+_SHAPE_ONLY = ("zeros", "ones", "empty", "full", "rand", "randn", "sym_size", "sym_numel", "sym_stride")
+
+
+@functools.cache
+def _reads_shape_only(target: Any) -> bool:
+    name = target._schema.name.partition("::")[2] if is_op(target) else ""
+    return name.removeprefix("new_").removesuffix("_like") in _SHAPE_ONLY
+
+
+def reads_shape_only(node: Node) -> bool:
+    """Whether a node looks at its arguments' shapes but not at their numbers."""
+    return _reads_shape_only(node.target)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "no group"

@@ -1,0 +1,176 @@
+"""Values agree with ops: what a node is said to yield is what its op yields for its arguments.
+
+Running every op again after every pass would cost more than the passes. A node that was checked carries a stamp of
+what it was then; it is run again only when it, or a value it reads, has changed since.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from monograph.compat import READ_SIZE, is_op, values_recomputed
+from monograph.graph.edit import fake_mode
+from monograph.graph.query import value_of
+from monograph.graph.refuse import broken
+from monograph.graph.step_graph import StepGraph
+
+_KEY = "monograph_checked"
+
+
+class Stamp(NamedTuple):
+    """What a node was when its value was found right; compared by identity, which fx changes with every edit."""
+
+    node: Node
+    target: Any
+    args: Any
+    kwargs: Any
+    value: Any
+    symbols: frozenset[Any]
+    """The sizes known only at run time that the value is made of."""
+
+
+def trust_values(graph: StepGraph) -> None:
+    """Stamp every node without running it: for a capture, whose values come from running the ops."""
+    for node in graph.nodes:
+        _stamp(node)
+
+
+def check_values(graph: StepGraph, nodes: Sequence[Node]) -> None:
+    """Run every changed node on shapes alone, and refuse a value that is not what its op yields."""
+    changed = {node for node in nodes if not _is_stamped(node)}
+    unsure = [node for node in nodes if node in changed or any(each in changed for each in node.all_input_nodes)]
+    if unsure:
+        symbols = frozenset().union(*(_stamp_of(node).symbols for node in nodes if node not in changed))
+        with values_recomputed(fake_mode(graph.module.graph)), torch.no_grad():
+            for node in unsure:
+                _check_value(node, symbols)
+                _stamp(node)
+    check_symbols(nodes)
+
+
+def check_symbols(nodes: Sequence[Node]) -> None:
+    """A size known only at run time must have been read from data before it shapes anything."""
+    known: set[Any] = set()
+    for node in nodes:
+        symbols = _stamp_of(node).symbols
+        if not symbols:
+            continue
+        if makes_symbols(node):
+            known |= symbols
+        elif not symbols <= known:
+            missing = ", ".join(sorted(str(symbol) for symbol in symbols - known))
+            raise broken(
+                node,
+                f"a value has the size {missing}, which nothing before it has read from data",
+                why="sizes come to the host once, by a node that everything they shape comes after",
+            )
+
+
+def makes_symbols(node: Node) -> bool:
+    """Whether a node's sizes depend on data, so that running it again would give them new names."""
+    tags = node.target.tags if is_op(node.target) else ()  # type: ignore[union-attr]
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def _check_value(node: Node, known: frozenset[Any]) -> None:
+    if node.op == "call_function" and _KEY not in node.meta and "val" not in node.meta:
+        raise broken(node, "a node has no value", why="later passes need its shape", do="make nodes with graph/edit.py")
+    if not _can_run(node):
+        return
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+    try:
+        found = node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise broken(node, "an op does not accept its arguments", why=f"{type(error).__name__}: {reason}") from error
+    difference = _find_difference(value_of(node), found, known | find_symbols(value_of(node)))
+    if difference:
+        raise broken(
+            node,
+            f"a node's value is not what its op yields: {difference}",
+            why="passes decide by the recorded shapes and dtypes, and the step would compute something else",
+            do="after changing a node's op or arguments, set its value with edit.infer_value",
+        )
+
+
+def _can_run(node: Node) -> bool:
+    """Reading a size would invent a new symbol; compiled regions and ops with sub-graphs speak for themselves."""
+    if node.op != "call_function" or node.target is READ_SIZE:
+        return False
+    return is_op(node.target) or getattr(node.target, "__module__", "") in _PLAIN_MODULES
+
+
+_PLAIN_MODULES = (operator.__name__, operator.add.__module__, math.__name__, torch.sym_max.__module__)
+"""Arithmetic on sizes, and the parts of a list."""
+
+
+def _find_difference(said: Any, found: Any, known: frozenset[Any]) -> str:
+    if isinstance(found, list | tuple):
+        if not isinstance(said, list | tuple) or len(said) != len(found):
+            return f"recorded {_name(said)}, computed {_name(found)}"
+        differences = (_find_difference(one, other, known) for one, other in zip(said, found, strict=True))
+        return next((each for each in differences if each), "")
+    if not isinstance(found, Tensor):
+        is_same = isinstance(said, Tensor) is False and _is_same_size(said, found, known)
+        return "" if is_same else f"recorded {_name(said)}, computed {_name(found)}"
+    if not isinstance(said, Tensor):
+        return f"recorded {_name(said)}, computed {_name(found)}"
+    one, other = ((value.dtype, value.device.type, value.dim()) for value in (said, found))
+    sizes = [*zip(said.shape, found.shape, strict=False), *zip(said.stride(), found.stride(), strict=False)]
+    is_same = one == other and all(_is_same_size(*pair, known) for pair in sizes)
+    return "" if is_same else f"recorded {_name(said)}, computed {_name(found)}"
+
+
+def _is_same_size(said: Any, found: Any, known: frozenset[Any]) -> bool:
+    """Equal for certain, or not comparable because running the op again gave its size a new name."""
+    if isinstance(found, torch.SymInt) and not find_symbols(found) <= known:
+        return True
+    if isinstance(said, torch.SymInt) or isinstance(found, torch.SymInt):
+        return _expression(said) == _expression(found)
+    return said is found or bool(said == found)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def find_symbols(value: Any) -> frozenset[Any]:
+    """The sizes known only at run time that a value is made of."""
+    if isinstance(value, Tensor):
+        value = [size for size in value.shape if type(size) is not int]
+    if isinstance(value, list | tuple):
+        return frozenset().union(*(find_symbols(item) for item in value)) if value else frozenset()
+    return frozenset(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else frozenset()
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype}{list(value.shape)} with strides {list(value.stride())} on {value.device.type}"
+    return f"{len(value)} values" if isinstance(value, list | tuple) else str(value)
+
+
+def _stamp(node: Node) -> None:
+    value = value_of(node)
+    node.meta[_KEY] = Stamp(node, node.target, node.args, node.kwargs, value, find_symbols(value))
+
+
+def _stamp_of(node: Node) -> Stamp:
+    return node.meta[_KEY]
+
+
+def _is_stamped(node: Node) -> bool:
+    stamp: Stamp | None = node.meta.get(_KEY)
+    return (
+        stamp is not None
+        and stamp.node is node
+        and stamp.target is node.target
+        and stamp.args is node.args
+        and stamp.kwargs is node.kwargs
+        and stamp.value is node.meta.get("val")
+    )

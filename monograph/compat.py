@@ -230,13 +230,28 @@ def values_recomputed(mode: Any) -> Iterator[None]:
         yield
 
 
-def trace_function(function: Callable[..., Any], inputs: list[Tensor], _mode: FakeTensorMode) -> fx.GraphModule:
+def trace_function(
+    function: Callable[..., Any], inputs: list[Tensor], _mode: FakeTensorMode, *, has_sources: bool = False
+) -> fx.GraphModule:
     """Every op `function` runs on fake inputs, as a graph; nodes keep their annotations and autograd numbers.
 
     Backward runs on this thread: on another one it would lose the annotations.
     """
     with preserve_node_meta(), torch.autograd.set_multithreading_enabled(False):
-        return make_fx(function)(*inputs)
+        return make_fx(function, record_stack_traces=has_sources)(*inputs)
+
+
+CompiledCode = Callable[..., Any]
+
+
+def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any) -> CompiledCode:
+    """Inductor's code for a graph on values of these forms; sizes keep the symbols of the capture's mode.
+
+    Inductor and the tracing context are reached through torch's attributes: eager runs never import them.
+    """
+    guards = torch._guards
+    with guards.tracing(guards.TracingContext(mode)):
+        return torch._inductor.standalone_compile(module, inputs, dynamic_shapes="from_tracing_context", options={})
 
 
 def mark_backward(loss: Tensor) -> None:

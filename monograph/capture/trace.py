@@ -39,8 +39,11 @@ class Example:
         ]
 
 
-def capture(step: Callable[..., Any], model: nn.Module, example: Example) -> StepGraph:
-    """The step as a graph; `model` is only asked for the names of its modules."""
+def capture(step: Callable[..., Any], model: nn.Module, example: Example, *, has_sources: bool = False) -> StepGraph:
+    """The step as a graph; `model` is only asked for the names of its modules.
+
+    With `has_sources` nodes know the line of model code they come from, which takes longer.
+    """
     named = example.flat()
     specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
     outputs: list[OutputSpec] = []
@@ -62,7 +65,7 @@ def capture(step: Callable[..., Any], model: nn.Module, example: Example) -> Ste
             )
             for spec in specs
         ]
-        module = trace_function(flat_step, inputs, fake)
+        module = trace_function(flat_step, inputs, fake, has_sources=has_sources)
     make_pure(module)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)

@@ -66,7 +66,14 @@ class GraphStep(MeshStep):
         return loss
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
-        """Capture the step for this batch's shapes, and prove that every rank captured the same."""
+        """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
+        graph = self.trace(inputs, valid_tokens)
+        self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
+        self.groups.check_same("the captured graph", graph.digest())
+        return graph
+
+    def trace(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor, *, has_sources: bool = False) -> StepGraph:
+        """The step for this batch's shapes as the model is written, before any pass; source lines on demand."""
         step = make_step(
             self.model,
             self.table,
@@ -75,10 +82,7 @@ class GraphStep(MeshStep):
         )
         example = Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
         with torch.enable_grad():
-            graph = capture(step, self.model, example)
-        self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
-        self.groups.check_same("the captured graph", graph.digest())
-        return graph
+            return capture(step, self.model, example, has_sources=has_sources)
 
     def facts(self) -> Facts:
         """What passes may know: the same on every rank."""

@@ -5,11 +5,13 @@ an op that a tracer sees.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from monograph.compat import fake_tensors
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
@@ -31,14 +33,24 @@ class RunBlocks:
         return function(unit, *args)
 
 
+def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> dict[str, nn.Parameter]:
+    """This rank's shards in their first state; a rank that is only pretended has their shapes, and no memory."""
+    with fake_tensors() if groups.is_pretended else nullcontext():
+        shards = {
+            slot.name: torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device) for slot in table
+        }
+        parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
+    if not groups.is_pretended:
+        fill_shards(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+    return parameters
+
+
 class ShardedStep(MeshStep):
     """Eager execution over explicit shards."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        stored: dict[str, Any] = {"dtype": settings.dtype, "device": groups.device}
-        self.parameters = {slot.name: nn.Parameter(torch.empty(slot.local_shape, **stored)) for slot in table}
-        fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+        self.parameters = make_shards(table, groups, settings)
         runner = find_runner(settings.remat)
         self.call = ShardedCall(
             model,

@@ -30,6 +30,7 @@ class Groups:
         self.mesh = mesh
         self.rank = rank
         self.device = device
+        self.is_pretended = is_pretended
         self.has_peers = mesh.world_size > 1 and not is_pretended
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}

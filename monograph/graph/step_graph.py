@@ -42,6 +42,8 @@ class StepGraph:
     outputs: tuple[OutputSpec, ...]
     promises: Promises | None = None
     """None for graphs that were not captured."""
+    compiled: int = 0
+    """How many parts a compiler was given."""
 
     @property
     def nodes(self) -> list[Node]:

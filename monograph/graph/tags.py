@@ -27,6 +27,9 @@ class Tag:
     keep: bool | None = None
     """Whether backward gets this forward value as it is (True) or computes it again (False); None: undecided."""
 
+    compile: str = ""
+    """The part to be compiled that the node belongs to."""
+
     @property
     def block(self) -> int | None:
         """The number of the repeated block the node belongs to, None outside of the blocks."""

@@ -159,6 +159,7 @@ def _facts(tag: Tag, names: Names) -> str:
     named = (names.generic(f"{tag.path}.").rstrip("."), tag.role and tag.role.value, names.generic(tag.slot))
     facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
     facts += ["kept"] if tag.keep else []
+    facts += [f"compile {names.generic(tag.compile + '.').rstrip('.')}"] if tag.compile else []
     facts += [f"by {tag.made_by}"] if tag.made_by != "capture" else []
     return f"  # {' '.join(facts)}" if facts else ""
 

@@ -1,0 +1,44 @@
+"""Compile the marked parts, each kind once."""
+
+from dataclasses import replace
+
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+from monograph.passes.base import Has, Pass
+from monograph.passes.compile.regions import (
+    CompiledRegion,
+    compile_region,
+    find_kind,
+    find_region,
+    find_runs,
+    put_in_place,
+)
+
+
+class CompileRegions(Pass):
+    """Replace every marked part by compiled code; parts that compute the same share it.
+
+    Before:  a = silu(x)  # compile layers.3;  b = mul(a, y)  # compile layers.3
+    After:   b = compiled_0(x, y)
+    Why:     fused kernels read and write memory once. Equal blocks are compiled once, however many there are. Fusing
+             changes how numbers are rounded, so this is a choice.
+    """
+
+    needs = (Has.REGIONS,)
+    same_bits = False
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+        kinds = [find_kind(find_region(run)) for run in runs]
+        codes: dict[str, tuple[str, CompiledRegion]] = {}
+        for run, kind in zip(runs, kinds, strict=True):
+            if kind not in codes:
+                codes[kind] = f"compiled_{len(codes)}", compile_region(graph, find_region(run))
+        for run, kind in zip(runs, kinds, strict=True):
+            tag = tag_of(run[0])
+            path = f"layers.{tag.block}" if tag.block is not None else tag.path
+            made = replace(tag, path=path, slot="", role=None, compile="", keep=None, made_by=self.name())
+            put_in_place(graph, find_region(run), *codes[kind], made)
+        graph.compiled += len(codes)
+        return f"{len(runs)} parts, {len(codes)} compilations"

@@ -1,0 +1,34 @@
+"""One compiler for everything."""
+
+from monograph.graph.facts import Facts
+from monograph.graph.query import is_compute
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import Tag
+from monograph.passes.base import Pass
+from monograph.passes.compile.regions import compile_region, find_region, put_in_place
+from monograph.passes.config import CompileWholeConfig
+
+
+class CompileWhole(Pass):
+    """Hand the whole step, transfers included, to Inductor.
+
+    Before:  every op of the step
+    After:   loss, gradients = compiled(inputs)
+    Why:     the fewest kernels and the least memory traffic there are; rounding differs from the eager step, and the
+             graph can no longer be read op by op. Runs last.
+    """
+
+    Config = CompileWholeConfig
+    same_bits = False
+
+    def skip(self, facts: Facts) -> str:
+        return "" if self.config.enabled else "compile_whole.enabled is false"
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        nodes = [node for node in graph.nodes if is_compute(node)]
+        if len(nodes) == 1 + len(graph.outputs):
+            return "compiled already"
+        region = find_region(nodes)
+        put_in_place(graph, region, "compiled", compile_region(graph, region), Tag(made_by=self.name()))
+        graph.compiled += 1
+        return f"{len(nodes)} nodes became one call"

@@ -1,0 +1,71 @@
+"""Say which parts of the step are compiled."""
+
+from collections import Counter
+from dataclasses import replace
+
+from torch.fx import Node
+
+from monograph.errors import ConfigError
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import set_tag, tag_of
+from monograph.passes.base import Has, Pass
+from monograph.passes.compile.regions import can_compile, find_runs
+from monograph.passes.config import MarkRegionsConfig
+
+BLOCKS = "blocks"
+WORTH_COMPILING = 2
+"""Fewer nodes than this gain nothing."""
+
+
+class MarkRegions(Pass):
+    """Mark the nodes of chosen regions, block by block, as parts to be compiled.
+
+    Before:  a = silu(x);  b = mul(a, y);  r = exchange(b)
+    After:   a = silu(x)  # compile layers.3;  b = mul(a, y)  # compile layers.3;  r = exchange(b)
+    Why:     marking is apart from compiling, so that one can see what would be compiled. A part ends where a transfer
+             starts or is waited for: those stay in sight of the scheduler.
+    """
+
+    Config = MarkRegionsConfig
+    gives = (Has.REGIONS,)
+
+    def skip(self, facts: Facts) -> str:
+        return "" if self.config.regions else "mark_regions.regions is empty"
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        plan = plan_marks(graph, self.config.regions)
+        for mark, nodes in plan.items():
+            for node in nodes:
+                set_tag(node, replace(tag_of(node), compile=mark))
+        return f"{len(plan)} parts with {sum(map(len, plan.values()))} nodes are to be compiled"
+
+
+def plan_marks(graph: StepGraph, regions: tuple[str, ...]) -> dict[str, list[Node]]:
+    """Mark -> nodes, for every part of every region."""
+    known = sorted({tag_of(node).region for node in graph.nodes} - {""})
+    for region in regions:
+        if region != BLOCKS and region not in known:
+            raise ConfigError(
+                f"passes.mark_regions.regions has {region!r}",
+                why="no part of the step has that name",
+                do=f"choose from {', '.join([BLOCKS, *known])}",
+            )
+
+    def find_part(node: Node) -> tuple[str, ...] | None:
+        tag = tag_of(node)
+        if not can_compile(node) or tag.block is None:
+            return None
+        where = tag.direction.value, f"layers.{tag.block}"
+        if BLOCKS in regions:
+            return where
+        return (tag.region, *where) if tag.region in regions else None
+
+    marks: dict[str, list[Node]] = {}
+    numbers: Counter[tuple[str, ...]] = Counter()
+    for run in find_runs(graph.nodes, find_part):
+        part = find_part(run[0])
+        if part is not None and len(run) >= WORTH_COMPILING:
+            numbers[part] += 1
+            marks[f"{' '.join(part[:-1])} part {numbers[part]} of {part[-1]}"] = run
+    return marks

@@ -1,0 +1,142 @@
+"""Parts of the graph that a compiler gets: cut out, told apart, compiled once per kind, put back as one node."""
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from monograph.compat import CompiledCode, compile_graph
+from monograph.graph.edit import fake_mode
+from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import Tag, set_tag
+
+_SYMBOL = re.compile(r"\b[us]\d+\b")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that stand next to each other in the graph, what they read and what others read of them."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+class CompiledRegion(nn.Module):
+    """Compiled code in the place of nodes."""
+
+    def __init__(self, code: CompiledCode) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, *values: Any) -> Any:
+        return self.code(*values)
+
+
+def can_compile(node: Node) -> bool:
+    """Whether a node may be inside of a region: transfers stay visible, sizes stay on the host."""
+    return node.op == "call_function" and not (is_launch(node) or is_wait(node) or is_size(node))
+
+
+def find_region(nodes: Sequence[Node]) -> Region:
+    """The border of a run of nodes."""
+    inside = set(nodes)
+    read = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
+    given = [node for node in nodes if any(user not in inside for user in node.users)]
+    return Region(tuple(nodes), tuple(read), tuple(given))
+
+
+def cut_out(region: Region) -> GraphModule:
+    """The region as a graph of its own."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for place, value in enumerate(region.inputs):
+        copies[value] = graph.placeholder(f"in{place}")
+        copies[value].meta["val"] = value_of(value)
+    for node in region.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in region.outputs))
+    return GraphModule(nn.Module(), graph)
+
+
+def find_kind(region: Region) -> str:
+    """Equal for regions that compute the same on values of the same form: these share one compiled code.
+
+    Sizes that only a running step knows go by the order in which they appear, not by their names in the capture.
+    """
+    names: dict[Node, str] = {value: f"in{place}" for place, value in enumerate(region.inputs)}
+    lines = [f"{name}: {_form(value_of(value))}" for value, name in names.items()]
+    for place, node in enumerate(region.nodes):
+        names[node] = f"v{place}"
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: Named(names[value]))
+        lines.append(f"v{place} = {node.target} {args} {kwargs} -> {_form(value_of(node))}")
+    lines.append(", ".join(names[node] for node in region.outputs))
+    seen: dict[str, str] = {}
+    return _SYMBOL.sub(lambda found: seen.setdefault(found[0], f"size{len(seen)}"), "\n".join(lines))
+
+
+class Named(str):
+    """A value's name, printed without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device.type}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_form, value))}]"
+    return str(value)
+
+
+def compile_region(graph: StepGraph, region: Region) -> CompiledRegion:
+    """Compile a region for values of the form its inputs have."""
+    module = cut_out(region)
+    return CompiledRegion(
+        compile_graph(module, [value_of(value) for value in region.inputs], fake_mode(graph.module.graph))
+    )
+
+
+def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegion, tag: Tag) -> None:
+    """One node that runs the code, and one for each value others read, instead of the region's nodes."""
+    inside = graph.module.graph
+    if not hasattr(graph.module, name):
+        graph.module.add_submodule(name, code)
+    last = region.nodes[-1]
+    with inside.inserting_after(last):
+        call = inside.call_module(name, region.inputs)
+    call.meta["val"] = tuple(value_of(node) for node in region.outputs)
+    set_tag(call, tag)
+    anchor = call
+    for place, node in enumerate(region.outputs):
+        with inside.inserting_after(anchor):
+            part = inside.call_function(operator.getitem, (call, place))
+        part.meta["val"] = value_of(node)
+        set_tag(part, tag)
+        node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in region.nodes)
+        anchor = part
+    for node in reversed(region.nodes):
+        inside.erase_node(node)
+
+
+def find_runs(nodes: Sequence[Node], key: Any) -> list[list[Node]]:
+    """Nodes next to each other for which `key` gives the same answer, other than None."""
+    runs: list[list[Node]] = []
+    current: Any = None
+    for node in nodes:
+        if not is_compute(node):
+            continue
+        found = key(node)
+        if found is not None and found == current:
+            runs[-1].append(node)
+        elif found is not None:
+            runs.append([node])
+        current = found
+    return runs

@@ -159,6 +159,8 @@ def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
 def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
     """A sum of two gradients of one parameter, which both must have seen the same transfers."""
     one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
+    if node.args[0] is node.args[1]:
+        raise broken(node, f"a gradient of {one.slot or 'a bucket'} is added to itself", why="each part counts once")
     if not (one.is_known and other.is_known):
         return HIDDEN
     if one.groups != other.groups:

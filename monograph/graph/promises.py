@@ -103,12 +103,16 @@ def _check_gradient(slot: str, node: Node, flows: Flows, promises: Promises, fac
             f"the gradient of {slot} is summed over {_listed(found)}; it was captured as a sum over {_listed(wanted)}",
             why="a sum that is left out loses the other ranks' share, one too many counts it twice",
         )
-    sources = promises.sources.get(slot, frozenset())
-    if flow.paths and sources and not any(_is_related(one, other) for one in flow.paths for other in sources):
+    lost = [
+        source
+        for source in promises.sources.get(slot, ())
+        if flow.paths and not any(_is_related(source, path) for path in flow.paths)
+    ]
+    if lost:
         raise broken(
             node,
-            f"the gradient of {slot} comes from {_listed(flow.paths)}; it was captured from {_listed(sources)}",
-            why="gradients were exchanged",
+            f"the gradient of {slot} comes from {_listed(flow.paths)}; at capture it came from {_listed(lost)} too",
+            why="a parameter's gradient is the sum over all modules that use it, and over no others",
         )
 
 

@@ -41,14 +41,18 @@ def trust_values(graph: StepGraph) -> None:
 
 
 def check_values(graph: StepGraph, nodes: Sequence[Node]) -> None:
-    """Run every changed node on shapes alone, and refuse a value that is not what its op yields."""
+    """Run every changed node on shapes alone, and refuse a value that is not what its op yields.
+
+    Equal ops on equal shapes run once: the blocks of a model are alike.
+    """
     changed = {node for node in nodes if not _is_stamped(node)}
-    unsure = [node for node in nodes if node in changed or any(each in changed for each in node.all_input_nodes)]
+    unsure = [node for node in nodes if node in changed or not changed.isdisjoint(node.all_input_nodes)]
     if unsure:
         symbols = frozenset().union(*(_stamp_of(node).symbols for node in nodes if node not in changed))
+        yields: dict[Any, Layout] = {}
         with values_recomputed(fake_mode(graph.module.graph)), torch.no_grad():
             for node in unsure:
-                _check_value(node, symbols)
+                _check_value(node, symbols, yields)
                 _stamp(node)
     check_symbols(nodes)
 
@@ -77,25 +81,43 @@ def makes_symbols(node: Node) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
-def _check_value(node: Node, known: frozenset[Any]) -> None:
-    if node.op == "call_function" and _KEY not in node.meta and "val" not in node.meta:
+def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, "Layout"]) -> None:
+    if node.op == "call_function" and "val" not in node.meta:
         raise broken(node, "a node has no value", why="later passes need its shape", do="make nodes with graph/edit.py")
     if not _can_run(node):
         return
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
-    try:
-        found = node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise broken(node, "an op does not accept its arguments", why=f"{type(error).__name__}: {reason}") from error
-    difference = _find_difference(value_of(node), found, known | find_symbols(value_of(node)))
-    if difference:
+    said = find_layout(value_of(node))
+    key = _find_key(node, args, kwargs)
+    if key in yields:
+        found = yields[key]
+    else:
+        try:
+            found = find_layout(node.target(*args, **kwargs))  # type: ignore[operator]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise broken(node, "an op does not accept its arguments", why=reason) from error
+        if key is not None:
+            yields[key] = found
+    if not _is_same(said, found, known | find_symbols(value_of(node))):
         raise broken(
             node,
-            f"a node's value is not what its op yields: {difference}",
+            f"a node's value is not what its op yields: recorded {_name(said)}, computed {_name(found)}",
             why="passes decide by the recorded shapes and dtypes, and the step would compute something else",
             do="after changing a node's op or arguments, set its value with edit.infer_value",
         )
+
+
+def _find_key(node: Node, args: Any, kwargs: Any) -> Any:
+    """Equal for nodes that yield the same: their op and all arguments; None where sizes are not known."""
+    if any(find_symbols(value_of(each)) for each in node.all_input_nodes):
+        return None
+    key = (node.target, find_layout(args), find_layout(list(kwargs.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _can_run(node: Node) -> bool:
@@ -109,34 +131,41 @@ _PLAIN_MODULES = (operator.__name__, operator.add.__module__, math.__name__, tor
 """Arithmetic on sizes, and the parts of a list."""
 
 
-def _find_difference(said: Any, found: Any, known: frozenset[Any]) -> str:
-    if isinstance(found, list | tuple):
-        if not isinstance(said, list | tuple) or len(said) != len(found):
-            return f"recorded {_name(said)}, computed {_name(found)}"
-        differences = (_find_difference(one, other, known) for one, other in zip(said, found, strict=True))
-        return next((each for each in differences if each), "")
-    if not isinstance(found, Tensor):
-        is_same = isinstance(said, Tensor) is False and _is_same_size(said, found, known)
-        return "" if is_same else f"recorded {_name(said)}, computed {_name(found)}"
-    if not isinstance(said, Tensor):
-        return f"recorded {_name(said)}, computed {_name(found)}"
-    one, other = ((value.dtype, value.device.type, value.dim()) for value in (said, found))
-    sizes = [*zip(said.shape, found.shape, strict=False), *zip(said.stride(), found.stride(), strict=False)]
-    is_same = one == other and all(_is_same_size(*pair, known) for pair in sizes)
-    return "" if is_same else f"recorded {_name(said)}, computed {_name(found)}"
+Layout = Any
+"""A value as something that can be compared: tensors as `TensorLayout`, lists as tuples, numbers with their type."""
 
 
-def _is_same_size(said: Any, found: Any, known: frozenset[Any]) -> bool:
-    """Equal for certain, or not comparable because running the op again gave its size a new name."""
-    if isinstance(found, torch.SymInt) and not find_symbols(found) <= known:
-        return True
-    if isinstance(said, torch.SymInt) or isinstance(found, torch.SymInt):
-        return _expression(said) == _expression(found)
-    return said is found or bool(said == found)
+class TensorLayout(NamedTuple):
+    """All of a tensor but its numbers; sizes known only at run time are expressions."""
+
+    dtype: torch.dtype
+    device: str
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+
+def find_layout(value: Any) -> Layout:
+    """What can be said of a value without its numbers."""
+    if isinstance(value, Tensor):
+        shape, stride = (tuple(map(_expression, sizes)) for sizes in (value.shape, value.stride()))
+        return TensorLayout(value.dtype, value.device.type, shape, stride)
+    if isinstance(value, list | tuple):
+        return tuple(map(find_layout, value))
+    return (int, value.node.expr) if isinstance(value, torch.SymInt) else (type(value), value)
 
 
 def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _is_same(said: Layout, found: Layout, known: frozenset[Any]) -> bool:
+    """Equal for certain, or not comparable because running the op again gave its size a new name."""
+    if said == found:
+        return True
+    if isinstance(said, tuple) and isinstance(found, tuple):
+        pairs = zip(said, found, strict=False)
+        return type(said) is type(found) and len(said) == len(found) and all(_is_same(*pair, known) for pair in pairs)
+    return bool(getattr(found, "free_symbols", frozenset()) - known)
 
 
 def find_symbols(value: Any) -> frozenset[Any]:
@@ -148,11 +177,11 @@ def find_symbols(value: Any) -> frozenset[Any]:
     return frozenset(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else frozenset()
 
 
-def _name(value: Any) -> str:
-    if isinstance(value, Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{dtype}{list(value.shape)} with strides {list(value.stride())} on {value.device.type}"
-    return f"{len(value)} values" if isinstance(value, list | tuple) else str(value)
+def _name(layout: Layout) -> str:
+    if isinstance(layout, TensorLayout):
+        dtype = str(layout.dtype).removeprefix("torch.")
+        return f"{dtype}{list(layout.shape)} with strides {list(layout.stride)} on {layout.device}"
+    return ", ".join(_name(each) for each in layout) if isinstance(layout, tuple) else str(layout)
 
 
 def _stamp(node: Node) -> None:

@@ -1,0 +1,104 @@
+"""Captures as they come, before any pass, and copies of them to break."""
+
+import copy
+
+import torch
+from torch import nn
+
+from monograph.annotate import Direction, annotate_direction
+from monograph.axes import Axis, Group
+from monograph.capture.step import StepOutputs, make_step
+from monograph.capture.trace import Example, capture
+from monograph.compat import mark_backward
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.verify_values import trust_values
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import Slot
+from monograph.parallel.plan import Cut
+from monograph.parallel.shard import gather_parameter
+from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
+
+CPU = torch.device("cpu")
+SPREAD = Mesh(dp_shard=2, tp=2, ep=2)
+
+
+def capture_recipe(recipe, mesh, *, layers=2, compute="float32"):
+    """A recipe's step on a pretended mesh, and the facts about that mesh."""
+    config = load_recipe(recipe)
+    config = config.replace(
+        model=config.model.replace(n_layers=layers),
+        training=config.training.replace(compute_dtype=compute),
+        parallelism=config.parallelism.replace(fsdp="graph"),
+        compile=config.compile.replace(mode="graph"),
+    )
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
+    batch = {"tokens": tokens, "labels": tokens, "positions": tokens, "documents": tokens}
+    with pretended_groups(mesh, 0, CPU) as groups:
+        step = build_step(config, groups)
+        dtypes = {"compute_dtype": step.settings.compute_dtype, "reduce_dtype": step.settings.reduce_dtype}
+        function = make_step(step.model, step.table, **dtypes)
+        scalars = {"valid_tokens": torch.tensor(64)}
+        example = Example(step.parameters, step.buffers, step.inputs(batch), step.coords, scalars)
+        return capture(function, step.model, example), facts_of(mesh, [slot.name for slot in step.table])
+
+
+def facts_of(mesh, slots=()):
+    sizes = {group.value: mesh.group_size(group) for group in Group}
+    return Facts(degrees={axis: mesh.degree(axis) for axis in Axis}, group_sizes=sizes, slots=tuple(slots))
+
+
+class Shift(nn.Module):
+    """Adds this rank's place on the tp axis."""
+
+    def forward(self, x, coords):
+        return x + coords[4]
+
+
+class Twins(nn.Module):
+    """Two matrices of one shape: the smallest model in which something can be mixed up."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = Shift()
+        self.a = nn.Linear(4, 4, bias=False)
+        self.b = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x, coords):
+        return self.b(self.a(self.shift(x, coords)))
+
+
+def capture_twins(mesh=SPREAD):
+    """A step of some twenty nodes with parameters sharded over fsdp and replicated over tp."""
+    model = Twins()
+    slots = [
+        Slot(
+            names=(name,), shape=(4, 4), cuts=(), shard=Cut(axis=Axis.FSDP, dim=0), unit=name[0], order=order, mesh=mesh
+        )
+        for order, name in enumerate(("a.weight", "b.weight"))
+    ]
+
+    def step(state, buffers, batch, coords, scalars):
+        pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, torch.float32) for slot in slots}
+        loss = torch.func.functional_call(model, pieces, (batch["x"], coords)).sum()
+        return StepOutputs(loss.detach(), take_gradients(loss, state), None)
+
+    with pretended_groups(mesh, 0, CPU) as groups:
+        state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
+        example = Example(state, {}, {"x": torch.zeros(2, 4)}, groups.coords(), {})
+        return capture(step, model, example), facts_of(mesh, state)
+
+
+def take_gradients(loss, state):
+    mark_backward(loss)
+    with annotate_direction(Direction.BACKWARD):
+        return dict(zip(state, torch.autograd.grad(loss, list(state.values())), strict=True))
+
+
+def copy_graph(graph):
+    """A graph to break; its values are as trusted as the original's, so that only what is broken is run again."""
+    copied = StepGraph(copy.deepcopy(graph.module), graph.inputs, graph.outputs, graph.promises)
+    trust_values(copied)
+    return copied

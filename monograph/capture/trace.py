@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.pure import make_pure
 from monograph.compat import fake_tensors, is_gradient_sum, trace_function
-from monograph.graph.promises import find_promises
+from monograph.graph.promises import find_promises, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.tags import Tag, set_tag
+from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.graph.verify_values import trust_values
 
 
@@ -71,6 +71,7 @@ def capture(step: Callable[..., Any], model: nn.Module, example: Example, *, has
     tag_nodes(module.graph)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
     trust_values(graph)
+    mark_gradients(graph)
     graph.promises = find_promises(graph)
     return graph
 
@@ -140,6 +141,12 @@ def find_role(facts: Mapping[str, Any], direction: Direction) -> Role | None:
     return _UNDONE.get(role, role) if direction is Direction.BACKWARD else role
 
 
+def find_unit_of_sum(node: torch.fx.Node) -> str:
+    """A sum of gradients undoes no node; it belongs to the block whose gradient came last."""
+    block = tag_of(max(node.all_input_nodes)).block
+    return "" if block is None else f"layers.{block}"
+
+
 def tag_nodes(graph: torch.fx.Graph) -> None:
     """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
     owners: dict[int, dict[str, Any]] = {}
@@ -152,7 +159,9 @@ def tag_nodes(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         facts = dict(node.meta.get("custom") or {})
         direction = Direction(facts.get(DIRECTION, Direction.FORWARD))
-        if direction is Direction.BACKWARD and not is_gradient_sum(node, last):
+        if direction is Direction.BACKWARD and is_gradient_sum(node, last):
+            facts[PATH] = find_unit_of_sum(node)
+        elif direction is Direction.BACKWARD:
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
             facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT) if key in inherited} | facts
         role = find_role(facts, direction)

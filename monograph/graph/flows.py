@@ -220,7 +220,7 @@ def _name(node: Node, pieces: Pieces) -> Pieces:
 def _start(node: Node) -> Flow:
     """The flow of a gradient before any transfer."""
     tag = tag_of(node)
-    slot = tag.slot if tag.role is Role.GRAD_SCATTER else ""
+    slot = tag.slot if tag.role is Role.GRAD_SCATTER else tag.gradient_of
     paths = frozenset({tag.path} if tag.path else ())
     return Flow(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
 
@@ -235,6 +235,11 @@ def moves(target: Any) -> bool:
     if target in _COPIES:
         return True
     return is_op(target) and not target._schema.is_mutable and any(each.alias_info for each in target._schema.returns)
+
+
+def is_pack(node: Node) -> bool:
+    """Whether a node puts several values into one."""
+    return node.target in _PACKS
 
 
 _SHAPE_ONLY = ("zeros", "ones", "empty", "full", "rand", "randn", "sym_size", "sym_numel", "sym_stride")

@@ -6,18 +6,19 @@ writes down what it found, and the same finding after each pass has to agree.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat import REDUCE, SCATTER
+from monograph.compat import ATEN, REDUCE, SCATTER
 from monograph.graph.facts import Facts
-from monograph.graph.flows import Flows, find_flows, ranks_of, reads_shape_only
-from monograph.graph.query import group_of, is_compute, is_launch, value_of
+from monograph.graph.flows import Flows, find_flows, is_pack, moves, ranks_of, reads_shape_only
+from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import Promises, StepGraph
-from monograph.graph.tags import tag_of
+from monograph.graph.tags import set_tag, tag_of
 
 _OF_PARAMETERS = (Role.PARAM_GATHER, Role.GRAD_SCATTER)
 
@@ -138,6 +139,27 @@ def _check_transfers(nodes: Sequence[Node], alive: set[Node], promises: Promises
                 f"{path}, {direction}: {wanted} times {what} over {ranks} at capture, now {counts[key]}",
                 why="other ranks' share of a value is lost, or they wait forever",
             )
+
+
+def mark_gradients(graph: StepGraph) -> None:
+    """Tag what gradients are made of: back from each output through moves, transfers and sums to the ops they are from.
+
+    Without it, nothing but order would tell two gradients of one module apart once their transfers are gone.
+    """
+    owners: dict[Node, set[str]] = defaultdict(set)
+    for slot, result in find_gradients(graph):
+        todo = [result]
+        while todo:
+            node = todo.pop()
+            if slot in owners[node]:
+                continue
+            owners[node].add(slot)
+            is_sum = node.target is ATEN.add.Tensor
+            if is_sum or moves(node.target) or is_pack(node) or is_launch(node):
+                todo += [each for each in node.all_input_nodes if is_backward(each) and is_compute(each)]
+    for node, slots in owners.items():
+        if len(slots) == 1:
+            set_tag(node, replace(tag_of(node), gradient_of=next(iter(slots))))
 
 
 def find_states(graph: StepGraph) -> dict[Node, str]:

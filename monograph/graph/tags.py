@@ -19,6 +19,8 @@ class Tag:
     role: Role | None = None
     slot: str = ""
     """The parameter a gather or scatter moves."""
+    gradient_of: str = ""
+    """The parameter whose gradient a node yields, whole or in part."""
     region: str = ""
     """The innermost `annotate` region."""
     made_by: str = "capture"

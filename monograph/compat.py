@@ -217,6 +217,11 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         yield mode
 
 
+def expression_of(size: torch.SymInt) -> Any:
+    """The formula of a size that is known only at run time, as it was first written down."""
+    return size.node._expr
+
+
 def fake_mode_of(value: Any) -> FakeTensorMode:
     """The mode that made a fake tensor."""
     mode: FakeTensorMode = value.fake_mode

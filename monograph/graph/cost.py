@@ -4,6 +4,7 @@ Every node is bound by its operations or by the memory it touches; a transfer by
 sends. The numbers compare one graph with another; they do not promise a speed.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,12 +13,15 @@ from torch.fx import Graph, Node
 
 from monograph.compat import GATHER, REDUCE
 from monograph.graph.flops import count_flops, name_of
+from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.memory import find_memory
-from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, is_wait, value_of
+from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
 from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 
+_FREE = (TO_HOST, FROM_HOST, operator.getitem)
+"""Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
 
@@ -108,7 +112,7 @@ def find_node_costs(graph: Graph, sizes: Sizes, machine: Machine, group_sizes: M
             costs.moved_bytes[node] = moved
             if moved:
                 costs.seconds[node] = machine.link_latency_seconds + moved / machine.link_bytes_per_second
-        elif is_compute(node) and not is_wait(node) and alias_of(node) is None:
+        elif is_compute(node) and alias_of(node) is None and node.target not in _FREE:
             flops = count_flops(node, sizes)
             if flops:
                 costs.flops[node] = flops

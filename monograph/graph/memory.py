@@ -2,7 +2,8 @@
 
 Inputs (this rank's shards, buffers, the batch) live all the time, results from their making to the end, everything
 else until its last reader, through views, has run. What a transfer sends stays until the transfer has been waited
-for. Kernels' own workspace, the allocator's rounding and the optimizer's state are not counted.
+for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state are not
+counted.
 """
 
 import operator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
+from monograph.graph.host_copy import TO_HOST
 from monograph.graph.query import find_storages, is_launch, value_of
 from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
@@ -77,7 +79,7 @@ def find_held(graph: Graph, sizes: Sizes) -> list[Held]:
     for (node, part), needed in last.items():
         value = value_of(node)
         size = sizes.bytes(value[part] if isinstance(value, list | tuple) else value)
-        if size:
+        if size and node.target is not TO_HOST:
             found.append(Held(node, part, size, places[node], end if node.op == "placeholder" else needed))
     return found
 

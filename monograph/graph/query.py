@@ -3,6 +3,7 @@
 Answers come from op schemas and recorded values, never from a node's name.
 """
 
+import functools
 import operator
 from typing import Any
 
@@ -100,13 +101,21 @@ def alias_of(node: Node) -> Node | None:
         return owner if alias_of(owner) is not None else None
     if node.op != "call_function" or not is_op(node.target):
         return None
-    if node.target in _SHARES_FIRST:
-        return node.args[0]  # type: ignore[return-value]
-    schema = node.target._schema  # type: ignore[union-attr]
-    shared = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info and shared & set(argument.alias_info.before_set) and isinstance(value, Node):
-            return value
+    place = find_shared_argument(node.target)
+    owner = node.args[place] if place is not None and place < len(node.args) else None
+    return owner if isinstance(owner, Node) else None
+
+
+@functools.cache
+def find_shared_argument(op: Any) -> int | None:
+    """Which argument's memory an op's result lives in; `a -> *` in a schema means a list of views of it."""
+    if op in _SHARES_FIRST:
+        return 0
+    shared = {name for each in op._schema.returns if each.alias_info for name in each.alias_info.before_set}
+    for place, argument in enumerate(op._schema.arguments):
+        known = argument.alias_info
+        if known and (shared & set(known.before_set) or "*" in known.after_set):
+            return place
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat import ATEN, EXCHANGE
+from monograph.compat import ATEN, EXCHANGE, expression_of
 from monograph.graph.query import value_of
 
 
@@ -19,7 +19,6 @@ class Sizes:
     """Sizes, elements and bytes of the values of one graph, with even routing where the data decides."""
 
     def __init__(self, graph: Graph) -> None:
-        self._symbols: dict[Any, int] = {}
         self._found: dict[Any, int] = {}
         for node in graph.nodes:
             if node.target is EXCHANGE:
@@ -35,17 +34,25 @@ class Sizes:
         """Take the parts of `total` whose sizes are still unknown to be equal."""
         for part in parts:
             value = value_of(part) if isinstance(part, Node) else part
-            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
-                self._symbols.setdefault(value.node.expr, max(1, total // len(parts)))
+            if isinstance(value, torch.SymInt) and expression_of(value).is_Symbol:
+                self._found.setdefault(expression_of(value), max(1, total // len(parts)))
 
     def of(self, size: int | torch.SymInt) -> int:
         """A size as a number; a symbol that no cut explains counts as one."""
         if isinstance(size, int):
             return size
-        expression = size.node.expr
+        return self._evaluate(expression_of(size))
+
+    def _evaluate(self, expression: Any) -> int:
+        """Sums of symbols, the usual case, are added up here: with many ranks they have many terms."""
         if expression not in self._found:
-            known = {symbol: self._symbols.get(symbol, 1) for symbol in expression.free_symbols}
-            self._found[expression] = int(expression.subs(known))
+            if expression.is_Add:
+                self._found[expression] = sum(self._evaluate(term) for term in expression.args)
+            elif expression.is_Symbol:
+                return 1  # not remembered: a later cut may explain it
+            else:
+                known = {symbol: self._evaluate(symbol) for symbol in expression.free_symbols}
+                self._found[expression] = int(expression.subs(known))
         return self._found[expression]
 
     def shape(self, value: Tensor) -> tuple[int, ...]:

@@ -9,14 +9,23 @@ from monograph.compat import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.graph.cost import Machine, count_sent, measure
 from monograph.graph.flops import count_flops
 from monograph.graph.sizes import Sizes
+from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
 from tests.graph.by_hand import ByHand
-from tests.graph.test_graph_step import captured
+from tests.graph.test_graph_step import CPU, make_batch, shallow
 
 SLOW = Machine(
     name="slow", flops_per_second=100.0, bytes_per_second=1000.0, link_bytes_per_second=10.0, link_latency_seconds=1.0
 )
+
+
+def traced(recipe, mesh, rank=0, layers=3):
+    """The graph of one rank of a pretended mesh, before any pass."""
+    with pretended_groups(mesh, rank, CPU) as groups:
+        step = build_step(shallow(recipe, "graph", layers), groups)
+        return step.trace(step.inputs(make_batch(0)), torch.tensor(64))
 
 
 def flops_of(op, *shapes, dtype=torch.float32, **kwargs):
@@ -63,7 +72,7 @@ def test_attention_counts_every_query_with_every_key_and_five_products_in_backwa
 def test_a_tiny_llama_costs_what_its_layers_say():
     config = load_recipe("llama3_debugmodel").model
     layers, tokens, length = 2, 2 * 32, 32
-    graph = captured("llama3_debugmodel", Mesh(), 0, layers=layers)
+    graph = traced("llama3_debugmodel", Mesh(), layers=layers)
     head = config.dim // config.attention.n_heads
     weights = config.dim * head * (2 * config.attention.n_heads + 2 * config.attention.n_kv_heads)
     weights += 3 * config.dim * config.feed_forward.hidden_dim
@@ -110,13 +119,13 @@ def test_compute_is_bound_by_operations_or_by_memory():
 
 def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
     """Without data nobody knows the routing; counting such rows as one would lose most of the model."""
-    alone = measure(captured("deepseek_v3_debugmodel", Mesh(), 0))
-    spread = measure(captured("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), 0))
+    alone = measure(traced("deepseek_v3_debugmodel", Mesh()))
+    spread = measure(traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2)))
     assert spread.flops == alone.flops
 
 
 def test_measuring_is_quick_enough_to_do_after_every_pass():
-    graph = captured("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), 0, layers=4)
+    graph = traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), layers=4)
     start = time.process_time()
     cost = measure(graph)
     assert (time.process_time() - start) / cost.nodes * 60_000 < 10

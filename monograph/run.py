@@ -119,7 +119,11 @@ def train(config: TrainerConfig) -> Summary:
                 set_up_log(level=config.debug.log_level, file=folder / "logs" / f"rank-{groups.rank}.log")
                 if groups.rank == 0:
                     write_config(config, folder)
-            return build_trainer(config, groups, startup, folder).train()
+            trainer = build_trainer(config, groups, startup, folder)
+            try:
+                return trainer.train()
+            finally:
+                trainer.step.close()
 
 
 def train_command(config: TrainerConfig) -> int:

@@ -52,6 +52,21 @@ def make_step(
     return step
 
 
+def make_forward(
+    model: Decoder, table: ParamTable, *, compute_dtype: torch.dtype, reduce_dtype: torch.dtype
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
+    """The forward half of the same step, for evaluation: a loss and nothing else."""
+    places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
+
+    def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
+        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+        known = dict(buffers) | {name: coords for name in places}
+        output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
+        return StepOutputs(output.value, {}, None)
+
+    return forward
+
+
 def buffers_of(model: Decoder) -> dict[str, Tensor]:
     """The buffers a step reads, without the coordinates, which are an input of their own."""
     return {name: value for name, value in model.named_buffers() if not name.endswith("coords")}

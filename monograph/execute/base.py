@@ -60,29 +60,15 @@ class MeshStep(ABC):
         return None if self.backend is None else self.backend.graphs
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
-        """The model's output for this rank's part of the batch."""
-
-    @abstractmethod
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss` to the shards' `.grad`, summed over every rank that has a part of them."""
-
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss, detached."""
-        output = self.forward(self.inputs(batch), valid_tokens)
-        if output.loads is not None and self.model.expert_load is not None:
-            self.model.expert_load.add_(output.loads)
-        self.backward(output.value)
-        return output.value.detach()
 
-    @torch.no_grad()
+    @abstractmethod
     def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """This rank's share of the loss; nothing is counted and nothing is kept."""
-        self.model.eval()
-        try:
-            return self.forward(self.inputs(batch), valid_tokens).value
-        finally:
-            self.model.train()
+
+    def close(self) -> None:  # noqa: B027 - most steps have nothing to let go of
+        """Let go of what must not outlive the process groups; training is over."""
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this model reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
@@ -122,6 +108,33 @@ class MeshStep(ABC):
     def laid_out_like(self, name: str, value: Tensor) -> Any:
         """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint border."""
         return PlacedShard(value.detach(), self.table[name], self.rank)
+
+
+class ModuleStep(MeshStep):
+    """A step that runs the model's modules and lets autograd find the way back."""
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
+        """The model's output for this rank's part of the batch."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to the shards' `.grad`, summed over every rank that has a part of them."""
+
+    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        output = self.forward(self.inputs(batch), valid_tokens)
+        if output.loads is not None and self.model.expert_load is not None:
+            self.model.expert_load.add_(output.loads)
+        self.backward(output.value)
+        return output.value.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        self.model.eval()
+        try:
+            return self.forward(self.inputs(batch), valid_tokens).value
+        finally:
+            self.model.train()
 
 
 def _gradient(parameter: Tensor) -> Tensor:

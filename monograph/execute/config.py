@@ -20,7 +20,24 @@ class CompileConfig(Configurable.Config):
     components: tuple[CompileComponent, ...] = ("model",)
     """What layer mode compiles: the blocks (model), the loss, the optimizer."""
 
+    cuda_graph: Literal["off", "auto", "full"] = "off"
+    """graph mode: record the step as a CUDA graph; auto: where possible; full: or an error that lists the reasons."""
+    partition: Literal["none", "min_cut"] = "none"
+    """graph mode: min_cut splits the step into a forward and a backward graph where the least has to be kept."""
+
     def check(self) -> None:
+        if self.mode != "graph" and (self.cuda_graph != "off" or self.partition != "none"):
+            raise ConfigError(
+                f"cuda_graph is {self.cuda_graph} and partition is {self.partition} with mode {self.mode}",
+                why="both need the captured step, which only graph mode has",
+                do="--compile.mode graph",
+            )
+        if self.cuda_graph != "off" and self.partition != "none":
+            raise ConfigError(
+                f"cuda_graph is {self.cuda_graph} with partition {self.partition}",
+                why="a recording holds the whole step, a partition cuts it in two",
+                do="--compile.partition none",
+            )
         if self.mode == "layer" and (not self.components or len(set(self.components)) != len(self.components)):
             raise ConfigError(
                 f"components is {list(self.components)}",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
 from monograph.compat import has_parameter_meshes, placements_on
-from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Decoder, DecoderOutput, call_module
@@ -25,7 +25,7 @@ from monograph.parallel.param_table import ParamTable
 from monograph.parallel.start import fill_shards
 
 
-class Fsdp2Step(MeshStep):
+class Fsdp2Step(ModuleStep):
     """Eager execution with `fully_shard` around every unit."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:

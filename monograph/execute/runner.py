@@ -1,88 +1,122 @@
-"""Runs a captured step: binds inputs by name, runs the graph, adds the gradients up.
+"""The step of graph mode: captured when the first batch shows its shape, improved by the passes, run as a program."""
 
-Nothing is recorded for autograd (the graph holds its own backward), and each value dies after its last use.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from monograph.axes import Axis, Group
-from monograph.capture.step import buffers_of, make_step
+from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep, StepSettings
-from monograph.execute.sharded import ShardedStep
+from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
+from monograph.execute.gradients import Gradients
+from monograph.execute.program import Program, Sources
+from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
-from monograph.graph.signature import InputKind, OutputKind
+from monograph.graph.signature import InputKind, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
-from monograph.models.decoder import Decoder, DecoderOutput
+from monograph.log import get_log
+from monograph.models.decoder import Decoder
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import Record, build_passes, run_passes
 
+log = get_log("graph")
+
 
 class GraphStep(MeshStep):
-    """The whole step as one graph, captured when the first batch shows its shape.
-
-    Evaluation runs the same model op by op over the same shards: it has no backward to capture.
-    """
+    """Forward, loss and backward as one graph; evaluation as another, of the forward alone."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        self.groups = groups
-        self.settings = settings
-        self.eager = ShardedStep(model, table, groups, settings)
-        self.parameters = self.eager.parameters
+        self.groups, self.settings = groups, settings
+        self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
-        self.graph: StepGraph | None = None
         self.records: list[Record] = []
+        self.graph: StepGraph | None = None
+        self.obstacles: list[str] = []
+        self._gradients: Gradients | None = None
+        self._program: Program | CudaGraphProgram | None = None
+        self._evaluation: Program | None = None
+        self._loss: Tensor | None = None
 
-    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
-        return self.eager.forward(inputs, valid_tokens)
+    @property
+    def compiled_graphs(self) -> int | None:
+        """Parts that a compiler was given; None when the graph runs op by op."""
+        return self.graph.compiled if self.graph is not None and self.graph.compiled else None
 
-    def backward(self, loss: Tensor) -> None:
-        self.eager.backward(loss)
-
-    @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         inputs = self.inputs(batch)
-        if self.graph is None:
-            self.graph = self.capture(inputs, valid_tokens)
-        results = self.graph.module(*self.bind(self.graph, inputs, valid_tokens))
-        loss: Tensor | None = None
-        for spec, value in zip(self.graph.outputs, results, strict=True):
-            if spec.kind is OutputKind.LOSS:
-                loss = value
-            elif spec.kind is OutputKind.LOADS:
-                self._count(value)
-            else:
-                self._add(spec.name, value)
-        if loss is None:
-            raise AssertionError("a step graph returns its loss")
-        return loss
+        if self._program is None:
+            self.build(inputs, valid_tokens)
+        assert self._program is not None and self._gradients is not None
+        self._gradients.begin()
+        self._program.run(self.sources(inputs, valid_tokens))
+        assert self._loss is not None
+        return self._loss.clone()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+        """This rank's share of the loss; nothing is counted and nothing is kept."""
+        inputs = self.inputs(batch)
+        if self._evaluation is None:
+            graph = self.trace(inputs, valid_tokens, is_forward=True)
+            run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
+            self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens))
+        self._evaluation.run(self.sources(inputs, valid_tokens))
+        assert self._loss is not None
+        return self._loss.clone()
+
+    def build(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> None:
+        """Capture, improve, and make ready to run."""
+        self.graph = self.capture(inputs, valid_tokens)
+        is_recorded = self.can_record(self.graph)
+        self._gradients = Gradients(self.parameters, is_fixed=is_recorded)
+        program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
+        self._program = CudaGraphProgram(program) if is_recorded else program
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
         graph = self.trace(inputs, valid_tokens)
         self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
-        self.groups.check_same("the captured graph", graph.digest())
+        self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph
 
-    def trace(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor, *, has_sources: bool = False) -> StepGraph:
+    def trace(
+        self,
+        inputs: Mapping[str, Tensor],
+        valid_tokens: Tensor,
+        *,
+        has_sources: bool = False,
+        is_forward: bool = False,
+    ) -> StepGraph:
         """The step for this batch's shapes as the model is written, before any pass; source lines on demand."""
-        step = make_step(
+        make: Callable[..., Any] = make_forward if is_forward else make_step
+        step = make(
             self.model,
             self.table,
             compute_dtype=self.settings.compute_dtype,
             reduce_dtype=self.settings.reduce_dtype,
         )
         example = Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
-        with torch.enable_grad():
+        with torch.set_grad_enabled(not is_forward):
             return capture(step, self.model, example, has_sources=has_sources)
+
+    def can_record(self, graph: StepGraph) -> bool:
+        """Whether the step runs as a CUDA graph: as asked, with the reasons when it cannot."""
+        wanted = self.settings.compile.cuda_graph
+        if wanted == "off" or (wanted == "auto" and self.device.type != "cuda"):
+            return False
+        self.obstacles = find_obstacles(graph)
+        if self.obstacles and wanted == "full":
+            raise refuse(self.obstacles)
+        if self.obstacles:
+            log.info("no CUDA graph: %d nodes cannot be recorded, first %s", len(self.obstacles), self.obstacles[0])
+        return not self.obstacles
 
     def facts(self) -> Facts:
         """What passes may know: the same on every rank."""
@@ -95,34 +129,32 @@ class GraphStep(MeshStep):
             device=self.device.type,
         )
 
-    def bind(self, graph: StepGraph, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> list[Tensor]:
-        """The graph's inputs in order, each checked against what was captured."""
-        known: dict[InputKind, Mapping[str, Tensor]] = {
+    def sources(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Sources:
+        """Every input by kind and name."""
+        return {
             InputKind.STATE: self.parameters,
             InputKind.BUFFER: self.buffers,
             InputKind.BATCH: inputs,
             InputKind.COORDS: {"coords": self.coords},
             InputKind.SCALAR: {"valid_tokens": valid_tokens},
         }
-        values = []
-        for spec in graph.inputs:
-            value = known[spec.kind][spec.name]
-            try:
-                spec.check(value)
-            except ValueError as error:
-                raise ConfigError(
-                    "this batch does not fit the captured step",
-                    why=str(error),
-                    do="keep shapes fixed: training.seq_len and training.local_batch_size are part of the graph",
-                ) from None
-            values.append(value)
-        return values
 
-    def _count(self, loads: Tensor) -> None:
-        if self.model.expert_load is not None:
-            self.model.expert_load.add_(loads)
+    def close(self) -> None:
+        """Let go of what was captured, while the groups it talks over still exist."""
+        for program in (self._program, self._evaluation):
+            if program is not None:
+                program.close()
+        self._program = self._evaluation = None
 
-    def _add(self, name: str, gradient: Tensor) -> None:
-        parameter = self.parameters[name]
-        gradient = gradient.to(parameter.dtype)
-        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+    def _take(self, spec: OutputSpec, value: Tensor) -> None:
+        if spec.kind is OutputKind.LOSS:
+            self._loss = value
+        elif spec.kind is OutputKind.LOADS:
+            if self.model.expert_load is not None:
+                self.model.expert_load.add_(value)
+        elif self._gradients is not None:
+            self._gradients.add(spec.name, value)
+
+    def _take_loss(self, spec: OutputSpec, value: Tensor) -> None:
+        if spec.kind is OutputKind.LOSS:
+            self._loss = value

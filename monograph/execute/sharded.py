@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from monograph.compat import fake_tensors
-from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
 from monograph.parallel.groups import Groups
@@ -45,7 +45,7 @@ def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> di
     return parameters
 
 
-class ShardedStep(MeshStep):
+class ShardedStep(ModuleStep):
     """Eager execution over explicit shards."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:

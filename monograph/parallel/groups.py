@@ -4,8 +4,9 @@ Graphs and eager code address groups by name only, which is what makes the step'
 created axis by axis in one fixed order, so that all ranks agree on the order of every handshake.
 """
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -70,17 +71,25 @@ class Groups:
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
 
-    def check_same(self, what: str, value: str) -> None:
-        """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later."""
+    def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
+        """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later.
+
+        Only values travel, unless they differ: then the texts do, and the error shows the first line that differs.
+        """
         if not self.has_peers:
             return
         values: list[str] = [""] * self.mesh.world_size
         dist.all_gather_object(values, value, group=self.for_files())
         others = [rank for rank, other in enumerate(values) if other != values[0]]
         if others:
+            why = "all ranks run the same program on the same configuration"
+            if text is not None:
+                texts: list[str] = [""] * self.mesh.world_size
+                dist.all_gather_object(texts, text(), group=self.for_files())
+                why += "; " + find_first_difference(texts[0], texts[others[0]])
             raise ConfigError(
                 f"{what} of rank {others[0]} is not that of rank 0",
-                why="all ranks run the same program on the same configuration",
+                why=why,
                 do="start every rank with the same command, code and files",
             )
 
@@ -133,6 +142,15 @@ def pretended_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Gr
     finally:
         groups.close()
         dist.destroy_process_group()
+
+
+def find_first_difference(one: str, other: str) -> str:
+    """The first line in which two texts differ, with its number and both forms."""
+    lines = itertools.zip_longest(one.splitlines(), other.splitlines(), fillvalue="(nothing)")
+    for number, (left, right) in enumerate(lines, 1):
+        if left != right:
+            return f"line {number}: {left.strip()!r} and {right.strip()!r}"
+    return "they print alike"
 
 
 def _own_part(store: dist.Store, rank: int) -> dist.Store:

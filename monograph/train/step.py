@@ -53,6 +53,10 @@ class Step(Protocol):
         """The model's part of a checkpoint."""
         ...
 
+    def close(self) -> None:
+        """Let go of what must not outlive the process groups."""
+        ...
+
     def laid_out_like(self, name: str, value: Tensor) -> Tensor:
         """A tensor shaped like parameter `name`, in the form a checkpoint needs to know its layout."""
         ...

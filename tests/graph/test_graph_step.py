@@ -38,7 +38,7 @@ def captured(recipe, mesh, rank, layers=3):
     """The graph that one rank of a pretended mesh captures."""
     with pretended_groups(mesh, rank, CPU) as groups:
         step = build_step(shallow(recipe, "graph", layers), groups)
-        return step.capture(step.inputs(make_batch(0)), torch.tensor(64))
+        return step.trace(step.inputs(make_batch(0)), torch.tensor(64))
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

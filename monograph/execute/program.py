@@ -1,0 +1,107 @@
+"""A graph made ready to run: inputs bound by name, outputs handed on the moment they exist, everything else freed.
+
+The graph itself stays as it is; a program is a copy of it that gives each output to its taker instead of returning
+all of them at the end, so that a gradient is added up and forgotten while backward still runs.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from monograph.errors import ConfigError
+from monograph.graph.signature import InputKind, InputSpec, OutputSpec
+from monograph.graph.step_graph import StepGraph
+
+Take = Callable[[OutputSpec, Tensor], None]
+Sources = Mapping[InputKind, Mapping[str, Tensor]]
+COPIED = (InputKind.BATCH, InputKind.SCALAR)
+"""Inputs that come from outside with every call; all others stay where they are."""
+
+
+class Taker(nn.Module):
+    """Hands one output on."""
+
+    def __init__(self, spec: OutputSpec, take: Take) -> None:
+        super().__init__()
+        self.spec, self.take = spec, take
+
+    def forward(self, value: Tensor) -> None:
+        self.take(self.spec, value)
+
+
+class StaticInputs:
+    """The inputs at addresses that never change: state as it is, the batch copied into buffers of its own."""
+
+    def __init__(self, specs: tuple[InputSpec, ...], sources: Sources) -> None:
+        self.specs = specs
+        self.values = [
+            torch.empty_like(sources[spec.kind][spec.name])
+            if spec.kind in COPIED
+            else check_fits(spec, sources[spec.kind][spec.name])
+            for spec in specs
+        ]
+
+    def fill(self, sources: Sources) -> list[Tensor]:
+        """Copy what comes from outside into its buffers; everything is checked against what was captured."""
+        for spec, buffer in zip(self.specs, self.values, strict=True):
+            if spec.kind in COPIED:
+                buffer.copy_(check_fits(spec, sources[spec.kind][spec.name]))
+        return self.values
+
+
+def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
+    """The value, or an error that names the input and both shapes."""
+    try:
+        spec.check(value)
+    except ValueError as error:
+        raise ConfigError(
+            "this batch does not fit the captured step",
+            why=str(error),
+            do="keep shapes fixed: training.seq_len and training.local_batch_size are part of the graph",
+        ) from None
+    return value
+
+
+class Program:
+    """Runs a graph; `take` gets every output as soon as it is computed."""
+
+    def __init__(self, graph: StepGraph, take: Take, sources: Sources) -> None:
+        self.inputs = StaticInputs(graph.inputs, sources)
+        self.module = lower(graph, take)
+
+    def run(self, sources: Sources) -> None:
+        """One call; nothing is recorded for autograd, because the graph holds its own backward."""
+        values = self.inputs.fill(sources)
+        with torch.no_grad():
+            self.module(*values)
+
+    def close(self) -> None:
+        """Let go of everything a graph may hold, before the groups it talks over are gone."""
+        self.module = GraphModule(nn.Module(), Graph())
+        self.inputs.values = []
+
+
+def lower(graph: StepGraph, take: Take) -> GraphModule:
+    """The graph as a module without results: each goes to its taker right after it was computed."""
+    root = nn.Module()
+    for name, child in graph.module.named_children():
+        root.add_module(name, child)
+    for name, buffer in graph.module.named_buffers(recurse=False):
+        root.register_buffer(name, buffer)
+    wanted: dict[Node, list[int]] = {}
+    for place, node in enumerate(graph.results):
+        if node is not None:
+            wanted.setdefault(node, []).append(place)
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+        for place in wanted.get(node, []):
+            root.add_module(f"take_{place}", Taker(graph.outputs[place], take))
+            inside.call_module(f"take_{place}", (copies[node],))
+    inside.output(())
+    return GraphModule(root, inside)

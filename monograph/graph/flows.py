@@ -1,7 +1,7 @@
 """Where parameters and gradients travel: through casts, views, packs and transfers, from end to end.
 
-A parameter's flow starts at its input and ends where a module computes with it. A gradient's flow starts at the first
-transfer that sums it and ends at its output; on the way it may be moved, cast and added to its like, nothing else.
+A parameter's flow starts at its input and ends where a module computes with it. A gradient's flow starts at the op
+that makes it and ends at its output; on the way it may be moved, cast, summed and added to its like, nothing else.
 Packs of several values are followed piece by piece, so that buckets keep their contents apart.
 """
 
@@ -94,7 +94,7 @@ def ranks_of(group: str) -> str:
 
 
 def find_flows(nodes: Sequence[Node], states: dict[Node, str]) -> Flows:
-    """Follow every parameter from its input (`states` has its slot) and every gradient from its first transfer."""
+    """Follow every parameter from its input (`states` has its slot) and every gradient from where it is made."""
     flows = Flows(readers=[], of={node: (Flow(slot=slot),) for node, slot in states.items()})
     of = flows.of
     for node in nodes:
@@ -104,6 +104,8 @@ def find_flows(nodes: Sequence[Node], states: dict[Node, str]) -> Flows:
             found = _follow(node, of, flows.readers)
             if found:
                 of[node] = _name(node, found)
+            elif tag_of(node).gradient_of:
+                of[node] = (_start(node),)
     return flows
 
 
@@ -112,7 +114,7 @@ def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces
     target = node.target
     if target in LAUNCHES:
         role = tag_of(node).role
-        if role is Role.GRAD_SCATTER or role is Role.PARAM_GATHER or _is_summed(of.get(node.args[0])):  # type: ignore[arg-type]
+        if role is Role.GRAD_SCATTER or role is Role.PARAM_GATHER or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
             return _transfer(node, of)
     elif moves(target):
         return _move(node, of)
@@ -120,7 +122,7 @@ def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces
         parts: Any = node.args[0]
         if any(each in of for each in parts) or tag_of(node).direction is Direction.BACKWARD:
             return tuple(_join(of.get(each) or (_start(each),), node) for each in parts)
-    elif target is ATEN.add.Tensor and any(_is_summed(of.get(each)) for each in node.all_input_nodes):
+    elif target is ATEN.add.Tensor and any(_is_gradient(of.get(each)) for each in node.all_input_nodes):
         return _add(node, of)
     _read(node, of, readers)
     return None
@@ -151,9 +153,20 @@ def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
     pieces = of.get(source)
     if pieces is None or len(pieces) == 1:
         return pieces
-    if node.target is operator.getitem:
-        return (pieces[node.args[1]],) if len(pieces) == len(value_of(source)) else HIDDEN  # type: ignore[index]
-    return HIDDEN if node.target in _CUTS else pieces
+    if node.target is operator.getitem and len(pieces) == len(value_of(source)):
+        return (pieces[node.args[1]],)  # type: ignore[index]
+    if node.target is not operator.getitem and node.target not in _CUTS:
+        return pieces
+    if len({(piece.slot, piece.groups) for piece in pieces}) == 1:
+        return (_join(pieces, node),)
+    if tag_of(node).made_by != "capture":
+        raise broken(
+            node,
+            f"a pack of {len(pieces)} values is cut into other parts",
+            why="nobody can tell whose they are",
+            do="cut with one split into as many parts as were put together",
+        )
+    return HIDDEN
 
 
 def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
@@ -188,14 +201,14 @@ def _join(pieces: Pieces, node: Node) -> Flow:
 
 
 def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
-    """Compute ends a flow: of a parameter rightly, of a gradient that was summed never."""
+    """Compute ends a flow: of a parameter rightly, of a gradient never."""
     for each in node.all_input_nodes:
         for piece in of.get(each, ()):
-            if piece.is_gradient and piece.groups and not reads_shape_only(node):
+            if _is_gradient((piece,)) and not reads_shape_only(node):
                 raise broken(
                     node,
-                    f"a gradient is changed after it was summed over {_listed(piece.groups)}",
-                    why="after its transfers a gradient may be moved, cast and added to its like, nothing else",
+                    f"the finished gradient of {piece.slot or 'a bucket'} is changed",
+                    why="on its way out a gradient may be moved, cast, summed and added to its like, nothing else",
                 )
             if piece.is_known and piece.slot and not piece.is_gradient:
                 readers.append(Reader(node, piece))
@@ -204,17 +217,19 @@ def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
 def _name(node: Node, pieces: Pieces) -> Pieces:
     """Let a node's tag say whose value it moves, or refuse it where the tag says something else."""
     tag = tag_of(node)
-    if not tag.slot or tag.role not in (Role.PARAM_GATHER, Role.GRAD_SCATTER) or len(pieces) != 1:
+    slot = tag.slot if tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER) else ""
+    slot = slot or (tag.gradient_of if pieces[0].is_gradient else "")
+    if not slot or len(pieces) != 1:
         return pieces
     (piece,) = pieces
-    if piece.slot and piece.slot != tag.slot:
+    if piece.slot and piece.slot != slot:
         kind = "gradient" if piece.is_gradient else "parameter"
         raise broken(
             node,
-            f"a node of {tag.slot} moves the {kind} of {piece.slot}",
+            f"a node of {slot} moves the {kind} of {piece.slot}",
             why="its tag and its argument name two parameters",
         )
-    return (replace(piece, slot=tag.slot),) if piece.is_known else pieces
+    return (replace(piece, slot=slot),) if piece.is_known else pieces
 
 
 def _start(node: Node) -> Flow:
@@ -225,8 +240,9 @@ def _start(node: Node) -> Flow:
     return Flow(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
 
 
-def _is_summed(pieces: Pieces | None) -> bool:
-    return pieces is not None and any(piece.is_gradient and piece.groups for piece in pieces)
+def _is_gradient(pieces: Pieces | None) -> bool:
+    """Whether a value is the gradient of a parameter, and not just something on the way to one."""
+    return pieces is not None and any(piece.is_gradient and (piece.slot or piece.groups) for piece in pieces)
 
 
 @functools.cache

@@ -158,7 +158,8 @@ def mark_gradients(graph: StepGraph) -> None:
             if is_sum or moves(node.target) or is_pack(node) or is_launch(node):
                 todo += [each for each in node.all_input_nodes if is_backward(each) and is_compute(each)]
     for node, slots in owners.items():
-        if len(slots) == 1:
+        is_only_that = all(user in owners or user.op == "output" for user in node.users)
+        if len(slots) == 1 and is_only_that:
             set_tag(node, replace(tag_of(node), gradient_of=next(iter(slots))))
 
 

@@ -22,6 +22,7 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
+from monograph.passes.config import PassesConfig
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import claim_folder, write_config
@@ -59,13 +60,20 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
         seed=config.debug.seed,
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
-        passes=config.passes,
+        passes=plan_passes(config),
     )
     if config.compile.mode == "graph":
         return GraphStep(model, table, groups, settings)
     if config.parallelism.fsdp == "graph":
         return ShardedStep(model, table, groups, settings)
     return Fsdp2Step(model, table, groups, settings)
+
+
+def plan_passes(config: TrainerConfig) -> PassesConfig:
+    """The passes of this run: a step that is cut in two is cut where the least has to be kept."""
+    if config.compile.partition != "min_cut":
+        return config.passes
+    return config.passes.replace(choose_saved=config.passes.choose_saved.replace(policy="min_cut"))
 
 
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: Path) -> Trainer:

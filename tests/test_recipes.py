@@ -69,7 +69,7 @@ def test_every_field_of_a_recipe_can_be_typed_as_a_flag(name):
     for leaf in find_leaves(config):
         flag = [f"--{leaf.path}={words}"] if (words := format_words(leaf.value)) else [f"--{leaf.path}", ""]
         if isinstance(leaf.value, tuple):
-            flag = [f"--{leaf.path}", *leaf.value]
+            flag = [f"--{leaf.path}", *(leaf.value or ["[]"])]
         assert apply_overrides(config, split_flags(flag)) == config, leaf.path
 
 

@@ -101,7 +101,16 @@ def _read_value(override: Override, leaf: Leaf) -> Any:
         )
     if len(override.words) > 1 and not takes_several_words(leaf.annotation):
         raise _make_too_many(override, leaf)
-    return parse_words(override.words, leaf.annotation)
+    return parse_words(_open_brackets(override.words, leaf), leaf.annotation)
+
+
+def _open_brackets(words: Sequence[str], leaf: Leaf) -> Sequence[str]:
+    """`[a, b]` is two words where several are taken; with quotes inside it is JSON, which is read elsewhere."""
+    word = words[0].strip()
+    is_plain = word.startswith("[") and word.endswith("]") and not set(word[1:-1]) & set('[]"')
+    if len(words) > 1 or not takes_several_words(leaf.annotation) or not is_plain or word == "[]":
+        return words
+    return [item.strip() for item in word[1:-1].split(",")]
 
 
 def _is_optional_section(path: str, config: BaseConfig) -> bool:

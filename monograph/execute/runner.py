@@ -12,6 +12,7 @@ from monograph.capture.trace import Example, capture
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
+from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Sources
 from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
@@ -39,7 +40,7 @@ class GraphStep(MeshStep):
         self.graph: StepGraph | None = None
         self.obstacles: list[str] = []
         self._gradients: Gradients | None = None
-        self._program: Program | CudaGraphProgram | None = None
+        self._program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
         self._loss: Tensor | None = None
 
@@ -54,6 +55,11 @@ class GraphStep(MeshStep):
         if self._program is None:
             self.build(inputs, valid_tokens)
         assert self._program is not None and self._gradients is not None
+        if isinstance(self._program, SplitProgram):
+            loss, loads = self._program.loss(self.sources(inputs, valid_tokens))
+            loss.backward()
+            self._count(loads)
+            return loss.detach()
         self._gradients.begin()
         self._program.run(self.sources(inputs, valid_tokens))
         assert self._loss is not None
@@ -74,6 +80,10 @@ class GraphStep(MeshStep):
     def build(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> None:
         """Capture, improve, and make ready to run."""
         self.graph = self.capture(inputs, valid_tokens)
+        if self.settings.compile.partition == "min_cut":
+            self._gradients = Gradients(self.parameters)
+            self._program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
+            return
         is_recorded = self.can_record(self.graph)
         self._gradients = Gradients(self.parameters, is_fixed=is_recorded)
         program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
@@ -150,10 +160,13 @@ class GraphStep(MeshStep):
         if spec.kind is OutputKind.LOSS:
             self._loss = value
         elif spec.kind is OutputKind.LOADS:
-            if self.model.expert_load is not None:
-                self.model.expert_load.add_(value)
+            self._count(value)
         elif self._gradients is not None:
             self._gradients.add(spec.name, value)
+
+    def _count(self, loads: Tensor | None) -> None:
+        if loads is not None and self.model.expert_load is not None:
+            self.model.expert_load.add_(loads)
 
     def _take_loss(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:

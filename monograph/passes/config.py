@@ -8,7 +8,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.passes.order import ORDER
 
-SavePolicy = Literal["all", "default", "full", "budget"]
+SavePolicy = Literal["all", "default", "min_cut", "full", "budget"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,7 +17,7 @@ class ChooseSavedConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.passes.memory.choose_saved:ChooseSaved"
     policy: SavePolicy = "default"
-    """all: everything; default: products, attention, top-k, exchanges; full: block inputs; budget: fit budget_gib."""
+    """all; default: products, attention, top-k, exchanges; min_cut: fewest bytes; full: block inputs; budget: fits."""
     save: tuple[str, ...] = ()
     """With full: also keep these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
     budget_gib: float = 0.0

@@ -268,6 +268,12 @@ class TrainerConfig(Configurable.Config):
                 why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
                 do="--parallelism.fsdp auto",
             )
+        if self.compile.partition == "min_cut" and self.passes.choose_saved.policy not in ("default", "min_cut"):
+            raise ConfigError(
+                f"compile.partition is min_cut and passes.choose_saved.policy is {self.passes.choose_saved.policy}",
+                why="both decide what forward keeps for backward",
+                do="--compile.partition none, or leave the policy out",
+            )
         if self.activation_checkpoint.mode != "none":
             raise ConfigError(
                 f"compile.mode is graph and activation_checkpoint.mode is {self.activation_checkpoint.mode}",

@@ -11,6 +11,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Has, Pass
 from monograph.passes.config import ChooseSavedConfig
+from monograph.passes.memory.min_cut import plan_min_cut
 from monograph.passes.memory.policies import (
     GIB,
     is_always_kept,
@@ -28,9 +29,10 @@ class ChooseSaved(Pass):
     Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
     After:   a = mm(x, w)  # kept;  b = silu(a)
     Why:     what is kept for backward is most of a step's memory, and much of it is cheap to compute again. Policies:
-             all keeps everything; default keeps products, attention, top-k and exchanges; full keeps what blocks hand
-             on and what selectors name; budget keeps what is slowest to repeat within a number of GiB. Gathered
-             parameters are kept only if they are not resharded after forward.
+             all keeps everything; default keeps products, attention, top-k and exchanges; min_cut never repeats those
+             either, and keeps the fewest bytes that allow it; full keeps what blocks hand on and what selectors name;
+             budget keeps what is slowest to repeat within a number of GiB. Gathered parameters are kept only if they
+             are not resharded after forward.
     """
 
     Config = ChooseSavedConfig
@@ -60,6 +62,8 @@ class ChooseSaved(Pass):
             return set(forward) - (parameters if facts.reshard else set())
         if policy == "budget":
             return keep_within(graph, fixed, self.config.budget_gib * GIB)
+        if policy == "min_cut":
+            return plan_min_cut(graph, fixed, lambda node: keep_default(node) and node not in parameters)
         wanted = keep_default if policy == "default" else keep_selected(self.config.save, graph)
         return fixed | {node for node in forward if node not in parameters and wanted(node)}
 

@@ -1,0 +1,122 @@
+"""A captured step cut in two: a forward graph and a backward graph, joined again by autograd.
+
+For those who want something of their own between the two: the loss comes out of the forward graph as an ordinary
+tensor, may be scaled or added to others, and its gradient starts the backward graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from monograph.errors import MonographError
+from monograph.execute.program import Sources, StaticInputs
+from monograph.graph.query import is_backward, is_compute
+from monograph.graph.signature import OutputKind
+from monograph.graph.step_graph import StepGraph
+
+
+class CannotSplit(MonographError):
+    """A graph that does not fall into two halves."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two graphs. Both read the step's inputs; what forward saves, backward reads after them."""
+
+    forward: GraphModule
+    """(inputs) -> loss, loads or None, saved values."""
+    backward: GraphModule
+    """(inputs, saved values, gradient of the loss) -> gradients in the order of `slots`."""
+    slots: tuple[str, ...]
+    saved: tuple[Node, ...]
+
+
+def split(graph: StepGraph) -> Halves:
+    """Cut a step between forward and backward; what backward reads of forward becomes a result of the one half and an
+    input of the other."""
+    results = dict(zip(graph.outputs, graph.results, strict=True))
+    (loss,) = [node for spec, node in results.items() if spec.kind is OutputKind.LOSS]
+    loads = next((node for spec, node in results.items() if spec.kind is OutputKind.LOADS), None)
+    gradients = {spec.name: node for spec, node in results.items() if spec.kind is OutputKind.GRADIENT}
+    seed = find_seed(graph)
+    forward = [node for node in graph.nodes if is_compute(node) and not is_backward(node)]
+    backward = [node for node in graph.nodes if is_compute(node) and is_backward(node) and node is not seed]
+    inside = set(backward) | {seed}
+    saved = [node for node in forward if any(user in inside and user is not seed for user in node.users)]
+    first = _copy(
+        graph, forward, [], lambda copies: (copies[loss], loads and copies[loads], [copies[n] for n in saved])
+    )
+    second = _copy(graph, backward, [*saved, seed], lambda copies: [copies[node] for node in gradients.values()])
+    return Halves(first, second, tuple(gradients), tuple(saved))
+
+
+def find_seed(graph: StepGraph) -> Node:
+    """Where backward starts: the node that makes the loss's own gradient, one."""
+    ones = [node for node in graph.nodes if node.target is torch.ops.aten.ones_like.default and is_backward(node)]
+    if len(ones) != 1:
+        raise CannotSplit(
+            f"the step has {len(ones)} nodes at which backward could start",
+            why="a step is cut where the loss's own gradient is made",
+            do="--compile.partition none",
+        )
+    return ones[0]
+
+
+def _copy(graph: StepGraph, nodes: Sequence[Node], more_inputs: Sequence[Node], results: Any) -> GraphModule:
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.placeholders:
+        copies[node] = inside.placeholder(node.name)
+    for place, node in enumerate(more_inputs):
+        copies[node] = inside.placeholder(f"saved_{place}")
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            copies[node] = inside.node_copy(node)
+    for node in nodes:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+    inside.output(results(copies))
+    return GraphModule(graph.module, inside)
+
+
+class Joined(torch.autograd.Function):
+    """Forward runs the one half, backward the other."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: Halves, values: list[Tensor], loads: list[Tensor], *_parameters: Tensor) -> Tensor:
+        loss, load, saved = halves.forward(*values)
+        if load is not None:
+            loads.append(load)
+        ctx.halves, ctx.values, ctx.saved = halves, values, saved
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved, ctx.saved = ctx.saved, None
+        gradients = ctx.halves.backward(*ctx.values, *saved, grads[0])
+        return None, None, None, *gradients
+
+
+class SplitProgram:
+    """Runs the two halves of a step with autograd between them."""
+
+    def __init__(self, graph: StepGraph, parameters: Mapping[str, Tensor], sources: Sources) -> None:
+        self.halves = split(graph)
+        self.inputs = StaticInputs(graph.inputs, sources)
+        self.parameters = [parameters[slot] for slot in self.halves.slots]
+
+    def loss(self, sources: Sources) -> tuple[Tensor, Tensor | None]:
+        """The loss, ready for `backward`, and the experts' loads."""
+        loads: list[Tensor] = []
+        with torch.enable_grad():
+            loss = Joined.apply(self.halves, self.inputs.fill(sources), loads, *self.parameters)
+        return loss, loads[0] if loads else None
+
+    def close(self) -> None:
+        """Let go of both halves."""
+        empty = GraphModule(nn.Module(), Graph())
+        self.halves = Halves(empty, empty, (), ())
+        self.inputs.values = []

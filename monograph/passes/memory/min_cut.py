@@ -1,0 +1,74 @@
+"""The fewest bytes that have to cross from forward to backward, found as a minimum cut.
+
+Think of every value as a pipe whose width is its size. Products, attention and exchanges are springs, backward is the
+sea; what has to be kept is where all pipes between them are closed at the least width. Values that blocks hand on are
+kept anyway, so each block is a problem of its own, and equal blocks are solved once.
+"""
+
+from collections.abc import Callable, Hashable
+
+import networkx
+from torch.fx import Node
+
+from monograph.graph.query import find_storages, is_backward, is_compute, value_of
+from monograph.graph.sizes import Sizes
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+
+SPRING, SEA = "spring", "sea"
+
+
+def plan_min_cut(graph: StepGraph, fixed: set[Node], is_spring: Callable[[Node], bool]) -> set[Node]:
+    """The forward nodes to keep besides those that are kept anyway; `is_spring` says what is never computed again."""
+    blocks: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        block = tag_of(node).block
+        if is_compute(node) and not is_backward(node) and block is not None:
+            blocks.setdefault(block, []).append(node)
+    sizes, roots = Sizes(graph.module.graph), find_storages(graph.module.graph)
+    solved: dict[Hashable, tuple[int, ...]] = {}
+    kept = set(fixed)
+    for nodes in blocks.values():
+        pipes = find_pipes(nodes, fixed, is_spring, lambda node: sizes.bytes(value_of(roots[node])))
+        if pipes not in solved:
+            solved[pipes] = cut_pipes(pipes)
+        kept |= {nodes[place] for place in solved[pipes]}
+    return kept
+
+
+Pipe = tuple[int | None, bool, bool, tuple[int, ...]]
+"""One node: its width (None cannot be closed), whether it is a spring, whether backward reads it, who reads it."""
+
+
+def find_pipes(
+    nodes: list[Node], fixed: set[Node], is_spring: Callable[[Node], bool], width: Callable[[Node], int]
+) -> tuple[Pipe, ...]:
+    """A block as pipes, in a form that is equal for equal blocks."""
+    places = {node: place for place, node in enumerate(nodes)}
+    pipes: list[Pipe] = []
+    for node in nodes:
+        readers = tuple(sorted(places[user] for user in node.users if user in places))
+        is_read = any(is_compute(user) and is_backward(user) for user in node.users)
+        if node in fixed:
+            pipes.append((0, False, False, ()))
+        else:
+            closes = None if isinstance(value_of(node), list | tuple) else width(node)
+            pipes.append((closes, is_spring(node), is_read, readers))
+    return tuple(pipes)
+
+
+def cut_pipes(pipes: tuple[Pipe, ...]) -> tuple[int, ...]:
+    """Which pipes are closed in the cheapest cut between the springs and the sea."""
+    flow = networkx.DiGraph()
+    flow.add_nodes_from((SPRING, SEA))
+    for place, (width, is_spring, is_read, readers) in enumerate(pipes):
+        begin, end = (place, "in"), (place, "out")
+        flow.add_edge(begin, end, **({} if width is None else {"capacity": width}))
+        if is_spring:
+            flow.add_edge(SPRING, begin)
+        if is_read:
+            flow.add_edge(end, SEA)
+        for reader in readers:
+            flow.add_edge(end, (reader, "in"))
+    _, (wet, _) = networkx.minimum_cut(flow, SPRING, SEA)
+    return tuple(place for place in range(len(pipes)) if (place, "in") in wet and (place, "out") not in wet)

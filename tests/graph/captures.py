@@ -1,6 +1,7 @@
 """Captures as they come, before any pass, and copies of them to break."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
@@ -25,8 +26,10 @@ CPU = torch.device("cpu")
 SPREAD = Mesh(dp_shard=2, tp=2, ep=2)
 
 
-def capture_recipe(recipe, mesh, *, layers=2, compute="float32"):
-    """A recipe's step on a pretended mesh, and the facts about that mesh."""
+@functools.cache
+def capture_recipe(recipe, mesh, *, compute="float32"):
+    """A recipe's step on a pretended mesh, and the facts about that mesh; shared by all tests, so break copies only."""
+    layers = 2 if "deepseek" in recipe else 1  # its first block is dense
     config = load_recipe(recipe)
     config = config.replace(
         model=config.model.replace(n_layers=layers),
@@ -98,7 +101,12 @@ def take_gradients(loss, state):
 
 
 def copy_graph(graph):
-    """A graph to break; its values are as trusted as the original's, so that only what is broken is run again."""
-    copied = StepGraph(copy.deepcopy(graph.module), graph.inputs, graph.outputs, graph.promises)
+    """A graph to break; its values are as trusted as the original's, so that only what is broken is run again.
+
+    What holds the nodes is a plain module: generating code for a graph that never runs would take most of the time.
+    """
+    holder = nn.Module()
+    holder.graph = copy.deepcopy(graph.module.graph)
+    copied = StepGraph(holder, graph.inputs, graph.outputs, graph.promises)
     trust_values(copied)
     return copied

@@ -75,7 +75,7 @@ def run_command(command: Command, rest: list[str]) -> int:
     keywords: dict[str, Any] = {}
     if command.takes_recipe:
         with early_phase("config"):
-            request = read_request(rest, make_options(command))
+            request = read_request(add_implied(command, rest), make_options(command))
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:
@@ -85,6 +85,12 @@ def run_command(command: Command, rest: list[str]) -> int:
     module, _, name = command.function.partition(":")
     function = getattr(importlib.import_module(module), name)
     return function(*positional, **keywords) or 0
+
+
+def add_implied(command: Command, rest: list[str]) -> list[str]:
+    """The words with the flag that the command stands for, behind the recipe."""
+    is_written = any(word.split("=")[0] in command.implies for word in rest)
+    return rest if is_written or not rest else [rest[0], *command.implies, *rest[1:]]
 
 
 def make_options(command: Command) -> BaseConfig:

@@ -46,6 +46,30 @@ class ConfigOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class InspectOptions(Configurable.Config):
+    """`monograph inspect`."""
+
+    out: str = ""
+    """Folder for the graph after every pass, the differences, report.json and index.html."""
+    ranks: int = 0
+    """Look at rank 0 of this many, none of which is started; 0 takes as many as the degrees say."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks {self.ranks}", why="it counts ranks", do="--ranks 256")
+        if not self.out:
+            raise ConfigError("--out is missing", why="the report needs a folder", do="--out inspected")
+
+
+@dataclass(kw_only=True, slots=True)
+class PassesArguments(Configurable.Config):
+    """`monograph passes`."""
+
+    markdown: bool = False
+    """Print the page docs/passes.md."""
+
+
+@dataclass(kw_only=True, slots=True)
 class DataPackArguments(Configurable.Config):
     """`monograph data pack`."""
 

@@ -3,7 +3,14 @@ understood, so that help and wrong input never wait for torch."""
 
 from dataclasses import dataclass
 
-from monograph.commands.arguments import CompareArguments, ConfigOptions, DataPackArguments, RankOptions
+from monograph.commands.arguments import (
+    CompareArguments,
+    ConfigOptions,
+    DataPackArguments,
+    InspectOptions,
+    PassesArguments,
+    RankOptions,
+)
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -25,6 +32,8 @@ class Command:
     """Whether RECIPE and `--section.field value` come first; the function is then called with the configuration."""
     needs: tuple[str, ...] = ()
     """What the function wants to know besides the configuration: fields of a Request, passed by keyword."""
+    implies: tuple[str, ...] = ()
+    """Flag and value that the command stands for, unless they are written."""
     arguments: type[BaseConfig] | None = None
     """Config class whose fields are the command's own flags: passed by keyword beside a recipe, else as one object."""
     positional: tuple[str, ...] = ()
@@ -51,6 +60,16 @@ COMMANDS = (
         arguments=RankOptions,
     ),
     Command(
+        name="inspect",
+        usage="RECIPE --out DIR [--ranks N] [--section.field value ...]",
+        summary="Show the step as a graph, pass by pass, with its memory and time lines; needs no GPU and no ranks.",
+        function="monograph.commands.inspect:inspect",
+        takes_recipe=True,
+        needs=("recipe", "words"),
+        implies=("--compile.mode", "graph"),
+        arguments=InspectOptions,
+    ),
+    Command(
         name="compare",
         usage='"RECIPE flags" "RECIPE flags" [--tolerance 1e-5]',
         summary="Run two configurations and compare loss and gradient norm step by step, bit for bit.",
@@ -72,6 +91,13 @@ COMMANDS = (
         usage="",
         summary="List the recipes.",
         function="monograph.commands.list_recipes:list_recipes",
+    ),
+    Command(
+        name="passes",
+        usage="[--markdown]",
+        summary="List the passes of graph mode.",
+        function="monograph.commands.list_passes:list_passes",
+        arguments=PassesArguments,
     ),
     Command(
         name="hf import",

@@ -80,7 +80,8 @@ def find_held(graph: Graph, sizes: Sizes) -> list[Held]:
         value = value_of(node)
         size = sizes.bytes(value[part] if isinstance(value, list | tuple) else value)
         if size and node.target is not TO_HOST:
-            found.append(Held(node, part, size, places[node], end if node.op == "placeholder" else needed))
+            span = (0, end) if node.op == "placeholder" else (places[node], needed)
+            found.append(Held(node, part, size, *span))
     return found
 
 

@@ -1,0 +1,81 @@
+"""`monograph passes`: what graph mode does to the step, from the passes themselves; docs/passes.md is printed here."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+
+from monograph.commands.arguments import PassesArguments
+from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.config.docs import find_field_docs, find_summary
+from monograph.config.text import format_value
+from monograph.passes.base import Pass
+from monograph.passes.config import PassesConfig
+from monograph.passes.runner import build_passes
+
+
+def list_passes(arguments: PassesArguments) -> int:
+    """The passes in the order they run."""
+    passes = build_passes(PassesConfig())
+    if arguments.markdown:
+        print_plain(make_markdown(passes).rstrip())
+        return 0
+    print_title("Passes", "in the order they run, with what happens to the numbers, and their options")
+    rows = [row for each in passes for row in make_rows(each)]
+    print_rows(rows, ("bold cyan", "green", "none"))
+    print_plain("\nLeave some out: monograph train RECIPE --compile.mode graph --passes.off bucket_collectives")
+    print_plain("See their work: monograph inspect RECIPE --out DIR")
+    return 0
+
+
+def name_numbers(each: Pass) -> str:
+    """What a pass promises about the numbers the step computes."""
+    return "same bits" if each.same_bits else "changes"
+
+
+def make_rows(each: Pass) -> Iterator[tuple[str, str, str]]:
+    """What a pass does, what it needs of earlier ones and gives to later ones, and its options."""
+    yield each.name(), name_numbers(each), find_summary(type(each))
+    for word, which in (("needs", each.needs), ("gives", each.gives)):
+        if which:
+            yield "", word, ", ".join(has.value for has in which)
+    docs = find_field_docs(type(each.config))
+    for field in dataclasses.fields(each.config):
+        yield "", f"{field.name} = {format_value(getattr(each.config, field.name))}", docs[field.name]
+
+
+def make_markdown(passes: list[Pass]) -> str:
+    """The page on the passes: a table of all, then each in its own words."""
+    return "\n".join(_make_lines(passes)) + "\n"
+
+
+def _make_lines(passes: list[Pass]) -> Iterator[str]:
+    yield "# Passes"
+    yield ""
+    yield "What graph mode does to the captured step, in this order; printed by `monograph passes --markdown`."
+    yield "A pass that keeps the same bits leaves every loss and gradient as eager execution computes it."
+    yield ""
+    yield "| pass | numbers | needs | gives | |"
+    yield "|---|---|---|---|---|"
+    for each in passes:
+        needs, gives = (", ".join(has.value for has in which) for which in (each.needs, each.gives))
+        required = " Always runs." if each.is_required else ""
+        link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
+        yield f"| {link} | {name_numbers(each)} | {needs} | {gives} | {summary}{required} |"
+    yield ""
+    yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_gathers`."
+    for each in passes:
+        yield from _describe(each)
+
+
+def _describe(each: Pass) -> Iterator[str]:
+    yield from ("", f"## {each.name()}", "")
+    lines = inspect.cleandoc(type(each).__doc__ or "").splitlines()
+    yield lines[0]
+    if lines[2:]:
+        yield from ("", "```", *lines[2:], "```")
+    docs = find_field_docs(type(each.config))
+    if docs:
+        yield from ("", "| option | default | |", "|---|---|---|")
+        for field in dataclasses.fields(each.config):
+            value = format_value(getattr(each.config, field.name))
+            yield f"| `--passes.{each.name()}.{field.name}` | `{value}` | {docs[field.name]} |"

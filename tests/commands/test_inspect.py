@@ -1,0 +1,85 @@
+"""`monograph inspect`: no GPU, no ranks, no memory for parameters, and a folder that tells the whole story."""
+
+import json
+import resource
+
+import pytest
+
+from monograph import cli
+from monograph.commands.inspect import count_ranks
+from monograph.recipes.catalog import load_recipe
+
+MESH = "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2"
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inspected")
+    (folder / "07-of_an_earlier_run.diff").write_text("old")
+    words = f"inspect deepseek_v3_debugmodel --out {folder} {MESH} --model.n_layers 3 --training.seq_len 64"
+    assert cli.main(words.split()) == 0
+    return folder
+
+
+def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
+    report = json.loads((inspected / "report.json").read_text())
+    ran = [(place, each) for place, each in enumerate(report["passes"], 1) if each["status"] == "ran"]
+    expected = {"00-captured.txt", "report.json", "index.html"}
+    expected |= {f"{place:02d}-{each['name']}.{end}" for place, each in ran for end in ("txt", "diff")}
+    assert {path.name for path in inspected.iterdir()} == expected
+    assert len(ran) >= 5 and len(report["passes"]) > len(ran), "skipped passes are reported as well"
+
+
+def test_texts_fold_equal_blocks_and_differences_say_what_changed(inspected):
+    assert "forward block 2: like 1" in (inspected / "00-captured.txt").read_text()
+    diff = (inspected / "02-remove_dead_code.diff").read_text()
+    assert "forward blocks 1..2:" in diff
+    assert "\n  - " in diff and "\n  + " not in diff
+
+
+def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
+    report = json.loads((inspected / "report.json").read_text())
+    assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
+    assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0
+    assert len(report["final"]["memory"]["points"]) <= 2000
+    saved = report["captured"]["saved"]
+    own = [each for each in saved if each["path"].startswith("layers.1.moe.router") and not each["role"]]
+    assert own and all(each["source"].startswith("monograph/models/router.py:") for each in own)
+    groups = {each["group"] for each in report["captured"]["collectives"]}
+    assert {"fsdp_gather", "tp", "ep"} <= groups
+    lanes = [lane["name"] for lane in report["final"]["timeline"]["lanes"]]
+    assert lanes[0] == "compute" and "tp" in lanes
+
+
+@pytest.mark.slow
+def test_a_large_model_is_captured_without_memory_for_its_parameters(tmp_path):
+    """One dense and one MoE layer of the 671B model, whole on one rank."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    words = f"inspect deepseek_v3_671b --out {tmp_path} --model.n_layers 2 --model.n_dense_layers 1"
+    assert cli.main(words.split()) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["captured"]["memory"]["input_bytes"]["state"] > 40 * 2**30
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 2**20
+
+
+def test_degrees_alone_say_how_many_ranks_there_are():
+    config = load_recipe("llama3_debugmodel").parallelism
+    assert count_ranks(config) == 1
+    assert count_ranks(config.replace(tensor_parallel_degree=2, data_parallel_shard_degree=4)) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("inspect llama3_debugmodel", "--out is missing"),
+        ("inspect llama3_debugmodel --out there --ranks -1", "--ranks -1"),
+        ("inspect llama3_debugmodel --out there --compile.mode eager", "inspect shows the captured graph"),
+        ("inspect llama3_debugmodel --out there --ranks 3 --parallelism.tensor_parallel_degree 2", "there are 3"),
+        ("inspect llama3_debugmodel --out pyproject.toml", "cannot be written"),
+        ("inspect llama3_debugmodel --out there --passes.off buckets", "there is no pass of that name"),
+    ],
+)
+def test_what_cannot_be_inspected_is_refused_with_a_reason(words, answer, capsys):
+    assert cli.main(words.split()) == 2
+    assert answer in capsys.readouterr().err

@@ -14,9 +14,9 @@ from torch.fx import Graph, Node
 from monograph.compat import GATHER, REDUCE
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.memory import find_memory
 from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import value_of
-from monograph.graph.sizes import Sizes
 
 Shape = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from monograph.graph.host_copy import TO_HOST
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import find_storages, is_launch, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 
 

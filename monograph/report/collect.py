@@ -12,10 +12,10 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.graph.cost import Machine, NodeCosts, find_node_costs, measure
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.memory import Memory, find_memory
 from monograph.graph.query import group_of, is_backward, is_launch
 from monograph.graph.signature import InputKind
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.timeline import Span, Timeline, find_timeline

@@ -8,7 +8,7 @@ import torch
 from monograph.compat import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.graph.cost import Machine, count_sent, measure
 from monograph.graph.flops import count_flops
-from monograph.graph.sizes import Sizes
+from monograph.graph.likely_sizes import Sizes
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe

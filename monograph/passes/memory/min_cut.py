@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable
 import networkx
 from torch.fx import Node
 
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import find_storages, is_backward, is_compute, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 

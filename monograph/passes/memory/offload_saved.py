@@ -9,8 +9,8 @@ from monograph.annotate import Direction, Role
 from monograph.graph.edit import call_after, call_before, copy_before, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import find_storages, is_backward, is_compute, is_launch, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
@@ -80,7 +80,8 @@ def is_fit(nodes: list[Node], last_block: int) -> bool:
         return False
     if tag.role is Role.PARAM_GATHER or not isinstance(value_of(value), Tensor):
         return False
-    if any(user.target is TO_HOST for user in value.users) or any(_is_returned(node) for node in nodes):
+    is_away = value.target is TO_HOST or any(user.target is TO_HOST for user in value.users)
+    if is_away or any(_is_returned(node) for node in nodes):
         return False
     return value_of(value).is_contiguous() and any(_find_late_readers(node) for node in nodes)
 

@@ -10,8 +10,8 @@ from monograph.annotate import Role
 from monograph.compat import EXCHANGE, SCATTER, find_costly_ops
 from monograph.errors import ConfigError
 from monograph.graph.cost import H200, find_node_costs
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import alias_of, is_compute, is_launch, is_random, is_size, is_wait, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing

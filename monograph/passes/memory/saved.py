@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import find_storages, is_backward, is_compute, value_of
-from monograph.graph.sizes import Sizes
 from monograph.graph.step_graph import StepGraph
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from monograph.graph.verify import GraphError, check_graph
 from tests.graph.captures import SPREAD, capture_recipe, copy_graph
-from tests.graph.mutations import MUTATIONS
+from tests.graph.mutations_of_transfers import mutation as of_transfers
+from tests.graph.mutations_of_values import mutation as of_values
 
 STEPS = {
     "qwen_moe": {"recipe": "qwen3_debugmodel_moe"},
@@ -44,7 +45,7 @@ def break_step(mutate, name, graph, facts):
 @pytest.fixture(scope="module")
 def mutants(steps):
     """Every mutation of every step that has a place for it."""
-    made = [break_step(mutate, name, *steps[name]) for mutate in MUTATIONS for name in steps]
+    made = [break_step(mutate, name, *steps[name]) for mutate in (*of_transfers, *of_values) for name in steps]
     return [each for each in made if each is not None]
 
 

@@ -21,7 +21,7 @@ from monograph.passes.clean.share_gathers import ShareGathers
 from monograph.passes.comm.bucket_collectives import BucketCollectives
 from monograph.passes.comm.elide_trivial_collectives import ElideTrivialCollectives
 from tests.graph.captures import SPREAD, capture_recipe, capture_twins, copy_graph
-from tests.graph.mutations import swap_two_gradients
+from tests.graph.mutations_of_values import swap_two_gradients
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
 

@@ -13,6 +13,7 @@ from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preser
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import annotate as annotate_fx_nodes
@@ -284,3 +285,8 @@ def find_pure_form(op: Any) -> Any:
 def is_op(target: Any) -> bool:
     """Whether a node calls an operator of torch's, rather than a Python function."""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def make_lazy_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A module whose code is written when it is first called: a graph that is only copied or printed needs none."""
+    return _LazyGraphModule(root, graph)

@@ -11,6 +11,7 @@ from torch.fx import Node
 from monograph.compat import READ_SIZE
 from monograph.errors import ConfigError
 from monograph.execute.program import Program, Sources
+from monograph.graph.forms import Form
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.query import has_symbols, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
@@ -40,7 +41,7 @@ def find_obstacle(node: Node, device: str) -> str:
     if any(has_symbols(value) for value in values):
         return "has a size that changes from step to step"
     result = value_of(node)
-    if isinstance(result, Tensor) and result.device.type != device:
+    if isinstance(result, Tensor | Form) and result.device.type != device:
         return f"runs on the {result.device.type}"
     return ""
 

@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT, is_op
+from monograph.graph.forms import Form
 from monograph.graph.tags import tag_of
 
 LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
@@ -70,7 +71,7 @@ def is_size(node: Node) -> bool:
 
 def has_symbols(value: Any) -> bool:
     """Whether a tensor has a dim whose size is known only when the step runs."""
-    return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, Tensor | Form) and any(not isinstance(size, int) for size in value.shape)
 
 
 def is_random(node: Node) -> bool:

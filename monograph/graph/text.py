@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat import is_op
+from monograph.graph.forms import Form, SizeForm
 from monograph.graph.tags import Tag, has_tag, tag_of
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -147,17 +148,18 @@ def _show(value: Any, names: Names) -> str:
 
 def _type(node: Node) -> str:
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join("?" if isinstance(size, torch.SymInt) else str(size) for size in value.shape)
+    if isinstance(value, torch.Tensor | Form):
+        sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, list | tuple):
         return f"{len(value)} values"
-    return "size" if isinstance(value, torch.SymInt) else "value"
+    return "size" if isinstance(value, torch.SymInt | SizeForm) else "value"
 
 
 def _facts(tag: Tag, names: Names) -> str:
     named = (names.generic(f"{tag.path}.").rstrip("."), tag.role and tag.role.value, names.generic(tag.slot))
     facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
+    facts += [f"chunk {tag.chunk}"] if tag.chunk is not None else []
     facts += ["kept"] if tag.keep else []
     facts += [f"compile {names.generic(tag.compile + '.').rstrip('.')}"] if tag.compile else []
     facts += [f"by {tag.made_by}"] if tag.made_by != "capture" else []

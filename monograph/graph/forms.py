@@ -1,0 +1,56 @@
+"""What a node yields, said in words: stands where a captured graph has a tensor without memory.
+
+A graph that was read from a file has these. Nothing has to be computed, and no mode of torch's has to be on, to say
+that a value is `float32[?, 64]`. A size that only a running step knows is kept as the text of its formula.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.compat import expression_of
+
+FormSize = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[FormSize, ...]
+    strides: tuple[FormSize, ...]
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class SizeForm:
+    """Of a size that the data decides."""
+
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberForm:
+    """Of any other number on the host."""
+
+    kind: str
+
+
+def form_of(value: Any) -> Any:
+    """The form of what a node yields; lists of values become lists of forms, None stays None."""
+    if value is None or isinstance(value, Form | SizeForm | NumberForm):
+        return value
+    if isinstance(value, Tensor):
+        return Form(value.dtype, _sizes(value.shape), _sizes(value.stride()), torch.device(value.device.type))
+    if isinstance(value, list | tuple):
+        return [form_of(item) for item in value]
+    if isinstance(value, torch.SymInt):
+        return SizeForm(str(expression_of(value)))
+    return NumberForm(type(value).__name__)
+
+
+def _sizes(sizes: Any) -> tuple[FormSize, ...]:
+    return tuple(size if isinstance(size, int) else str(expression_of(size)) for size in sizes)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from monograph.compat import annotate_nodes
 
-REGION, ROLE, SLOT, PATH, DIRECTION = "region", "role", "slot", "path", "direction"
+REGION, ROLE, SLOT, PATH, DIRECTION, CHUNK = "region", "role", "slot", "path", "direction", "chunk"
 """The keys of the annotations on a captured node."""
 
 
@@ -54,3 +54,8 @@ def annotate_path(path: str) -> AbstractContextManager[None]:
 def annotate_direction(direction: Direction) -> AbstractContextManager[None]:
     """Mark the ops run inside as one half of the step."""
     return annotate_nodes({DIRECTION: direction.value})
+
+
+def annotate_chunk(chunk: int) -> AbstractContextManager[None]:
+    """Mark the ops run inside as the work of one chunk of a micro-batch."""
+    return annotate_nodes({CHUNK: str(chunk)})

@@ -5,6 +5,7 @@ difference like any other.
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_a_recipe_makes_a_fresh_config_each_time(name):
 def test_every_field_of_a_recipe_can_be_typed_as_a_flag(name):
     config = load_recipe(name)
     for leaf in find_leaves(config):
-        flag = [f"--{leaf.path}={words}"] if (words := format_words(leaf.value)) else [f"--{leaf.path}", ""]
+        flag = shlex.split(f"--{leaf.path}={words}") if (words := format_words(leaf.value)) else [f"--{leaf.path}", ""]
         if isinstance(leaf.value, tuple):
             flag = [f"--{leaf.path}", *(leaf.value or ["[]"])]
         assert apply_overrides(config, split_flags(flag)) == config, leaf.path

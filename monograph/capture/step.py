@@ -16,6 +16,7 @@ from torch import Tensor
 from monograph.annotate import Direction, annotate_direction
 from monograph.compat import mark_backward
 from monograph.models.decoder import Decoder
+from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
 
@@ -33,13 +34,21 @@ class StepOutputs(NamedTuple):
 
 
 def make_step(
-    model: Decoder, table: ParamTable, *, compute_dtype: torch.dtype, reduce_dtype: torch.dtype
+    model: Decoder,
+    table: ParamTable,
+    *,
+    compute_dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    chunks: ByUnit | None = None,
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
-    """The step function of a parallelized model; `model` gives the structure, its own tensors are never read."""
+    """The step function of a parallelized model; `model` gives the structure, its own tensors are never read.
+
+    Units in `chunks` run chunk by chunk.
+    """
     places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, chunks=chunks)
         known = dict(buffers) | {name: coords for name in places}
         output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
         wanted = [state[slot.name] for slot in table]
@@ -53,13 +62,18 @@ def make_step(
 
 
 def make_forward(
-    model: Decoder, table: ParamTable, *, compute_dtype: torch.dtype, reduce_dtype: torch.dtype
+    model: Decoder,
+    table: ParamTable,
+    *,
+    compute_dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    chunks: ByUnit | None = None,
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
     """The forward half of the same step, for evaluation: a loss and nothing else."""
     places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
     def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, chunks=chunks)
         known = dict(buffers) | {name: coords for name in places}
         output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
         return StepOutputs(output.value, {}, None)

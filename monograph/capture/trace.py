@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from monograph.annotate import DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
+from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.pure import make_pure
 from monograph.compat import fake_tensors, is_gradient_sum, trace_function
 from monograph.graph.promises import find_promises, mark_gradients
@@ -147,6 +147,13 @@ def find_unit_of_sum(node: torch.fx.Node) -> str:
     return "" if block is None else f"layers.{block}"
 
 
+def find_chunk_of_sum(node: torch.fx.Node) -> dict[str, int]:
+    """A sum of gradients that all come from one chunk belongs to it."""
+    chunks = {tag_of(each).chunk for each in node.all_input_nodes}
+    chunk = chunks.pop()
+    return {} if chunks or chunk is None else {CHUNK: chunk}
+
+
 def tag_nodes(graph: torch.fx.Graph) -> None:
     """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
     owners: dict[int, dict[str, Any]] = {}
@@ -161,9 +168,10 @@ def tag_nodes(graph: torch.fx.Graph) -> None:
         direction = Direction(facts.get(DIRECTION, Direction.FORWARD))
         if direction is Direction.BACKWARD and is_gradient_sum(node, last):
             facts[PATH] = find_unit_of_sum(node)
+            facts |= find_chunk_of_sum(node)
         elif direction is Direction.BACKWARD:
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
-            facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT) if key in inherited} | facts
+            facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT, CHUNK) if key in inherited} | facts
         role = find_role(facts, direction)
         set_tag(
             node,
@@ -173,5 +181,6 @@ def tag_nodes(graph: torch.fx.Graph) -> None:
                 role=role,
                 slot=facts.get(SLOT, ""),
                 region=facts.get(REGION, ""),
+                chunk=int(facts[CHUNK]) if CHUNK in facts else None,
             ),
         )

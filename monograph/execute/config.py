@@ -1,10 +1,11 @@
 """How the step is run: op by op, or compiled; and what backward keeps. Loads without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 CompileComponent = Literal["model", "loss", "optimizer"]
 
@@ -25,7 +26,11 @@ class CompileConfig(Configurable.Config):
     partition: Literal["none", "min_cut"] = "none"
     """graph mode: min_cut splits the step into a forward and a backward graph where the least has to be kept."""
 
+    expert_overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
+    """Experts' exchanges travel while another part of the micro-batch computes."""
+
     def check(self) -> None:
+        self.check_overlap()
         if self.mode != "graph" and (self.cuda_graph != "off" or self.partition != "none"):
             raise ConfigError(
                 f"cuda_graph is {self.cuda_graph} and partition is {self.partition} with mode {self.mode}",
@@ -43,6 +48,22 @@ class CompileConfig(Configurable.Config):
                 f"components is {list(self.components)}",
                 why="it lists each thing to compile once",
                 do="--compile.components model loss",
+            )
+
+    def check_overlap(self) -> None:
+        """Chunks need a step that is captured, or at least gathers its parameters by functions."""
+        strategy = self.expert_overlap.strategy
+        if self.mode == "layer" and strategy != "off":
+            raise ConfigError(
+                f"expert_overlap.strategy is {strategy} with mode layer",
+                why="blocks are compiled one by one, and no exchange can leave the one it is in",
+                do="--compile.mode graph, or --compile.expert_overlap.strategy off",
+            )
+        if self.mode != "graph" and strategy == "graph":
+            raise ConfigError(
+                f"expert_overlap.strategy is graph with mode {self.mode}",
+                why="the pass that cuts the step needs a captured one",
+                do="--compile.mode graph, or --compile.expert_overlap.strategy trace to cut without a graph",
             )
 
 

@@ -20,6 +20,7 @@ from monograph.graph.signature import InputKind, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
 from monograph.models.decoder import Decoder
+from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import Record, build_passes, run_passes
@@ -36,6 +37,8 @@ class GraphStep(MeshStep):
         self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
+        overlap = settings.compile.expert_overlap
+        self.chunks = find_chunks(model, overlap) if overlap.strategy == "trace" else {}
         self.records: list[Record] = []
         self.graph: StepGraph | None = None
         self.obstacles: list[str] = []
@@ -111,6 +114,7 @@ class GraphStep(MeshStep):
             self.table,
             compute_dtype=self.settings.compute_dtype,
             reduce_dtype=self.settings.reduce_dtype,
+            chunks=self.chunks,
         )
         example = Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
         with torch.set_grad_enabled(not is_forward):
@@ -137,6 +141,7 @@ class GraphStep(MeshStep):
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,
+            overlap=self.settings.compile.expert_overlap,
         )
 
     def sources(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Sources:

@@ -15,6 +15,7 @@ from monograph.compat import fake_tensors
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
+from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
@@ -60,6 +61,7 @@ class ShardedStep(ModuleStep):
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
             run=RunBlocks(runner) if runner is not None else call_function,
+            chunks=find_chunks(model, settings.compile.expert_overlap),
         )
 
     def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monograph.axes import Axis
+from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Facts:
     """Gathered parameters are freed after forward and gathered again for backward."""
     device: str = "cpu"
     """Where the step will run; the passes themselves need no device."""
+    overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
+    """What is run chunk by chunk, so that experts' exchanges travel meanwhile."""
 
     def degree(self, axis: Axis) -> int:
         """Ranks along an axis; an axis nobody mentions has one."""

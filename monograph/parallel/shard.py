@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.models.decoder import call_function
+from monograph.parallel.chunks import ByUnit, Chunks, add_in_reverse
 from monograph.parallel.collectives import gather_dim, scatter_dim, total
 from monograph.parallel.param_table import ParamTable, Slot
 
@@ -38,6 +39,36 @@ def gather_parameter(shard: Tensor, slot: Slot, compute: torch.dtype, reduce: to
     """The piece of a parameter that compute sees; its gradient is summed and scattered on the way back."""
     with annotate_role(Role.PARAM_GATHER, slot=slot.name):
         return _Gather.apply(shard, slot, compute, reduce)
+
+
+class _GatherForChunks(torch.autograd.Function):
+    """The same piece once for every chunk: gathered once, with one gradient for each chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype, chunks: Chunks
+    ) -> tuple[Tensor, ...]:
+        ctx.where = (slot, reduce, chunks)
+        piece = gather_piece(shard.to(compute), slot)
+        return tuple(piece.view(piece.shape) for _ in range(chunks.count))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        slot, reduce, chunks = ctx.where
+        gradients = [grad.to(reduce) for grad in grads]
+        if chunks.is_summed_first:
+            total = reduce_gradient(add_in_reverse(gradients), slot)
+        else:
+            total = add_in_reverse([reduce_gradient(gradient, slot) for gradient in gradients])
+        return total, None, None, None, None
+
+
+def gather_for_chunks(
+    shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype, chunks: Chunks
+) -> tuple[Tensor, ...]:
+    """A parameter's piece for every chunk; the chunks' gradients are added before or after they are summed."""
+    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
+        return _GatherForChunks.apply(shard, slot, compute, reduce, chunks)
 
 
 def gather_piece(shard: Tensor, slot: Slot) -> Tensor:
@@ -67,6 +98,7 @@ class ShardedCall:
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
+    Units in `chunks` are run, or have a module that is run, chunk by chunk.
     """
 
     def __init__(
@@ -79,29 +111,36 @@ class ShardedCall:
         reduce_dtype: torch.dtype,
         reshard: bool = False,
         run: Callable[..., Any] = call_function,
+        chunks: ByUnit | None = None,
     ) -> None:
-        self.state, self.run = state, run
+        self.state, self.run, self.chunks = state, run, chunks or {}
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
         units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
         slots = self.slots[unit]
-        pieces = {
-            name: gather_parameter(self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
-            for name, slot in slots
-        }
-        given = (unit, tuple(pieces), *pieces.values(), *args)
+        chunks = self.chunks.get(unit) if torch.is_grad_enabled() else None  # evaluation runs whole
+        pieces: dict[tuple[int | None, str], Tensor] = {}
+        for name, slot in slots:
+            given = (self.state[slot.name], slot, self.compute_dtype, self.reduce_dtype)
+            if chunks is None or not chunks.covers(name):
+                pieces[None, name] = gather_parameter(*given)
+            else:
+                pieces |= {(i, name): piece for i, piece in enumerate(gather_for_chunks(*given, chunks))}
+        call = call_with if chunks is None else chunks.call
+        work = (call, unit, tuple(pieces), *pieces.values(), *args)
         if not (self.reshard and torch.is_grad_enabled()):
-            return self.run(call_with, *given)
-        hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, pieces, self.compute_dtype)
+            return self.run(*work)
+        named = {name: piece for (_, name), piece in pieces.items()}
+        hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, named, self.compute_dtype)
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
-            return self.run(call_with, *given)
+            return self.run(*work)
 
 
-def call_with(unit: nn.Module, names: tuple[str, ...], *values: Any) -> Any:
+def call_with(unit: nn.Module, names: tuple[tuple[int | None, str], ...], *values: Any) -> Any:
     """Run a unit with parameters of these names; they come flat, before its arguments, as `run` can keep them."""
-    pieces = dict(zip(names, values[: len(names)], strict=True))
+    pieces = {name: value for (_, name), value in zip(names, values[: len(names)], strict=True)}
     return torch.func.functional_call(unit, pieces, values[len(names) :])
 
 

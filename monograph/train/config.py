@@ -236,6 +236,15 @@ class TrainerConfig(Configurable.Config):
                 do="--parallelism.fsdp auto",
             )
         self.check_graph_mode()
+        self.compile.expert_overlap.check_run(
+            mode=self.compile.mode,
+            fsdp=self.parallelism.fsdp,
+            has_experts=self.model.find_moe() is not None,
+            sequences=self.training.local_batch_size,
+            tokens=self.training.seq_len,
+            tensor_ranks=self.parallelism.tensor_parallel_degree,
+            expert_ranks=self.parallelism.expert_parallel_degree,
+        )
         seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
         if seq_len > longest:
             raise ConfigError(

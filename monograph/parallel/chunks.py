@@ -1,0 +1,176 @@
+"""Modules run chunk by chunk: the input cut into equal parts, one call for each, the results put together again.
+
+This is what chunking means: eager mode runs it as it stands, a capture of it is one strategy, and the pass that cuts
+an unchunked capture has to give the same bits. So every choice that touches a bit is made here, and stated:
+
+- parts are contiguous, in forward and in backward;
+- chunks run in order 0, 1, ..., n - 1, and the experts' loads are added in that order;
+- a parameter's gradient is the sum over chunks in the order backward makes them, n - 1, ..., 0, in the reduce dtype.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from monograph.annotate import annotate_chunk
+from monograph.errors import ConfigError
+from monograph.models.decoder import Block, Decoder
+from monograph.parallel.overlap_config import ExpertOverlapConfig
+
+Pieces = dict[str, Tensor]
+
+
+class _Cut(torch.autograd.Function):
+    """Equal parts of a value along a dim."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
+        ctx.dim = dim
+        return tuple(cut(value, dim, count))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return torch.cat(grads, ctx.dim), None, None
+
+
+class _Join(torch.autograd.Function):
+    """Parts put together along a dim."""
+
+    @staticmethod
+    def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:
+        ctx.dim, ctx.count = dim, len(parts)
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *cut(grads[0], ctx.dim, ctx.count)
+
+
+def cut(value: Tensor, dim: int, count: int) -> list[Tensor]:
+    """`count` equal parts, each contiguous."""
+    return [part.contiguous() for part in value.split(value.shape[dim] // count, dim)]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How one module of a unit is run chunk by chunk."""
+
+    path: str
+    """Of the module, in the model."""
+    root: nn.Module
+    prefix: str
+    """Of the module's parameters, in the unit: empty when it is the unit itself."""
+    dim: int
+    count: int
+    is_summed_first: bool
+    """Gradients are added before they travel between ranks, not after."""
+
+    def covers(self, name: str) -> bool:
+        """Whether a parameter of the unit belongs to the module."""
+        return name.startswith(self.prefix)
+
+    def call(self, unit: nn.Module, names: tuple[tuple[int | None, str], ...], *values: Any) -> Any:
+        """Run the unit with parameters of these names, each of one chunk or (None) of what is not cut."""
+        whole: Pieces = {}
+        parts: list[Pieces] = [{} for _ in range(self.count)]
+        for (chunk, name), value in zip(names, values[: len(names)], strict=True):
+            (whole if chunk is None else parts[chunk])[name.removeprefix(self.prefix if chunk is not None else "")] = (
+                value
+            )
+        args = values[len(names) :]
+        if self.root is unit:
+            return self.run(parts, *args)
+        with replaced_forward(self.root, lambda *inner: self.run(parts, *inner)):
+            return torch.func.functional_call(unit, whole, args)
+
+    def run(self, parts: Sequence[Pieces], *args: Any) -> tuple[Tensor, Tensor | None]:
+        """The module's result and its experts' load, from one call for each chunk."""
+        given = self.cut_arguments(args)
+        found = []
+        for chunk, pieces in enumerate(parts):
+            with annotate_chunk(chunk):
+                found.append(torch.func.functional_call(self.root, pieces, given[chunk]))
+        loads = [load for _, load in found]
+        total = loads[0]
+        for load in loads[1:]:
+            total = total + load
+        return _Join.apply(self.dim, *(result for result, _ in found)), total
+
+    def cut_arguments(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Every chunk's arguments: what has the extent of the first argument is cut, what has extent 1 is shared."""
+        extent = args[0].shape[self.dim]
+        if extent % self.count:
+            raise ConfigError(
+                f"{self.path} gets {list(args[0].shape)}, and dim {self.dim} is to be cut into {self.count} chunks",
+                why=f"{extent} is not a multiple of {self.count}",
+                do="change training.local_batch_size, training.seq_len or compile.expert_overlap.num_chunks",
+            )
+        columns: list[Sequence[Any]] = []
+        for value in args:
+            if isinstance(value, Tensor) and value.dim() > self.dim and value.shape[self.dim] == extent:
+                columns.append(_Cut.apply(value, self.dim, self.count))
+            elif value is None or value.shape[self.dim] == 1:
+                columns.append([value] * self.count)
+            else:
+                raise ConfigError(
+                    f"{self.path} gets {list(value.shape)} next to {list(args[0].shape)}",
+                    why=f"along dim {self.dim} it has neither {extent} entries, to be cut, nor 1, to be shared",
+                )
+        return list(zip(*columns, strict=True))
+
+
+def find_chunks(model: Decoder, overlap: ExpertOverlapConfig) -> dict[nn.Module, Chunks]:
+    """Unit -> how the chosen module in it is run. Blocks without experts have nothing to hide and stay whole."""
+    if not overlap.is_on:
+        return {}
+    found: dict[nn.Module, Chunks] = {}
+    for path, unit in model.named_modules():
+        if not isinstance(unit, Block) or unit.moe is None:
+            continue
+        root, prefix = (unit, "") if overlap.has_blocks else (unit.moe, "moe.")
+        where = f"{path}.{prefix}".rstrip(".")
+        if overlap.selects(where):
+            dim = 0 if overlap.chunk_dim == "batch" else 1
+            is_first = overlap.grad_sum == "before_reduce"
+            found[unit] = Chunks(where, root, prefix, dim, overlap.num_chunks, is_first)
+    if not found:
+        blocks = [path for path, unit in model.named_modules() if isinstance(unit, Block) and unit.moe is not None]
+        raise ConfigError(
+            f"compile.expert_overlap.modules is {overlap.modules!r}, which no module with experts matches",
+            why=f"the blocks with experts are {', '.join(blocks)}" if blocks else "the model has no experts",
+            do="--compile.expert_overlap.modules 'layers.*'",
+        )
+    return found
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the module's forward is another function; inside of that, it is its own again."""
+
+    def outer(*args: Any) -> Any:
+        del module.__dict__["forward"]
+        try:
+            return forward(*args)
+        finally:
+            module.__dict__["forward"] = outer
+
+    module.__dict__["forward"] = outer
+    try:
+        yield
+    finally:
+        module.__dict__.pop("forward", None)
+
+
+def add_in_reverse(values: Sequence[Tensor]) -> Tensor:
+    """The sum, in the order backward comes to the chunks: the last one first."""
+    total = values[-1]
+    for value in reversed(values[:-1]):
+        total = total + value
+    return total
+
+
+ByUnit = Mapping[nn.Module, Chunks]

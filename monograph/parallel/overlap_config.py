@@ -1,0 +1,123 @@
+"""Experts' exchanges under compute: which modules are run chunk by chunk, and how. Loads without torch."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+BLOCK_PARTS, EXPERT_PARTS = 2, 3
+"""Parts of the path of a block, and of the experts in it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ExpertOverlapConfig(Configurable.Config):
+    """Run chosen modules chunk by chunk, so that one chunk's rows travel while another chunk computes."""
+
+    strategy: Literal["off", "trace", "graph"] = "off"
+    """trace: modules are called once per chunk, in eager mode too; graph: a pass cuts the captured step."""
+    chunk_dim: Literal["batch", "seq"] = "batch"
+    """What is cut: the sequences of a micro-batch, or (for experts alone) the tokens of every sequence."""
+    modules: str = "layers.*"
+    """The modules: `layers.*` for whole blocks, `layers.*.moe` for the experts in them, or one of either."""
+    num_chunks: int = 2
+    """Parts a micro-batch is cut into."""
+    grad_sum: Literal["before_reduce", "after_reduce"] = "before_reduce"
+    """When chunks' gradients are added: before one transfer between ranks, or after one transfer for each chunk."""
+    schedule: Literal["on", "off"] = "on"
+    """graph mode: move exchanges and compute so that they overlap; off leaves the order as it comes."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is cut."""
+        return self.strategy != "off"
+
+    def selects(self, path: str) -> bool:
+        """Whether a module is cut, by its path: part by part."""
+        wanted, given = self.modules.split("."), path.split(".")
+        return len(wanted) == len(given) and all(map(fnmatchcase, given, wanted))
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether whole blocks are cut, attention included."""
+        return len(self.modules.split(".")) == BLOCK_PARTS
+
+    def check(self) -> None:
+        parts = self.modules.split(".")
+        is_experts = len(parts) == EXPERT_PARTS and fnmatchcase("moe", parts[-1])
+        if parts[0] != "layers" or not all(parts) or not (len(parts) == BLOCK_PARTS or is_experts):
+            raise ConfigError(
+                f"modules is {self.modules!r}",
+                why="only blocks and the experts in them can be run chunk by chunk",
+                do="write `layers.*` for all blocks, `layers.*.moe` for all experts, or `layers.3` for one of them",
+            )
+        if self.num_chunks < 2:
+            raise ConfigError(
+                f"num_chunks is {self.num_chunks}",
+                why="with fewer than two chunks nothing can travel while another computes",
+                do="write 2 or more, or --compile.expert_overlap.strategy off",
+            )
+        if self.is_on and self.chunk_dim == "seq" and self.has_blocks:
+            raise ConfigError(
+                f"chunk_dim is seq and modules is {self.modules!r}, which covers attention",
+                why="attention needs all tokens of a sequence at once",
+                do="--compile.expert_overlap.modules 'layers.*.moe', or --compile.expert_overlap.chunk_dim batch",
+            )
+
+    def check_run(
+        self,
+        *,
+        mode: str,
+        fsdp: str,
+        has_experts: bool,
+        sequences: int,
+        tokens: int,
+        tensor_ranks: int,
+        expert_ranks: int,
+    ) -> None:
+        """Refuse what the rest of a run does not allow; `sequences` and `tokens` are of one micro-batch."""
+        if not self.is_on:
+            return
+        if not has_experts:
+            raise ConfigError(
+                f"compile.expert_overlap.strategy is {self.strategy} and the model has no experts",
+                why="there are no rows to exchange",
+                do="--compile.expert_overlap.strategy off",
+            )
+        if mode == "eager" and fsdp != "graph":
+            raise ConfigError(
+                f"compile.expert_overlap.strategy is {self.strategy} and parallelism.fsdp is {fsdp}",
+                why="chunks share gathered parameters, which FSDP2's hooks cannot",
+                do="--parallelism.fsdp graph, or --compile.mode graph",
+            )
+        if mode == "graph" and self.schedule == "on" and expert_ranks == 1:
+            raise ConfigError(
+                "compile.expert_overlap.schedule is on and parallelism.expert_parallel_degree is 1",
+                why="all experts are on every rank: no rows travel, and nothing can be hidden",
+                do="--compile.expert_overlap.schedule off, or spread the experts over more ranks",
+            )
+        self.check_extent(sequences=sequences, tokens=tokens, tensor_ranks=tensor_ranks)
+
+    def check_extent(self, *, sequences: int, tokens: int, tensor_ranks: int) -> None:
+        """Refuse a micro-batch of `sequences` x `tokens` that cannot be cut into equal parts."""
+        if self.chunk_dim == "batch":
+            extent, name = sequences, "training.local_batch_size"
+        else:
+            extent, name = tokens // tensor_ranks, "training.seq_len"
+        per_chunk = extent // self.num_chunks
+        least = 2 if self.strategy == "graph" else 1
+        if extent % self.num_chunks == 0 and per_chunk >= least:
+            return
+        shared = f" over {tensor_ranks} tensor-parallel ranks" if self.chunk_dim == "seq" and tensor_ranks > 1 else ""
+        unit = self.num_chunks * (tensor_ranks if self.chunk_dim == "seq" else 1)
+        whole = tokens if self.chunk_dim == "seq" else sequences
+        fits = max(unit * least, whole // unit * unit)
+        why = f"{extent} cannot be cut into {self.num_chunks} equal parts"
+        if extent % self.num_chunks == 0:
+            why = f"a chunk would have {per_chunk}, and a step of that size is captured differently"
+        raise ConfigError(
+            f"compile.expert_overlap cuts {name} = {whole}{shared} into {self.num_chunks} chunks",
+            why=why,
+            do=f"--{name} {fits}, or another --compile.expert_overlap.num_chunks",
+        )

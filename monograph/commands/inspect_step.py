@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.commands.terminal import is_terminal, make_console, print_plain, print_rows, print_title
+from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.execute.runner import GraphStep
 from monograph.graph.cost import H200, Cost
 from monograph.graph.diff import diff_texts
@@ -75,8 +75,8 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (folder / "index.html").write_text(make_page(report), encoding="utf-8")
     print_records(records)
-    print_plain(f"\n{H200.describe()}; routing taken as even")
-    print_plain(f"page:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
+    print_plain("\n" + "\n".join(list_notes(device)))
+    print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
     return 0
 
 
@@ -100,8 +100,17 @@ def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dic
         "seq_len": config.training.seq_len,
         "compute_dtype": config.training.compute_dtype,
         "machine": H200.describe(),
+        "notes": list_notes(device),
         "torch": torch.__version__,
     }
+
+
+def list_notes(device: torch.device) -> list[str]:
+    """What a reader should know before trusting a number."""
+    notes = [f"Times are estimates for {H200.describe()}.", "Rows are taken to be routed evenly over the experts."]
+    if device.type == "cpu":
+        notes.append("Captured on a CPU, with its kernels: a GPU's attention may keep less for backward.")
+    return notes
 
 
 def print_records(records: list[Record]) -> None:
@@ -123,5 +132,6 @@ def _cells(cost: Cost) -> tuple[str, ...]:
 
 
 def _say(text: str) -> None:
-    if is_terminal():
-        make_console(stderr=True).print(text)
+    console = make_console(stderr=True)
+    if console.is_terminal:
+        console.print(text)

@@ -107,8 +107,8 @@ def _join(key: tuple[str, int | None], runs: list[tuple[int, list[Line]]], order
     for place, found in runs:
         if end is not None:
             between = [_name_seen(each, key[1]) for each in order[end + 1 : place]]
-            names = between[0] if len(between) == 1 else f"{between[0]} to {between[-1]}"
-            lines.append(Line(None, f"({names} runs here)", order[place]))
+            names = f"{between[0]} runs" if len(between) == 1 else f"{between[0]} to {between[-1]} run"
+            lines.append(Line(None, f"({names} here)", order[place]))
         lines += found
         end = place
     return Part(*key, tuple(lines), "\n".join(f"{line.number}: {line.text}" for line in lines))

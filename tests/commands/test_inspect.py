@@ -2,12 +2,15 @@
 
 import json
 import resource
+import subprocess
+import sys
 
 import pytest
 
 from monograph import cli
 from monograph.commands.inspect import count_ranks
 from monograph.recipes.catalog import load_recipe
+from tests.test_cli import RUN_MANY
 
 MESH = "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2"
 
@@ -69,17 +72,21 @@ def test_degrees_alone_say_how_many_ranks_there_are():
     assert count_ranks(config.replace(tensor_parallel_degree=2, data_parallel_shard_degree=4)) == 8
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        ("inspect llama3_debugmodel", "--out is missing"),
-        ("inspect llama3_debugmodel --out there --ranks -1", "--ranks -1"),
-        ("inspect llama3_debugmodel --out there --compile.mode eager", "inspect shows the captured graph"),
-        ("inspect llama3_debugmodel --out there --ranks 3 --parallelism.tensor_parallel_degree 2", "there are 3"),
-        ("inspect llama3_debugmodel --out pyproject.toml", "cannot be written"),
-        ("inspect llama3_debugmodel --out there --passes.off buckets", "there is no pass of that name"),
-    ],
-)
-def test_what_cannot_be_inspected_is_refused_with_a_reason(words, answer, capsys):
-    assert cli.main(words.split()) == 2
-    assert answer in capsys.readouterr().err
+REFUSED = {
+    "": "--out is missing",
+    "--out there --ranks -1": "--ranks -1",
+    "--out there --compile.mode eager": "inspect shows the captured graph",
+    "--out there --ranks 3 --parallelism.tensor_parallel_degree 2": "there are 3",
+    "--out pyproject.toml": "cannot be written",
+    "--out there --passes.off buckets": "there is no pass of that name",
+}
+
+
+def test_what_cannot_be_inspected_is_refused_at_once_without_torch():
+    lines = [["inspect", "llama3_debugmodel", *words.split()] for words in REFUSED]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_MANY], input=json.dumps(lines), capture_output=True, text=True, check=True
+    )
+    for (code, _, err, seconds), reason in zip(json.loads(done.stdout), REFUSED.values(), strict=True):
+        assert (code, reason in err) == (2, True), err
+        assert seconds < 2

@@ -92,7 +92,8 @@ def test_the_estimate_is_close_to_what_a_run_allocates(recipe, passes):
         step = build_step(shallow(recipe, "graph"), groups)
         inputs, valid = step.inputs(make_batch(0, length=128)), torch.tensor(256)
         graph = step.capture(inputs, valid) if passes else step.trace(inputs, valid)
-        bound = step.bind(graph, inputs, valid)
+        sources = step.sources(inputs, valid)
+        bound = [sources[spec.kind][spec.name] for spec in graph.inputs]
         gc.collect()
         with torch.no_grad(), CountBytes(bound) as counted:
             graph.module(*bound)

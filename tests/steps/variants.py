@@ -1,4 +1,4 @@
-"""Ways to run the graph of a tiny model, compared with the eager step bit for bit. A file of its own: ranks import it."""
+"""Ways to run the graph of a tiny model, each compared with the eager step bit for bit. Ranks import this file."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,6 @@
 """One compiler for everything."""
 
+from monograph.annotate import Direction
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_compute
 from monograph.graph.step_graph import StepGraph
@@ -29,6 +30,8 @@ class CompileWhole(Pass):
         if len(nodes) == 1 + len(graph.outputs):
             return "compiled already"
         region = find_region(nodes)
-        put_in_place(graph, region, "compiled", compile_region(graph, region), Tag(made_by=self.name()))
+        tag = Tag(direction=Direction.BACKWARD, made_by=self.name())
+        put_in_place(graph, region, "compiled", compile_region(graph, region), tag)
         graph.compiled += 1
+        graph.promises = None  # they were kept up to here; inside of the compiled code nobody can look
         return f"{len(nodes)} nodes became one call"

@@ -7,7 +7,7 @@ from torch.fx import Node
 from monograph.annotate import Direction
 from monograph.graph.edit import copy_before, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_backward
+from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Has, Pass
@@ -52,7 +52,7 @@ def plan_recompute(graph: StepGraph) -> list[Again]:
     places = {node: place for place, node in enumerate(graph.nodes)}
     first: dict[Node, Node] = {}
     for node in graph.nodes:
-        if is_backward(node):
+        if is_compute(node) and is_backward(node):
             for value in node.all_input_nodes:
                 if value in again:
                     first.setdefault(value, node)
@@ -77,5 +77,5 @@ def apply_recompute(plan: list[Again]) -> None:
         )
     made = set(copies.values())
     for node, copy in copies.items():
-        readers = [user for user in node.users if is_backward(user) and user not in made]
+        readers = [user for user in node.users if is_compute(user) and is_backward(user) and user not in made]
         redirect(node, copy, users=readers)

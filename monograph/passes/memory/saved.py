@@ -28,7 +28,7 @@ def find_crossing(graph: StepGraph, kept: Collection[Node]) -> Crossing:
     """Walk from backward's arguments to what is kept."""
     read: set[Node] = set()
     again: set[Node] = set()
-    todo = [value for node in graph.nodes if is_backward(node) for value in node.all_input_nodes]
+    todo = [value for node in graph.nodes if is_compute(node) and is_backward(node) for value in node.all_input_nodes]
     while todo:
         value = todo.pop()
         if not is_compute(value) or is_backward(value) or value in read or value in again:

@@ -1,0 +1,85 @@
+"""Models of a few nodes to cut into chunks, captured whole and for one chunk."""
+
+import torch
+from torch import nn
+
+from monograph.axes import Axis, Group
+from monograph.capture.chunks import capture_twins
+from monograph.capture.step import StepOutputs
+from monograph.capture.trace import Example, capture
+from monograph.graph.facts import Facts
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.overlap_config import ExpertOverlapConfig
+from monograph.parallel.param_table import Slot
+from monograph.parallel.plan import Cut
+from monograph.parallel.shard import gather_parameter
+from tests.graph.captures import CPU, take_gradients
+
+
+class Plain(nn.Module):
+    """y = relu(x w^T)"""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(4, 4))
+
+    def forward(self, x):
+        return torch.relu(nn.functional.linear(x, self.w))
+
+
+class Looping(Plain):
+    """Works in pieces of two rows, so that a chunk has fewer ops."""
+
+    def forward(self, x):
+        return torch.cat([super(Looping, self).forward(rows) for rows in x.split(2)])
+
+
+class Leaking(Plain):
+    """Remembers a sum over all rows, which is read outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+
+    def forward(self, x):
+        self.seen = x.sum(0)
+        return super().forward(x)
+
+
+class Stack(nn.Module):
+    def __init__(self, layer, count):
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x + sum(layer.seen for layer in self.layers if getattr(layer, "seen", None) is not None)
+
+
+def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
+    """The step of a stack of layers on a pretended mesh, its twins, and what the pass may know."""
+    mesh = mesh or Mesh(dp_shard=2)
+    config = ExpertOverlapConfig(**{"strategy": "graph", **overlap})
+    model = Stack(layer, count)
+    names = [f"layers.{number}.w" for number in range(count)]
+    slots = [
+        Slot(names=(n,), shape=(4, 4), cuts=(), shard=Cut(axis=Axis.FSDP, dim=0), unit=n[:8], order=place, mesh=mesh)
+        for place, n in enumerate(names)
+    ]
+
+    def step(state, buffers, batch, coords, scalars):
+        pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, torch.float32) for slot in slots}
+        loss = torch.func.functional_call(model, pieces, (batch["x"],)).sum()
+        return StepOutputs(loss.detach(), take_gradients(loss, state), None)
+
+    with pretended_groups(mesh, 0, CPU) as groups:
+        state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
+        example = Example(state, {}, {"x": torch.zeros(rows, 4)}, groups.coords(), {})
+        graph = capture(step, model, example)
+        roots = [path for path, _ in model.named_modules() if config.selects(path)]
+        capture_twins(graph, step, model, example, config, roots)
+    sizes = {group.value: mesh.group_size(group) for group in Group}
+    degrees = {axis: mesh.degree(axis) for axis in Axis}
+    return graph, Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config)

@@ -1,0 +1,72 @@
+"""Graphs for tests of passes: a tiny model on a pretended mesh, captured once, handed out as copies."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+
+from monograph.execute.runner import GraphStep
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.passes.base import Pass
+from monograph.passes.config import (
+    CompileWholeConfig,
+    MarkRegionsConfig,
+    OffloadSavedConfig,
+    PassesConfig,
+)
+from monograph.passes.runner import build_passes
+from monograph.run import build_step
+from tests.execute.updates import CPU, small
+
+ASKED = PassesConfig(
+    offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
+    mark_regions=MarkRegionsConfig(regions=("blocks",)),
+    compile_whole=CompileWholeConfig(enabled=True),
+)
+"""Options under which every pass has something to do."""
+
+
+def compiles(name: str) -> bool:
+    """Whether a pass calls a compiler."""
+    return name.startswith("compile_")
+
+
+@functools.cache
+def _capture(model: str, mesh: Mesh, rank: int, changes: tuple) -> tuple[StepGraph, Facts]:
+    degrees = {name: getattr(mesh, name) for name in ("tp", "ep", "etp") if getattr(mesh, name) > 1}
+    changed = {"compile.mode": "graph", "parallelism.fsdp": "graph", **dict(changes)}
+    with tempfile.TemporaryDirectory() as folder:
+        config = small(model, Path(folder), changed, **degrees)
+    with pretended_groups(mesh, rank, CPU) as groups:
+        step = build_step(config, groups)
+        assert isinstance(step, GraphStep)
+        shape = (config.training.local_batch_size, config.training.seq_len)
+        batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels")}
+        return step.trace(step.inputs(batch), torch.tensor(7)), step.facts()
+
+
+def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:
+    """A fresh copy of the captured step of a tiny model, and what passes may know about its mesh."""
+    graph, facts = _capture(model, mesh, rank, tuple(changes.items()))
+    return clone(graph), facts
+
+
+def clone(graph: StepGraph) -> StepGraph:
+    """A graph that can be changed without changing the original; values are shared, because nobody writes them."""
+    inside = torch.fx.Graph()
+    copies = {}
+    for node in graph.nodes:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+        copies[node].meta = dict(node.meta)
+    module = torch.fx.GraphModule(graph.module, inside)
+    return StepGraph(module=module, inputs=graph.inputs, outputs=graph.outputs, promises=graph.promises)
+
+
+def make_pass(name: str, config: PassesConfig | None = None) -> Pass:
+    """One pass with the options of a config."""
+    (found,) = [each for each in build_passes(config or PassesConfig()) if each.name() == name]
+    return found

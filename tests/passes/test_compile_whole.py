@@ -1,0 +1,31 @@
+"""compile_whole: the step is one call, with the same results within rounding."""
+
+import pytest
+import torch
+
+from monograph.graph.verify import check_graph
+from monograph.parallel.mesh import Mesh
+from tests.passes.kit import ASKED, capture_small, clone, make_pass
+from tests.passes.test_compile_regions import run_graph
+
+
+@pytest.mark.slow
+def test_the_whole_step_becomes_one_call_that_computes_the_same_within_rounding():
+    plain, facts = capture_small("llama3", Mesh(), **{"model.n_layers": 1})
+    for name in ("remove_no_ops", "remove_dead_code", "elide_trivial_collectives"):
+        make_pass(name).run(plain, facts)
+    graph = clone(plain)
+    whole = make_pass("compile_whole", ASKED)
+    assert not whole.skip(facts)
+    whole.run(graph, facts)
+    check_graph(graph, facts)
+    assert [node.op for node in graph.nodes if node.op == "call_module"] == ["call_module"]
+    assert whole.run(graph, facts) == "compiled already"
+    wanted, found = run_graph(plain), run_graph(graph)
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+
+
+def test_it_does_nothing_unless_asked():
+    _, facts = capture_small("llama3", Mesh())
+    assert make_pass("compile_whole").skip(facts) == "compile_whole.enabled is false"

@@ -1,0 +1,75 @@
+"""What holds for every pass, whatever it does: given for free to whoever writes a new one."""
+
+import copy
+import inspect
+from pathlib import Path
+
+import pytest
+
+from monograph.graph.verify import check_graph
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import PassesConfig
+from monograph.passes.order import ORDER
+from monograph.passes.runner import build_passes, run_passes
+from tests.passes.kit import ASKED, capture_small, compiles
+
+MESH = Mesh(dp_shard=2, tp=2, ep=2)
+PASSES = {each.name(): each for each in build_passes(ASKED)}
+QUICK = [name for name in ORDER if not compiles(name)]
+"""Compiling takes a minute; those passes have tests of their own for the same promises."""
+
+
+def run_up_to(name, mesh, rank=0):
+    """A graph after all passes before `name`, with what that pass may know."""
+    graph, facts = capture_small("deepseek_v3", mesh, rank)
+    before = list(ORDER)[: list(ORDER).index(name)]
+    run_passes(graph, [PASSES[each] for each in before if each in QUICK], (), facts)
+    return graph, facts
+
+
+def test_the_order_names_every_pass_by_its_own_name():
+    assert list(PASSES) == list(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_pass_says_what_it_does_shows_it_and_says_why(name):
+    text = inspect.getdoc(type(PASSES[name]))
+    first = text.splitlines()[0]
+    assert first.endswith((".", ";")) and len(first) > 20
+    places = [text.index(word) for word in ("Before:", "After:", "Why:")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_pass_has_a_test_file_of_its_own(name):
+    assert (Path(__file__).parent / f"test_{name}.py").exists()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_pass_leaves_a_graph_that_keeps_the_rules_and_running_it_twice_changes_nothing_more(name):
+    graph, facts = run_up_to(name, MESH)
+    if PASSES[name].skip(facts):
+        pytest.fail(f"{name} is not tried: {PASSES[name].skip(facts)}")
+    PASSES[name].run(graph, facts)
+    check_graph(graph, facts)
+    once = graph.text(folded=False)
+    PASSES[name].run(graph, facts)
+    check_graph(graph, facts)
+    assert graph.text(folded=False) == once
+
+
+def test_all_passes_together_give_the_same_text_on_two_ranks_and_leave_the_options_alone():
+    before = copy.deepcopy(ASKED)
+    texts = set()
+    for rank in (0, 3):
+        graph, facts = capture_small("deepseek_v3", MESH, rank)
+        run_passes(graph, [PASSES[name] for name in QUICK], (), facts)
+        texts.add(graph.text())
+    assert len(texts) == 1
+    assert before == ASKED
+
+
+def test_a_default_pipeline_asks_for_nothing_that_changes_bits():
+    for each in build_passes(PassesConfig()):
+        _, facts = capture_small("llama3", Mesh(), 0)
+        assert each.same_bits or each.skip(facts) or each.needs, each.name()

@@ -1,0 +1,20 @@
+"""split_groups: counts leave the road of the rows."""
+
+import re
+
+from monograph.axes import Axis
+from monograph.parallel.mesh import Mesh
+from tests.passes.kit import capture_small, make_pass
+
+
+def test_counts_travel_beside_the_rows_and_nothing_else_changes():
+    graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2))
+    before = graph.text(folded=False).splitlines()
+    assert facts.degree(Axis.EP) == 2
+    assert make_pass("split_groups").run(graph, facts) == "2 transfers moved to 1 groups"
+    after = graph.text(folded=False).splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 2
+    for old, new in changed:
+        assert "exchange_counts" in old and old.replace(", ep)", ", ep_counts)") == new
+    assert any(re.search(r"all_to_all.*, ep\).*exchange_rows", line) for line in after)

@@ -1,0 +1,53 @@
+"""A tiny model run chunk by chunk in every way there is, compared bit for bit. A file of its own: ranks import it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monograph.parallel.groups import joined_groups
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+from tests.execute.updates import CPU, differences, make_updates, small
+
+ROUTINGS = ((), (0,), (2, 3))
+MODES = {
+    "block batch": {"modules": "layers.*", "chunk_dim": "batch"},
+    "experts batch": {"modules": "layers.*.moe", "chunk_dim": "batch"},
+    "experts seq": {"modules": "layers.*.moe", "chunk_dim": "seq"},
+}
+Options = Mapping[str, Any]
+
+
+def overlapped(
+    model: str, folder: str | Path, *, mode: str, options: Options, changes: Options | None = None, **degrees: int
+) -> TrainerConfig:
+    """A tiny run with chunks; `mode` is a compile mode, `options` are those of compile.expert_overlap."""
+    fixed = {"parallelism.fsdp": "graph", "compile.mode": mode, "training.local_batch_size": 4}
+    overlap = {f"compile.expert_overlap.{name}": value for name, value in options.items()}
+    return small(model, Path(folder), {**fixed, **overlap, **(changes or {})}, **degrees)
+
+
+def compare_strategies(
+    model: str,
+    folder: str,
+    options: Options,
+    ways: Mapping[str, Options],
+    routings: tuple[tuple[int, ...], ...] = ROUTINGS,
+    extra: Options | None = None,
+    **degrees: int,
+) -> dict[str, list[str]]:
+    """On one rank of a launched world, or alone: for each way the tensors that differ from eager chunking.
+
+    A way is the strategy, the schedule and changes to the passes; `extra` holds for eager chunking too.
+    """
+    eager = overlapped(model, folder, mode="eager", options={**options, "strategy": "trace"}, changes=extra, **degrees)
+    with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
+        wanted = make_updates(eager, groups, routings=routings)
+        found = {}
+        for name, way in ways.items():
+            changes = {**(extra or {}), **{key: value for key, value in way.items() if "." in key}}
+            chosen = {**options, **{key: value for key, value in way.items() if "." not in key}}
+            config = overlapped(model, folder, mode="graph", options=chosen, changes=changes, **degrees)
+            found[name] = differences(wanted, make_updates(config, groups, routings=routings))
+        return found

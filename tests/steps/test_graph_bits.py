@@ -1,0 +1,59 @@
+"""Graph mode leaves the bits of eager mode: by default, with every memory policy, and without any one of the passes.
+
+Every model with experts on the meshes a small machine can hold; `benchmarks/graph_matrix.py` runs the whole list.
+"""
+
+import pytest
+
+from tests.execute.updates import PATIENCE_SECONDS
+from tests.kit.ranks import pool
+from tests.steps.variants import NOTHING, POLICIES, VARIANTS, WITHOUT, compare_with_eager
+
+FAST = tuple(name for name in WITHOUT if "compile" not in name and "mark_" not in name)
+"""Switching off a pass that does nothing by default shows nothing."""
+
+
+def check_equal(found):
+    for rank, variants in enumerate(found):
+        for name, differing in variants.items():
+            assert differing == [], f"{name} on rank {rank}: {len(differing)} tensors, first {differing[:3]}"
+
+
+def compare_on_ranks(folder, ranks, model, names, experts="loop", **degrees):
+    given = (str(folder), model, names, experts, degrees)
+    check_equal(pool.run(ranks, compare, *given, timeout_seconds=PATIENCE_SECONDS))
+
+
+def compare(folder, model, names, experts, degrees):
+    """On one rank."""
+    return compare_with_eager(model, folder, names, experts, **degrees)
+
+
+@pytest.mark.parametrize("names", [tuple(POLICIES), (*FAST, *NOTHING)], ids=["every policy", "every pass off"])
+def test_one_device_has_the_bits_of_eager_with_every_variant(names, tmp_path):
+    check_equal([compare_with_eager("deepseek_v3", str(tmp_path), names, "grouped")])
+
+
+def test_packed_documents_tied_weights_and_grouped_experts_change_nothing(tmp_path):
+    check_equal([compare_with_eager("qwen3_moe", str(tmp_path), ("default",), "grouped", {"model.mask": "document"})])
+    check_equal([compare_with_eager("llama3", str(tmp_path), ("default",), extra={"model.tied_embeddings": True})])
+
+
+def test_two_ranks_that_shard_have_the_bits_of_eager(tmp_path):
+    compare_on_ranks(tmp_path, 2, "llama3", ("default", "full", "offload", "no bucket_collectives"))
+
+
+def test_two_ranks_of_tensor_parallelism_have_the_bits_of_eager(tmp_path):
+    compare_on_ranks(tmp_path, 2, "qwen3_moe", ("default", "split in two"), tp=2)
+
+
+def test_two_ranks_that_exchange_tokens_have_the_bits_of_eager(tmp_path):
+    compare_on_ranks(tmp_path, 2, "deepseek_v3", ("default", "full", "no split_groups"), ep=2)
+
+
+def test_four_ranks_with_everything_have_the_bits_of_eager(tmp_path):
+    compare_on_ranks(tmp_path, 4, "deepseek_v3", ("default", "full"), "grouped", tp=2, ep=2)
+
+
+def test_the_variants_are_really_different():
+    assert len({str(sorted(changes.items())) for changes in VARIANTS.values()}) == len(VARIANTS)

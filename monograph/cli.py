@@ -12,7 +12,7 @@ from typing import Any
 from monograph import __version__
 from monograph.commands.request import read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
-from monograph.commands.table import COMMANDS, Command, find_command
+from monograph.commands.table import COMMANDS, FOLLOWS, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, MonographError
@@ -75,7 +75,8 @@ def run_command(command: Command, rest: list[str]) -> int:
     keywords: dict[str, Any] = {}
     if command.takes_recipe:
         with early_phase("config"):
-            request = read_request(add_implied(command, rest), make_options(command))
+            words = add_implied(command, place_leading(command, rest))
+            request = read_request(words, make_options(command))
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:
@@ -89,8 +90,20 @@ def run_command(command: Command, rest: list[str]) -> int:
 
 def add_implied(command: Command, rest: list[str]) -> list[str]:
     """The words with the flag that the command stands for, behind the recipe."""
-    is_written = any(word.split("=")[0] in command.implies for word in rest)
-    return rest if is_written or not rest else [rest[0], *command.implies, *rest[1:]]
+    flags = [word.split("=")[0] for word in rest]
+    implied = [command.implies, *(pair for flag, pair in FOLLOWS.items() if flag in flags)]
+    added = dict.fromkeys(pair for pair in implied if pair and pair[0] not in flags)
+    return [*rest[:1], *(word for pair in added for word in pair), *rest[1:]] if rest else rest
+
+
+def place_leading(command: Command, rest: list[str]) -> list[str]:
+    """`DIR RECIPE flags` as `RECIPE --folder DIR flags`, for the commands that are written like that."""
+    count = len(command.leading)
+    given = rest[:count]
+    if len(given) < count or any(word.startswith("-") for word in given):
+        raise ConfigError(f"{command.leading[len(given) - 1].upper()} is missing", do=f"write {command.usage}")
+    flags = [word for name, value in zip(command.leading, given, strict=True) for word in (f"--{name}", value)]
+    return [*rest[count : count + 1], *flags, *rest[count + 1 :]]
 
 
 def make_options(command: Command) -> BaseConfig:

@@ -1,8 +1,11 @@
 """Every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and 2.13."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -258,6 +261,51 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any) -> Compi
     guards = torch._guards
     with guards.tracing(guards.TracingContext(mode)):
         return torch._inductor.standalone_compile(module, inputs, dynamic_shapes="from_tracing_context", options={})
+
+
+class KernelMissing(Exception):
+    """Loaded code asks for a kernel that was not brought along."""
+
+
+@contextmanager
+def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None]:
+    """Inductor and Triton keep what they make in this folder, and find there only what is in it.
+
+    Headers are not compiled ahead: that would change the names under which kernels are found again. With `is_complete`
+    no C++ kernel is built: one that is missing is an error, not a minute of waiting.
+    """
+    inductor = torch._inductor
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+    def refuse(builder: Any) -> None:
+        raise KernelMissing(f"there is no {Path(builder.get_target_file_path()).name}")
+
+    builders = mock.patch.object(inductor.cpp_builder.CppBuilder, "build", refuse)
+    inductor.utils.clear_caches()
+    try:
+        with mock.patch.dict(os.environ, places), inductor.config.patch(cpp_cache_precompile_headers=False):
+            if is_complete:
+                with builders:
+                    yield
+            else:
+                yield
+    finally:
+        inductor.utils.clear_caches()
+
+
+def save_compiled(code: Any, path: Path) -> None:
+    """Write what `compile_graph` made."""
+    code.save(path=str(path), format="binary")
+
+
+def load_compiled(path: Path) -> CompiledCode:
+    """Code that `save_compiled` wrote. The file is code, and is run: check where it comes from before."""
+    return torch._inductor.CompiledArtifact.load(path=str(path), format="binary")
+
+
+def find_cuda_driver() -> str:
+    """The driver's class: the newest CUDA it serves, which is what decides whether kernels load."""
+    return str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
 
 
 def mark_backward(loss: Tensor) -> None:

@@ -1,23 +1,25 @@
 """The whole flow on one screen: config -> model -> parallelize -> step -> train loop. Each arrow is a return value."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.deterministic as deterministic
+from torch import Tensor
 
 from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
+from monograph.execute.artifact.open import is_refused, open_artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.runner import GraphStep
 from monograph.execute.sharded import ShardedStep
 from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
-from monograph.models.init import plan_init, reset
+from monograph.models.init import Start, plan_init, reset
 from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import build_table
@@ -45,13 +47,33 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
     return model
 
 
-def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
-    """What `train` and `verify` run, and later `precompile` and `inspect` as well: one path that cannot drift."""
-    model = build_model(config, groups.device)
-    starts = plan_init(model)
-    table = build_table(model, DECODER_PLAN, groups.mesh)
-    parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
-    settings = StepSettings(
+def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = None) -> MeshStep:
+    """What `train`, `verify`, `precompile` and `inspect` run: one path that cannot drift."""
+    startup = startup or Startup()
+    artifact = None
+    if config.compile.artifact:
+        with startup.phase("artifact"):
+            artifact = open_artifact(config, config.compile, groups)
+    with startup.phase("model"):
+        model = build_model(config, groups.device)
+        settings = make_settings(config, plan_init(model))
+        table = build_table(model, DECODER_PLAN, groups.mesh)
+        parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
+        if config.compile.mode != "graph":
+            kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
+            return kind(model, table, groups, settings)
+        step = GraphStep(model, table, groups, settings)
+    if artifact is not None:
+        with startup.phase("artifact"):
+            found = artifact.misfits(table, step.schema(*make_example(config, step)), groups.device)
+            if not is_refused(config.compile, found, groups):
+                step.use(artifact)
+    return step
+
+
+def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSettings:
+    """How the step computes, besides the model and the mesh."""
+    return StepSettings(
         dtype=getattr(torch, config.training.dtype),
         compute_dtype=getattr(torch, config.training.compute_dtype),
         reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
@@ -62,11 +84,14 @@ def build_step(config: TrainerConfig, groups: Groups) -> MeshStep:
         compile=config.compile,
         passes=plan_passes(config),
     )
-    if config.compile.mode == "graph":
-        return GraphStep(model, table, groups, settings)
-    if config.parallelism.fsdp == "graph":
-        return ShardedStep(model, table, groups, settings)
-    return Fsdp2Step(model, table, groups, settings)
+
+
+def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tensor], Tensor]:
+    """A batch of the form that training reads, and a number of valid tokens; their numbers do not matter."""
+    shape = (config.training.local_batch_size, config.training.seq_len)
+    names = ("tokens", "labels", "positions", "documents")
+    batch = {name: torch.zeros(shape, dtype=torch.int64, device=step.device) for name in names}
+    return step.inputs(batch), torch.tensor(shape[0] * shape[1], dtype=torch.int64, device=step.device)
 
 
 def plan_passes(config: TrainerConfig) -> PassesConfig:
@@ -88,8 +113,8 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
             split="train",
         )
         held_out = data.with_split("validation") if config.validator.interval else None
+    step = build_step(config, groups, startup)
     with startup.phase("model"):
-        step = build_step(config, groups)
         with torch.device("meta"):
             whole = config.model.build()
         flops = count_flops(whole, config.training.seq_len)

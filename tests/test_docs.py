@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monograph.cli import make_options
+from monograph.cli import add_implied, make_options, place_leading
 from monograph.commands.request import read_request
 from monograph.commands.table import COMMANDS, find_command
 from monograph.config.configurable import BaseConfig
@@ -32,7 +32,7 @@ def check_command(words):
     command, rest = find_command(words)
     rest = [word for word in rest if word != "--help"]
     if command.takes_recipe:
-        read_request(rest, make_options(command))
+        read_request(add_implied(command, place_leading(command, rest)), make_options(command))
     elif command.arguments is not None:
         count = len(command.positional)  # files that a reader would have
         apply_overrides(command.arguments(), split_flags(rest[count:]))

@@ -62,6 +62,50 @@ class InspectOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class PrecompileOptions(Configurable.Config):
+    """`monograph precompile`."""
+
+    out: str = ""
+    """Folder to write the artifact to; it appears when it is whole."""
+    ranks: int = 0
+    """Ranks that will train, none of which is started; 0 takes as many as the degrees say."""
+    overwrite: bool = False
+    """Replace an artifact that is there already."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks {self.ranks}", why="it counts ranks", do="--ranks 256")
+        if not self.out:
+            raise ConfigError("--out is missing", why="the artifact needs a folder", do="--out artifacts/llama3")
+
+
+@dataclass(kw_only=True, slots=True)
+class ArtifactShowArguments(Configurable.Config):
+    """`monograph artifact show`."""
+
+    folder: str = ""
+    """Folder of the artifact."""
+    all: bool = False
+    """Show every field and every input."""
+    key_file: str = ""
+    """File with the key it must be signed with; empty takes MONOGRAPH_ARTIFACT_KEY, if it is set."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ArtifactCheckOptions(Configurable.Config):
+    """`monograph artifact check`."""
+
+    folder: str = ""
+    """Folder of the artifact."""
+    ranks: int = 0
+    """Ranks of the run; 0 takes as many as the degrees say, or as the artifact was made for."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks {self.ranks}", why="it counts ranks", do="--ranks 256")
+
+
+@dataclass(kw_only=True, slots=True)
 class PassesArguments(Configurable.Config):
     """`monograph passes`."""
 

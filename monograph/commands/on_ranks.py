@@ -8,6 +8,7 @@ import sys
 from types import FrameType
 
 from monograph.errors import ConfigError
+from monograph.execute.artifact.check import check_before_start
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 
@@ -34,7 +35,9 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
             why="each of them would start ranks of its own",
             do="leave --ranks out, or start monograph without torchrun",
         )
-    plan_run_mesh(config, launched or max(ranks, 1))
+    mesh = plan_run_mesh(config, launched or max(ranks, 1))
+    if config.compile.artifact and not launched:
+        check_before_start(config, config.compile, mesh)
     if ranks > 0:
         start = importlib.import_module("monograph.launch").launch
         return start(words, ranks, config)

@@ -4,11 +4,14 @@ understood, so that help and wrong input never wait for torch."""
 from dataclasses import dataclass
 
 from monograph.commands.arguments import (
+    ArtifactCheckOptions,
+    ArtifactShowArguments,
     CompareArguments,
     ConfigOptions,
     DataPackArguments,
     InspectOptions,
     PassesArguments,
+    PrecompileOptions,
     RankOptions,
 )
 from monograph.config.configurable import BaseConfig
@@ -34,11 +37,16 @@ class Command:
     """What the function wants to know besides the configuration: fields of a Request, passed by keyword."""
     implies: tuple[str, ...] = ()
     """Flag and value that the command stands for, unless they are written."""
+    leading: tuple[str, ...] = ()
+    """Fields of `arguments` that are written without a flag, before the recipe."""
     arguments: type[BaseConfig] | None = None
     """Config class whose fields are the command's own flags: passed by keyword beside a recipe, else as one object."""
     positional: tuple[str, ...] = ()
     """Fields of `arguments` that are written without a flag, in this order; only without a recipe."""
 
+
+FOLLOWS = {"--compile.artifact": ("--compile.mode", "graph")}
+"""Flag -> flag and value that go without saying beside it, unless they are written."""
 
 COMMANDS = (
     Command(
@@ -68,6 +76,33 @@ COMMANDS = (
         needs=("recipe", "words"),
         implies=("--compile.mode", "graph"),
         arguments=InspectOptions,
+    ),
+    Command(
+        name="precompile",
+        usage="RECIPE --out DIR [--ranks N] [--section.field value ...]",
+        summary="Capture and compile once, in one process, for every rank of a mesh; needs no cluster.",
+        function="monograph.commands.precompile:precompile",
+        takes_recipe=True,
+        implies=("--compile.mode", "graph"),
+        arguments=PrecompileOptions,
+    ),
+    Command(
+        name="artifact show",
+        usage="DIR [--all]",
+        summary="Print what an artifact of precompile was made for, and what is in it.",
+        function="monograph.commands.artifact:show_artifact",
+        arguments=ArtifactShowArguments,
+        positional=("folder",),
+    ),
+    Command(
+        name="artifact check",
+        usage="DIR RECIPE [--ranks N] [--section.field value ...]",
+        summary="Say whether a run can use an artifact, and why not.",
+        function="monograph.commands.artifact:check_artifact",
+        takes_recipe=True,
+        implies=("--compile.mode", "graph"),
+        leading=("folder",),
+        arguments=ArtifactCheckOptions,
     ),
     Command(
         name="compare",

@@ -26,11 +26,24 @@ class CompileConfig(Configurable.Config):
     partition: Literal["none", "min_cut"] = "none"
     """graph mode: min_cut splits the step into a forward and a backward graph where the least has to be kept."""
 
+    artifact: str = ""
+    """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""
+    artifact_on_mismatch: Literal["error", "compile"] = "error"
+    """An artifact made for another run is an error, or compile: say so and capture as if there were none."""
+    artifact_key_file: str = ""
+    """File with the key that artifacts must be signed with; empty takes MONOGRAPH_ARTIFACT_KEY, if it is set."""
+
     expert_overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """Experts' exchanges travel while another part of the micro-batch computes."""
 
     def check(self) -> None:
         self.check_overlap()
+        if self.artifact and self.mode != "graph":
+            raise ConfigError(
+                f"artifact is {self.artifact} with mode {self.mode}",
+                why="an artifact holds the captured step, which only graph mode runs",
+                do="--compile.mode graph",
+            )
         if self.mode != "graph" and (self.cuda_graph != "off" or self.partition != "none"):
             raise ConfigError(
                 f"cuda_graph is {self.cuda_graph} and partition is {self.partition} with mode {self.mode}",

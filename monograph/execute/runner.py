@@ -10,13 +10,14 @@ from monograph.axes import Axis, Group
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
 from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Sources
 from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
-from monograph.graph.signature import InputKind, OutputKind, OutputSpec
+from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
 from monograph.models.decoder import Decoder
@@ -41,6 +42,7 @@ class GraphStep(MeshStep):
         self.chunks = find_chunks(model, overlap) if overlap.strategy == "trace" else {}
         self.records: list[Record] = []
         self.graph: StepGraph | None = None
+        self.artifact: Artifact | None = None
         self.obstacles: list[str] = []
         self._gradients: Gradients | None = None
         self._program: Program | CudaGraphProgram | SplitProgram | None = None
@@ -73,16 +75,20 @@ class GraphStep(MeshStep):
         """This rank's share of the loss; nothing is counted and nothing is kept."""
         inputs = self.inputs(batch)
         if self._evaluation is None:
-            graph = self.trace(inputs, valid_tokens, is_forward=True)
-            run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
+            graph = self.artifact and self.artifact.graph(EVALUATION)
+            graph = graph or self.capture_evaluation(inputs, valid_tokens)[0]
             self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens))
         self._evaluation.run(self.sources(inputs, valid_tokens))
         assert self._loss is not None
         return self._loss.clone()
 
+    def use(self, artifact: Artifact) -> None:
+        """Run an artifact's graphs: nothing will be captured."""
+        self.artifact, self.graph = artifact, artifact.graph(STEP)
+
     def build(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> None:
-        """Capture, improve, and make ready to run."""
-        self.graph = self.capture(inputs, valid_tokens)
+        """Capture and improve, unless an artifact did; make ready to run."""
+        self.graph = self.graph or self.capture(inputs, valid_tokens)
         if self.settings.compile.partition == "min_cut":
             self._gradients = Gradients(self.parameters)
             self._program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
@@ -98,6 +104,20 @@ class GraphStep(MeshStep):
         self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
         self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph
+
+    def capture_evaluation(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> tuple[StepGraph, list[Record]]:
+        """The same for the forward alone."""
+        graph = self.trace(inputs, valid_tokens, is_forward=True)
+        passes = self.settings.passes
+        return graph, run_passes(graph, build_passes(passes), passes.off, self.facts())
+
+    def schema(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> tuple[InputSpec, ...]:
+        """What the step reads, in order."""
+        return tuple(describe_input(*named) for named in self.example(inputs, valid_tokens).flat())
+
+    def example(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Example:
+        """All inputs of the step for such a batch."""
+        return Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
 
     def trace(
         self,
@@ -116,7 +136,7 @@ class GraphStep(MeshStep):
             reduce_dtype=self.settings.reduce_dtype,
             chunks=self.chunks,
         )
-        example = Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
+        example = self.example(inputs, valid_tokens)
         with torch.set_grad_enabled(not is_forward):
             return capture(step, self.model, example, has_sources=has_sources)
 
@@ -165,6 +185,8 @@ class GraphStep(MeshStep):
         if spec.kind is OutputKind.LOSS:
             self._loss = value
         elif spec.kind is OutputKind.LOADS:
+        if self.artifact is not None:
+            self.artifact.close()
             self._count(value)
         elif self._gradients is not None:
             self._gradients.add(spec.name, value)

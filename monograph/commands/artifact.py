@@ -1,0 +1,75 @@
+"""`monograph artifact show` and `artifact check`: what an artifact is, and whether a run can use it; without torch."""
+
+from pathlib import Path
+from typing import Any
+
+from monograph.commands.arguments import ArtifactShowArguments
+from monograph.commands.inspect import count_ranks
+from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.errors import EXIT_WRONG_INPUT
+from monograph.execute.artifact.check import find_misfits
+from monograph.execute.artifact.compare import FREE, flatten, show
+from monograph.execute.artifact.folder import check_files, read_key, read_manifest
+from monograph.execute.artifact.manifest import Manifest
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+
+_STYLES = ("bold cyan", "none")
+
+
+def show_artifact(arguments: ArtifactShowArguments) -> int:
+    """What it was made for, by whom, and what is in it."""
+    folder = Path(arguments.folder)
+    manifest = read_manifest(folder, read_key(arguments.key_file))
+    check_files(folder, manifest)
+    sections = manifest.sections
+    size = sum(record.size for record in manifest.files.values())
+    print_title(str(folder), f"{len(manifest.files)} files, {size:,} bytes, {_vouch(manifest)}; all hashes are right")
+    print_plain(f"sha256 of the manifest: {manifest.digest}")
+    _print_section("Mesh", sections["mesh"] | {f"group {name}": count for name, count in sections["groups"].items()})
+    _print_section("Made with", {**sections["versions"], **sections["environment"]})
+    _print_section("Made for", sections["machine"])
+    for name, digest in sections["digests"].items():
+        passes = [each for each in sections["passes"][name] if each["status"] == "ran"]
+        print_title(f"Graph {name}", f"digest {digest}, {len(sections['parts'][name])} compiled parts")
+        print_rows([(each["name"], each["note"]) for each in passes], _STYLES)
+    print_title("Parameters and inputs", f"{len(sections['table'])} slots")
+    print_rows(list(sections["inputs"]["step"].items()) if arguments.all else [], _STYLES)
+    print_title("Configuration")
+    rows = [(path, show(value)) for path, value in flatten(sections["config"]) if arguments.all or _is_told(path)]
+    print_rows(rows, _STYLES)
+    print_title("Files")
+    print_rows([(name, f"{record.size:>12,}  {record.sha256}") for name, record in manifest.files.items()], _STYLES)
+    return 0
+
+
+def _vouch(manifest: Manifest) -> str:
+    return "signed" if manifest.is_signed else "not signed"
+
+
+def _is_told(path: str) -> bool:
+    return path.split(".")[0] in ("training", "parallelism", "compile", "passes", "debug") and "$" not in path
+
+
+def _print_section(title: str, values: dict[str, Any]) -> None:
+    print_title(title)
+    print_rows([(name, show(value)) for name, value in values.items()], _STYLES)
+
+
+def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
+    """Whether the run that these words describe can use the artifact; every reason why not."""
+    manifest = read_manifest(Path(folder), read_key(config.compile.artifact_key_file))
+    check_files(Path(folder), manifest)
+    is_open = config.parallelism.data_parallel_shard_degree == -1
+    world = manifest.sections["mesh"]["world"] if is_open else count_ranks(config.parallelism)
+    found = find_misfits(manifest, config, plan_run_mesh(config, ranks or world))
+    for line in found:
+        print_plain(line)
+    if found:
+        print_plain(f"{folder} does not fit: {len(found)} differences")
+        return EXIT_WRONG_INPUT
+    print_plain(
+        f"{folder} fits ({_vouch(manifest)}; the machine, parameters and inputs are compared when it is loaded)"
+    )
+    print_plain(f"not compared: {', '.join(FREE)}")
+    return 0

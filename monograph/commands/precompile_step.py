@@ -1,0 +1,111 @@
+"""The part of `monograph precompile` that captures: pretended ranks of a mesh, and one artifact for all of them."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from monograph.commands.terminal import print_plain
+from monograph.compat import compiler_folder
+from monograph.execute.artifact.folder import read_key, write_artifact
+from monograph.execute.artifact.load import EVALUATION, STEP
+from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_sections
+from monograph.execute.runner import GraphStep
+from monograph.graph.step_graph import StepGraph
+from monograph.log import set_up_log
+from monograph.parallel.groups import find_first_difference, pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable
+from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.report.units import format_bytes, format_seconds
+from monograph.run import build_step, deterministic_kernels, find_device, make_example
+from monograph.train.config import TrainerConfig
+
+COMPILERS = ("compile_regions", "compile_whole")
+"""Passes that make code: it is made once, and is no part of what two ranks compare."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one rank captured."""
+
+    graphs: Mapping[str, Captured]
+    texts: Mapping[str, str]
+    """Of the graphs before anything was compiled."""
+    table: ParamTable
+
+
+def precompile_step(config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False) -> int:
+    """Capture, compare with another rank, write, and say what was written."""
+    set_up_log(level=config.debug.log_level)
+    start = time.perf_counter()
+    files = precompile(config, mesh, target, overwrite=overwrite)
+    size = sum(len(content) for content in files.values())
+    regions = sum(name.startswith("regions/") for name in files)
+    print_plain(
+        f"{target}: {len(files)} files, {format_bytes(size)}, {regions} compiled parts, for {mesh.world_size} ranks"
+    )
+    print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
+    print_plain(f"train from it: monograph train RECIPE --compile.artifact {target} (and the same flags)")
+    return 0
+
+
+def precompile(
+    config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False, rank: int = 0
+) -> dict[str, bytes]:
+    """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
+    device = find_device(config.debug.device)
+    with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
+        with deterministic_kernels(config.debug.deterministic), compiler_folder(Path(folder)):
+            capture = capture_as(rank, config, mesh, device, is_compiled=True)
+            other = mesh.world_size - 1 - rank
+            if other != rank:
+                check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
+        files = make_files(capture.graphs, Path(folder))
+        sections = make_sections(config, mesh, capture.table, device, capture.graphs)
+    key = read_key(config.compile.artifact_key_file)
+    write_artifact(target, sections, files, key=key, overwrite=overwrite)
+    return files
+
+
+def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> Capture:
+    """The graphs of one pretended rank: training and evaluation."""
+    with pretended_groups(mesh, rank, device) as groups:
+        step = build_step(config, groups)
+        assert isinstance(step, GraphStep), "compile.mode is graph"
+        texts: dict[str, str] = {}
+        graphs = {}
+        for name in (STEP, EVALUATION):
+            inputs, valid = make_example(config, step)
+            graph = step.trace(inputs, valid, is_forward=name == EVALUATION)
+            records = improve(step, graph, name, texts, is_compiled=is_compiled)
+            graphs[name] = Captured(graph, records)
+        return Capture(graphs, texts, step.table)
+
+
+def improve(step: GraphStep, graph: StepGraph, name: str, texts: dict[str, str], *, is_compiled: bool) -> list[Record]:
+    """Run the passes, and keep the text from before the first compiler."""
+    settings = step.settings.passes
+    passes = build_passes(settings)
+    places = [place for place, each in enumerate(passes) if each.name() in COMPILERS]
+    before = passes[: min(places)] if places else passes
+
+    def watch(record: Record, seen: StepGraph) -> None:
+        if record.name == before[-1].name():
+            texts[name] = seen.text(folded=False)
+
+    return run_passes(graph, passes if is_compiled else before, settings.off, step.facts(), watch=watch)
+
+
+def check_rank_free(one: Capture, rank: int, other: Capture, other_rank: int) -> None:
+    """One artifact serves all ranks only if all ranks run the same step."""
+    for name, text in one.texts.items():
+        if text != other.texts[name]:
+            raise CannotPrecompile(
+                f"ranks {rank} and {other_rank} capture different graphs of {name}",
+                why=find_first_difference(text, other.texts[name]),
+                do="let compute depend on a rank through its coordinates only, never through its number",
+            )

@@ -1,0 +1,47 @@
+"""The part of the comparison that needs no torch: it answers before anything starts."""
+
+from pathlib import Path
+
+from monograph.config.configurable import BaseConfig
+from monograph.errors import ConfigError
+from monograph.execute.artifact.compare import describe_groups, find_differences, settle
+from monograph.execute.artifact.folder import check_files, read_key, read_manifest
+from monograph.execute.artifact.machine import describe_here
+from monograph.execute.artifact.manifest import Manifest
+from monograph.execute.config import CompileConfig
+from monograph.parallel.mesh import Mesh
+
+SHOWN = 8
+"""Differences an error shows."""
+
+
+def find_misfits(manifest: Manifest, config: BaseConfig, mesh: Mesh) -> list[str]:
+    """Every field in which the artifact was made for something else, with both values."""
+    sections = manifest.sections
+    found = find_differences(sections["config"], settle(config, mesh))
+    found += find_differences(sections["mesh"]["world"], mesh.world_size, "ranks")
+    found += find_differences(sections["groups"], describe_groups(mesh), "groups")
+    here = describe_here()
+    for name in ("versions", "environment"):
+        found += find_differences(sections[name], here[name], name)
+    return found
+
+
+def check_before_start(config: BaseConfig, settings: CompileConfig, mesh: Mesh) -> None:
+    """Refuse an artifact that does not fit while nothing has been started; falling back is decided by the run."""
+    folder = Path(settings.artifact)
+    manifest = read_manifest(folder, read_key(settings.artifact_key_file))
+    check_files(folder, manifest)
+    found = find_misfits(manifest, config, mesh)
+    if found and settings.artifact_on_mismatch == "error":
+        raise misfit_error(folder, found)
+
+
+def misfit_error(folder: Path | str, found: list[str]) -> ConfigError:
+    """The error of an artifact that was made for another run."""
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ConfigError(
+        f"the artifact {folder} was made for another run",
+        why="; ".join(found[:SHOWN]) + more,
+        do="precompile again with these flags, or --compile.artifact_on_mismatch compile",
+    )

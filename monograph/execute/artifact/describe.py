@@ -1,0 +1,63 @@
+"""What an artifact and a run must have in common besides the configuration, as JSON: table, inputs, machine."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.compat import find_cuda_driver
+from monograph.execute.artifact.machine import find_processor
+from monograph.graph.signature import InputSpec
+from monograph.parallel.param_table import ParamTable, Slot
+from monograph.passes.runner import Record
+
+
+def describe_table(table: ParamTable) -> dict[str, dict[str, Any]]:
+    """Every stored parameter: names, shapes, and along which dims it is cut."""
+    return {slot.name: _describe_slot(slot) for slot in table}
+
+
+def _describe_slot(slot: Slot) -> dict[str, Any]:
+    cuts = [f"{cut.axis.value} along dim {cut.dim}" for cut in (*slot.cuts, slot.shard)]
+    return {
+        "names": list(slot.names),
+        "shape": list(slot.shape),
+        "local_shape": list(slot.local_shape),
+        "cuts": cuts,
+        "unit": slot.unit,
+        "order": slot.order,
+    }
+
+
+def describe_inputs(specs: Iterable[InputSpec]) -> dict[str, str]:
+    """Every input by kind and name, in order: `float32[8, 64] strides [64, 1] on cpu`."""
+    return {
+        f"{place:04d} {spec.kind.value}/{spec.name}": f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)} "
+        f"strides {list(spec.stride)} on {spec.device}"
+        for place, spec in enumerate(specs)
+    }
+
+
+def describe_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What the passes did; not how long it took, which is different every time."""
+    names = ("name", "status", "note", "options", "added", "removed", "moved")
+    return [{name: getattr(record, name) for name in names} for record in records]
+
+
+def describe_machine(device: torch.device, *, is_compiled: bool) -> dict[str, Any]:
+    """What the step's code is made for; a graph that runs op by op fits any processor."""
+    found: dict[str, Any] = {"device": device.type}
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        found |= {"capability": f"{major}.{minor}", "cuda": torch.version.cuda, "driver": find_cuda_driver()}
+    if is_compiled:
+        found["matmul_precision"] = torch.get_float32_matmul_precision()
+    if is_compiled and device.type == "cpu":
+        found |= {
+            "processor": find_processor(),
+            "threads": torch.get_num_threads(),
+            "installation": [sys.prefix, str(Path(torch.__file__).parent)],
+        }
+    return found

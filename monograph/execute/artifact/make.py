@@ -1,0 +1,96 @@
+"""From captured graphs to the files of an artifact. Same graphs, same bytes."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.compat import save_compiled
+from monograph.config.configurable import BaseConfig
+from monograph.errors import MonographError
+from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
+from monograph.execute.artifact.describe import (
+    describe_inputs,
+    describe_machine,
+    describe_records,
+    describe_table,
+)
+from monograph.execute.artifact.machine import describe_here
+from monograph.graph.file import find_parts, graph_from_data, graph_to_data
+from monograph.graph.step_graph import StepGraph
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable
+from monograph.passes.runner import Record
+
+KERNELS = (".so",)
+"""Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
+
+
+class CannotPrecompile(MonographError):
+    """A step that cannot be written down."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One graph with the records of the passes that made it what it is."""
+
+    graph: StepGraph
+    records: Sequence[Record]
+
+
+def make_files(graphs: Mapping[str, Captured], compiler_folder: Path) -> dict[str, bytes]:
+    """Name -> content: each graph as data and as text, the code of each part, the kernels that code needs."""
+    files: dict[str, bytes] = {}
+    for name, captured in graphs.items():
+        data = graph_to_data(captured.graph)
+        files[f"{name}.json"] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+        files[f"{name}.txt"] = captured.graph.text().encode()
+        check_round_trip(name, captured.graph, files[f"{name}.json"])
+        for part, module in find_parts(captured.graph).items():
+            files[name_part(name, part)] = _save(module)
+    if any(find_parts(captured.graph) for captured in graphs.values()):
+        for path in sorted(compiler_folder.rglob("*")):
+            if path.suffix in KERNELS and path.is_file():
+                files[f"kernels/{path.relative_to(compiler_folder).as_posix()}"] = path.read_bytes()
+    return files
+
+
+def name_part(graph: str, part: str) -> str:
+    """The file of one part's compiled code."""
+    return f"regions/{graph}-{part}.bin"
+
+
+def _save(module: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.bin"
+        save_compiled(module.code, path)
+        return path.read_bytes()
+
+
+def check_round_trip(name: str, graph: StepGraph, content: bytes) -> None:
+    """What was written must read back as the same graph, before anyone relies on it."""
+    if graph_from_data(json.loads(content), find_parts(graph)).digest() != graph.digest():
+        raise CannotPrecompile(f"the graph of {name} reads back as another one", why="this is a bug; please report it")
+
+
+def make_sections(
+    config: BaseConfig, mesh: Mesh, table: ParamTable, device: torch.device, graphs: Mapping[str, Captured]
+) -> dict[str, Any]:
+    """What the manifest says about the artifact."""
+    parts = {name: list(find_parts(captured.graph)) for name, captured in graphs.items()}
+    return {
+        "config": settle(config, mesh),
+        "mesh": describe_mesh(mesh),
+        "groups": describe_groups(mesh),
+        "table": describe_table(table),
+        "inputs": {name: describe_inputs(captured.graph.inputs) for name, captured in graphs.items()},
+        "passes": {name: describe_records(captured.records) for name, captured in graphs.items()},
+        "digests": {name: captured.graph.digest() for name, captured in graphs.items()},
+        "parts": parts,
+        "machine": describe_machine(device, is_compiled=any(parts.values())),
+        **describe_here(),
+    }

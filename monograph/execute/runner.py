@@ -180,13 +180,13 @@ class GraphStep(MeshStep):
             if program is not None:
                 program.close()
         self._program = self._evaluation = None
+        if self.artifact is not None:
+            self.artifact.close()
 
     def _take(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:
             self._loss = value
         elif spec.kind is OutputKind.LOADS:
-        if self.artifact is not None:
-            self.artifact.close()
             self._count(value)
         elif self._gradients is not None:
             self._gradients.add(spec.name, value)

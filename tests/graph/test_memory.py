@@ -2,12 +2,9 @@
 
 import gc
 import operator
-import weakref
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from monograph.compat import ATEN, GATHER, WAIT
 from monograph.graph.memory import find_memory
@@ -16,6 +13,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.run import build_step
 from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
+from tests.kit.peak import PeakBytes
 
 
 def test_a_value_lives_from_its_making_to_its_last_reader():
@@ -58,33 +56,6 @@ def test_what_a_transfer_sends_stays_until_it_was_waited_for():
     assert find_memory(hand.done(loss)).live_bytes == [400, 800, 1600, 1604, 1604, 1208, 412, 404]
 
 
-class CountBytes(TorchDispatchMode):
-    """Bytes of all tensors that ops have made and nobody has dropped yet."""
-
-    def __init__(self, known):
-        super().__init__()
-        self.live, self.peak, self.seen = 0, 0, {each.untyped_storage()._cdata for each in known}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._add(each.untyped_storage())
-        self.peak = max(self.peak, self.live)
-        return result
-
-    def _add(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.seen:
-            self.seen.add(key)
-            self.live += size
-            weakref.finalize(storage, self._drop, key, size)
-
-    def _drop(self, key, size):
-        self.seen.discard(key)
-        self.live -= size
-
-
 @pytest.mark.parametrize("passes", [False, True])
 @pytest.mark.parametrize("recipe", ["llama3_debugmodel", "qwen3_debugmodel_moe"])
 def test_the_estimate_is_close_to_what_a_run_allocates(recipe, passes):
@@ -95,7 +66,7 @@ def test_the_estimate_is_close_to_what_a_run_allocates(recipe, passes):
         sources = step.sources(inputs, valid)
         bound = [sources[spec.kind][spec.name] for spec in graph.inputs]
         gc.collect()
-        with torch.no_grad(), CountBytes(bound) as counted:
+        with torch.no_grad(), PeakBytes(bound) as counted:
             graph.module(*bound)
         estimate = find_memory(graph)
         given = sum(each.nbytes for each in bound)

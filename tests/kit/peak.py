@@ -1,0 +1,35 @@
+"""The most memory a piece of code holds at once, counted from what its ops make."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class PeakBytes(TorchDispatchMode):
+    """Bytes of all tensors that ops have made and nobody has dropped yet; tensors `known` before do not count."""
+
+    def __init__(self, known=()) -> None:
+        super().__init__()
+        self.live, self.peak, self.seen = 0, 0, {each.untyped_storage()._cdata for each in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                self._add(each.untyped_storage())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+            self.seen.add(key)
+            self.live += size
+            weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.live -= size

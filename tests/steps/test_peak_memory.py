@@ -1,0 +1,40 @@
+"""The default pipeline needs no more memory than the eager step, and full recomputation much less. Measured."""
+
+import pytest
+import torch
+
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
+from tests.kit.peak import PeakBytes
+
+CPU = torch.device("cpu")
+TOKENS = (2, 256)
+
+
+def measure_peak(recipe, mode, **options):
+    """Bytes one micro-batch holds at most, beside weights and tables."""
+    config = load_recipe(recipe)
+    config = config.replace(
+        parallelism=config.parallelism.replace(fsdp="graph"),
+        compile=config.compile.replace(mode=mode),
+        passes=config.passes.replace(choose_saved=config.passes.choose_saved.replace(**options)),
+    )
+    batch = {name: torch.zeros(TOKENS, dtype=torch.int64) for name in ("tokens", "labels", "positions", "documents")}
+    with joined_groups(Mesh(), CPU) as groups:
+        step = build_step(config, groups)
+        step(batch, torch.tensor(512))  # captures
+        for parameter in step.parameters.values():
+            parameter.grad = None
+        with PeakBytes([*step.parameters.values(), *step.model.buffers(), *batch.values()]) as watch:
+            step(batch, torch.tensor(512))
+        return watch.peak
+
+
+@pytest.mark.parametrize("recipe", ["llama3_debugmodel", "deepseek_v3_debugmodel"])
+def test_the_default_pipeline_needs_no_more_memory_than_eager_and_full_recomputation_much_less(recipe):
+    eager, default = measure_peak(recipe, "eager"), measure_peak(recipe, "graph")
+    full = measure_peak(recipe, "graph", policy="full")
+    assert default <= eager
+    assert full < 0.6 * eager

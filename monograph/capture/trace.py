@@ -1,7 +1,7 @@
 """Capture: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,18 @@ class Example:
         ]
 
 
-def capture(step: Callable[..., Any], model: nn.Module, example: Example, *, has_sources: bool = False) -> StepGraph:
+def capture(
+    step: Callable[..., Any],
+    model: nn.Module,
+    example: Example,
+    *,
+    has_sources: bool = False,
+    mode: AbstractContextManager[Any] | None = None,
+) -> StepGraph:
     """The step as a graph; `model` is only asked for the names of its modules.
 
-    With `has_sources` nodes know the line of model code they come from, which takes longer.
+    With `has_sources` nodes know the line of model code they come from, which takes longer. Captures in one `mode`,
+    that of another capture, can lend each other values: sizes read from data have different names in each.
     """
     named = example.flat()
     specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
@@ -58,7 +66,7 @@ def capture(step: Callable[..., Any], model: nn.Module, example: Example, *, has
         loads = [] if found.loads is None else [found.loads]
         return [found.loss, *found.gradients.values(), *loads]
 
-    with fake_tensors() as fake, paths_recorded(model):
+    with mode or fake_tensors() as fake, paths_recorded(model):
         inputs = [
             torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).requires_grad_(
                 spec.kind is InputKind.STATE

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from monograph.axes import Axis, Group
+from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
+from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
 from monograph.execute.partition import SplitProgram
@@ -38,8 +39,7 @@ class GraphStep(MeshStep):
         self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
-        overlap = settings.compile.expert_overlap
-        self.chunks = find_chunks(model, overlap) if overlap.strategy == "trace" else {}
+        self.chunks = find_chunks(model, settings.compile.expert_overlap)
         self.records: list[Record] = []
         self.graph: StepGraph | None = None
         self.artifact: Artifact | None = None
@@ -128,17 +128,22 @@ class GraphStep(MeshStep):
         is_forward: bool = False,
     ) -> StepGraph:
         """The step for this batch's shapes as the model is written, before any pass; source lines on demand."""
+        overlap = self.settings.compile.expert_overlap
         make: Callable[..., Any] = make_forward if is_forward else make_step
         step = make(
             self.model,
             self.table,
             compute_dtype=self.settings.compute_dtype,
             reduce_dtype=self.settings.reduce_dtype,
-            chunks=self.chunks,
+            chunks=self.chunks if overlap.strategy == "trace" else None,
         )
         example = self.example(inputs, valid_tokens)
         with torch.set_grad_enabled(not is_forward):
-            return capture(step, self.model, example, has_sources=has_sources)
+            graph = capture(step, self.model, example, has_sources=has_sources)
+        if overlap.strategy == "graph" and not is_forward:
+            roots = [chunks.path for chunks in self.chunks.values()]
+            capture_twins(graph, step, self.model, example, overlap, roots, has_sources=has_sources)
+        return graph
 
     def can_record(self, graph: StepGraph) -> bool:
         """Whether the step runs as a CUDA graph: as asked, with the reasons when it cannot."""

@@ -5,7 +5,7 @@ writes down what it found, and the same finding after each pass has to agree.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from torch.fx import Node
@@ -46,6 +46,12 @@ def find_promises(graph: StepGraph) -> Promises:
         transfers=dict(counts),
         places=find_places(graph, nodes, alive),
     )
+
+
+def with_chunks(promises: Promises, is_cut: Callable[[str], bool], count: int) -> Promises:
+    """The promises of a graph whose modules of some paths run once per chunk: so do their transfers."""
+    transfers = {key: times * count if is_cut(key[0]) else times for key, times in promises.transfers.items()}
+    return replace(promises, transfers=transfers)
 
 
 def check_promises(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:

@@ -8,6 +8,7 @@ ORDER = {
     "choose_saved": "monograph.passes.memory.choose_saved:ChooseSaved",
     "recompute": "monograph.passes.memory.recompute:Recompute",
     "offload_saved": "monograph.passes.memory.offload_saved:OffloadSaved",
+    "chunk_experts": "monograph.passes.overlap.chunk_experts:ChunkExperts",
     "split_groups": "monograph.passes.comm.split_groups:SplitGroups",
     "bucket_collectives": "monograph.passes.comm.bucket_collectives:BucketCollectives",
     "prefetch_gathers": "monograph.passes.comm.prefetch_gathers:PrefetchGathers",

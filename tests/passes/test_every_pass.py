@@ -17,11 +17,14 @@ MESH = Mesh(dp_shard=2, tp=2, ep=2)
 PASSES = {each.name(): each for each in build_passes(ASKED)}
 QUICK = [name for name in ORDER if not compiles(name)]
 """Compiling takes a minute; those passes have tests of their own for the same promises."""
+OVERLAPPED = {"training.local_batch_size": 4, "compile.expert_overlap.strategy": "graph"}
+"""Under which the passes that hide exchanges have something to do."""
 
 
 def run_up_to(name, mesh, rank=0):
     """A graph after all passes before `name`, with what that pass may know."""
-    graph, facts = capture_small("deepseek_v3", mesh, rank)
+    changes = OVERLAPPED if ".overlap." in ORDER[name] else {}
+    graph, facts = capture_small("deepseek_v3", mesh, rank, **changes)
     before = list(ORDER)[: list(ORDER).index(name)]
     run_passes(graph, [PASSES[each] for each in before if each in QUICK], (), facts)
     return graph, facts

@@ -1,0 +1,42 @@
+"""The step captured once more for one chunk of the micro-batch: where the pass that cuts it gets sizes from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from monograph.capture.trace import Example, capture
+from monograph.graph.edit import fake_mode
+from monograph.graph.query import is_size
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.twins import pair_captures
+from monograph.parallel.overlap_config import ExpertOverlapConfig
+
+
+def capture_twins(
+    graph: StepGraph,
+    step: Callable[..., Any],
+    model: nn.Module,
+    example: Example,
+    overlap: ExpertOverlapConfig,
+    roots: Sequence[str],
+    *,
+    has_sources: bool = False,
+) -> None:
+    """Give the nodes of the roots their twins.
+
+    Sizes that depend on data differ from chunk to chunk, and each needs names of its own: where there are any, every
+    chunk has a capture of its own.
+    """
+    small = replace(example, batch={name: find_first(value, overlap) for name, value in example.batch.items()})
+    mode = fake_mode(graph.module.graph)
+    count = overlap.num_chunks if any(is_size(node) for node in graph.nodes) else 1
+    chunks = [capture(step, model, small, has_sources=has_sources, mode=mode) for _ in range(count)]
+    pair_captures(graph, chunks, roots)
+
+
+def find_first(value: Tensor, overlap: ExpertOverlapConfig) -> Tensor:
+    """The first chunk of one of the batch's tensors, [batch, sequence]."""
+    dim = 0 if overlap.chunk_dim == "batch" else 1
+    return value.narrow(dim, 0, value.shape[dim] // overlap.num_chunks).contiguous()

@@ -1,0 +1,167 @@
+"""Cut modules with experts into chunks."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from monograph.compat import ATEN
+from monograph.errors import ConfigError
+from monograph.graph.edit import call_after, call_before, copy_value, erase, infer_value, redirect
+from monograph.graph.facts import Facts
+from monograph.graph.promises import with_chunks
+from monograph.graph.query import is_backward, value_of
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import Tag, set_tag, tag_of
+from monograph.graph.twins import find_twin, forget_twins, is_inside, map_leaves
+from monograph.log import get_log
+from monograph.passes.base import Has, Pass
+from monograph.passes.overlap.chunk_plan import ChunkPlan, plan_chunks
+
+log = get_log("overlap")
+
+
+class ChunkExperts(Pass):
+    """Make the nodes of chosen modules once per chunk of the micro-batch.
+
+    Before:  r = exchange(x);  y = experts(r);  z = exchange(y)                  backward: g = mm(d, r)
+    After:   x0, x1 = split(x);  r0 = exchange(x0);  r1 = exchange(x1);  y0 = ...;  z = cat(z0, z1)
+             backward: g0 = mm(d0, r0);  g1 = mm(d1, r1);  g = g1 + g0
+    Why:     the rows of one chunk can travel while another chunk computes. Constants and shapes of a chunk come from a
+             capture of the step at a chunk's size. Adjacent modules hand chunks on without putting them together.
+             The numbers are those of calling the modules chunk by chunk.
+    """
+
+    gives = (Has.CHUNKS,)
+    same_bits = False
+
+    def skip(self, facts: Facts) -> str:
+        strategy = facts.overlap.strategy
+        return "" if strategy == "graph" else f"compile.expert_overlap.strategy is {strategy}"
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        if not any(is_backward(node) for node in graph.nodes):
+            return "evaluation runs whole"
+        if not any(find_twin(node) for node in graph.nodes):
+            if any(tag_of(node).chunk is not None for node in graph.nodes):
+                return "cut already"
+            raise ConfigError(
+                "compile.expert_overlap.strategy is graph, and the step was not captured for one chunk",
+                why="constants and shapes of a chunk come from that capture",
+            )
+        plan = plan_chunks(graph, facts)
+        log_plan(plan)
+        apply_chunks(graph, plan)
+        forget_twins(graph)
+        roots = set(plan.body.values())
+        if graph.promises is not None:
+            graph.promises = with_chunks(
+                graph.promises, lambda path: any(is_inside(path, root) for root in roots), plan.count
+            )
+        return (
+            f"{len(roots)} modules, {len(plan.body)} nodes became {plan.count} each; {len(plan.cuts)} values are cut, "
+            f"{len(plan.joins)} put together, {len(plan.sums)} gradients added"
+        )
+
+
+def log_plan(plan: ChunkPlan) -> None:
+    """Every decision, for whoever looks for a mistake."""
+    for root in sorted(set(plan.body.values())):
+        inside = [node for node, owner in plan.body.items() if owner == root]
+        log.debug("%s: %d nodes are made %d times", root, len(inside), plan.count)
+    for what, nodes in (
+        ("cut", plan.cuts),
+        ("put together", plan.joins),
+        ("added", plan.sums),
+        ("counted", plan.totals),
+    ):
+        for node in nodes:
+            log.debug("%s: %s in %s", what, node.name, tag_of(node).path or "the step")
+
+
+Pieces = dict[Node, list[Node]]
+
+
+def apply_chunks(graph: StepGraph, plan: ChunkPlan) -> None:
+    """Make the copies next to their originals, close the borders, drop the originals."""
+    pieces: Pieces = {}
+    for node, root in plan.body.items():
+        for each in node.all_input_nodes:
+            if each in plan.cuts and each not in pieces:
+                tag = Tag(path=root, direction=tag_of(each).direction, made_by=ChunkExperts.name())
+                pieces[each] = cut_value(graph, each, plan, tag)
+        pieces[node] = [copy_for_chunk(graph, node, pieces, chunk) for chunk in range(plan.count)]
+        if node in plan.joins:
+            close(graph, plan, node, pieces[node])
+        elif node in plan.sums:
+            close_sum(graph, plan, node, pieces[node][::-1])
+        elif node in plan.totals:
+            close_sum(graph, plan, node, pieces[node])
+    erase(plan.body)
+
+
+def cut_value(graph: StepGraph, value: Node, plan: ChunkPlan, tag: Tag) -> list[Node]:
+    """Contiguous parts of a value, just after it."""
+    inside, dim = graph.module.graph, plan.cuts[value]
+    anchor = value
+    if value.op == "placeholder":
+        anchor = graph.placeholders[-1]
+    size = value_of(value).shape[dim] // plan.count
+    parts = anchor = call_after(inside, anchor, ATEN.split.Tensor, (value, size, dim), tag)
+    found = []
+    for chunk in range(plan.count):
+        piece = anchor = call_after(inside, anchor, operator.getitem, (parts, chunk), replace(tag, chunk=chunk))
+        if not value_of(piece).is_contiguous():
+            piece = anchor = call_after(
+                inside,
+                anchor,
+                ATEN.clone.default,
+                (piece,),
+                replace(tag, chunk=chunk),
+                memory_format=torch.contiguous_format,
+            )
+        found.append(piece)
+    return found
+
+
+def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> Node:
+    """One chunk's version of a node, before it: arguments of the chunk, constants and value of the twin."""
+    twin = find_twin(node)
+    constants = twin.constants if twin is not None else {}
+
+    def change(place: int, leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return pieces[leaf][chunk] if leaf in pieces else leaf
+        return constants.get(place, leaf)
+
+    args, kwargs = map_leaves((node.args, node.kwargs), change)
+    inside = graph.module.graph
+    with inside.inserting_before(node):
+        copy = inside.create_node(node.op, node.target, args, kwargs)
+    if twin is not None:
+        copy.meta["val"] = copy_value(inside, twin.values[chunk % len(twin.values)])
+    else:
+        copy.meta["val"] = infer_value(inside, copy)
+    if "stack_trace" in node.meta:
+        copy.meta["stack_trace"] = node.meta["stack_trace"]
+    set_tag(copy, replace(tag_of(node), chunk=chunk, made_by=ChunkExperts.name()))
+    return copy
+
+
+def close(graph: StepGraph, plan: ChunkPlan, node: Node, parts: Sequence[Node]) -> None:
+    """Readers outside of the body get the parts put together."""
+    tag = Tag(path=plan.body[node], direction=tag_of(node).direction, made_by=ChunkExperts.name())
+    whole = call_before(graph.module.graph, node, ATEN.cat.default, (list(parts), plan.joins[node]), tag)
+    redirect(node, whole, users=[user for user in node.users if user not in plan.body and user is not whole])
+
+
+def close_sum(graph: StepGraph, plan: ChunkPlan, node: Node, parts: Sequence[Node]) -> None:
+    """Readers outside of the body get the sum of the parts, added in the order they come in."""
+    tag = replace(tag_of(node), made_by=ChunkExperts.name(), keep=None)
+    total = parts[0]
+    for part in parts[1:]:
+        total = call_before(graph.module.graph, node, ATEN.add.Tensor, (total, part), tag)
+    redirect(node, total, users=[user for user in node.users if user not in plan.body])

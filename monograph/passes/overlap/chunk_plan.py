@@ -1,0 +1,216 @@
+"""What has to be made once per chunk, and what happens at the borders: decided here, written by chunk_experts.
+
+A node belongs to the body when its module is cut and something of a chunk reaches it: a value that is cut, a value
+made by the body, or a constant that depends on the chunk's size. Everything else (a transposed weight, a mask for all)
+is shared. What leaves the body is put together again, or added up where it is a parameter's gradient or a count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from monograph.annotate import Direction, Role
+from monograph.axes import Axis
+from monograph.compat import ATEN
+from monograph.errors import ConfigError
+from monograph.graph.facts import Facts
+from monograph.graph.query import is_compute, is_launch, is_random, value_of
+from monograph.graph.refuse import describe
+from monograph.graph.signature import OutputKind
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+from monograph.graph.twins import Twin, find_cut, find_twin, is_inside, leaves_of
+
+TRAVELLING = (
+    Role.EXCHANGE_ROWS,
+    Role.EXCHANGE_COUNTS,
+    Role.STREAM_GATHER,
+    Role.STREAM_SCATTER,
+)
+"""Transfers that a chunk may make for itself."""
+
+
+@dataclass
+class ChunkPlan:
+    """Everything the cut consists of."""
+
+    count: int
+    body: dict[Node, str] = field(default_factory=dict)
+    """Nodes made once per chunk, in order, with the module they belong to."""
+    cuts: dict[Node, int] = field(default_factory=dict)
+    """Values from outside that are cut -> the dim."""
+    joins: dict[Node, int] = field(default_factory=dict)
+    """Values of the body that others read whole -> the dim they are put together along."""
+    sums: set[Node] = field(default_factory=set)
+    """Gradients of parameters: added up, the last chunk first."""
+    totals: set[Node] = field(default_factory=set)
+    """Counts: added up, the first chunk first."""
+
+
+def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
+    """The body and its borders; what cannot be cut is refused with the node and its module."""
+    plan = ChunkPlan(facts.overlap.num_chunks)
+    roots = sorted({twin.root for node in graph.nodes if (twin := find_twin(node)) is not None})
+    dim = 0 if facts.overlap.chunk_dim == "batch" else 1
+    for node in graph.nodes:
+        root = find_root(node, plan, roots)
+        if root and is_of_chunk(node, plan, dim):
+            check_can_be_cut(node)
+            plan.body[node] = root
+    add_tails(graph, plan, is_whole=facts.overlap.grad_sum == "after_reduce")
+    counted = find_counted(graph)
+    for node in plan.body:
+        plan_exit(node, plan, dim, counted)
+    check_has_work(plan, roots, facts)
+    return plan
+
+
+def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
+    """The module a node is cut with; empty for none.
+
+    A sum of gradients has no module; one that adds up what a root made is the root's. Nodes that passes added have
+    no twin, but a path.
+    """
+    if not is_compute(node):
+        return ""
+    twin = find_twin(node)
+    if twin is not None:
+        return twin.root
+    tag = tag_of(node)
+    made = [plan.body.get(each, "") for each in node.all_input_nodes]
+    if node.target is ATEN.add.Tensor and tag.direction is Direction.BACKWARD and made:
+        return made[0] if len(set(made)) == 1 else ""
+    if tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER):
+        return ""
+    return next((root for root in roots if is_inside(tag.path, root)), "")
+
+
+def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
+    """Whether anything of a chunk reaches this node; values it needs from outside are marked to be cut."""
+    twin = find_twin(node)
+    is_reached = any(each in plan.body or each in plan.cuts for each in node.all_input_nodes)
+    if twin is None:
+        return is_reached
+    if len(list(leaves_of(node))) != twin.leaves:
+        raise refuse(node, twin, "a pass has changed its arguments since the step was captured")
+    for place, operand in enumerate(leaves_of(node)):
+        if isinstance(operand, Node) and operand not in plan.body and operand not in plan.cuts:
+            dims = find_cut(value_of(operand), twin.operands.get(place), plan.count)
+            if dims not in ([], [dim]):
+                raise refuse_border(node, operand, twin.operands[place], dim)
+            if dims:
+                plan.cuts[operand] = dim
+                is_reached = True
+    return is_reached or bool(twin.constants) or bool(find_cut(value_of(node), twin.values[0], plan.count))
+
+
+def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
+    """What a node of the body yields for one chunk; nodes without a twin (sums, copies) keep their argument's form."""
+    twin = find_twin(node)
+    if twin is not None:
+        return twin.values[0]
+    return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
+
+
+def add_tails(graph: StepGraph, plan: ChunkPlan, *, is_whole: bool) -> None:
+    """What happens to each chunk's gradient by itself: the cast, or with `is_whole` all of its way to the sum."""
+    for node in list(plan.body):
+        for tail in _find_tail(node, plan, is_whole=is_whole):
+            plan.body[tail] = plan.body[node]
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    plan.body = dict(sorted(plan.body.items(), key=lambda item: places[item[0]]))
+
+
+def _find_tail(node: Node, plan: ChunkPlan, *, is_whole: bool) -> Iterator[Node]:
+    outside = [user for user in node.users if user not in plan.body]
+    while len(outside) == 1 and _is_scattered(outside[0]):
+        (following,) = outside
+        if not is_whole and following.target is not ATEN._to_copy.default:
+            return
+        yield following
+        outside = list(following.users)
+
+
+def _is_scattered(node: Node) -> bool:
+    return node.op == "call_function" and tag_of(node).role is Role.GRAD_SCATTER and bool(tag_of(node).slot)
+
+
+def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None:
+    """How a value leaves the body, if it does."""
+    readers = [user for user in node.users if user not in plan.body]
+    if not readers:
+        return
+    twin = find_twin(node)
+    value = value_of(node)
+    is_gradient = bool(tag_of(node).gradient_of) or any(map(_is_scattered, [node, *readers]))
+    if find_cut(value, find_chunk_value(node, plan), plan.count) == [dim]:
+        plan.joins[node] = dim
+    elif is_gradient:
+        plan.sums.add(node)
+    elif node in counted and isinstance(value, Tensor) and not value.is_floating_point():
+        plan.totals.add(node)
+    else:
+        where = f"{tag_of(readers[0]).path or 'the step'} reads it"
+        shape = list(value.shape) if isinstance(value, Tensor) else "a size"
+        raise refuse(
+            node, twin, f"{where} whole, and {shape} is neither cut along dim {dim} nor a parameter's gradient"
+        )
+
+
+def find_counted(graph: StepGraph) -> set[Node]:
+    """Nodes whose values reach the experts' loads and nothing else outside of their module."""
+    pairs = zip(graph.outputs, graph.results, strict=True)
+    found = {node for spec, node in pairs if spec.kind is OutputKind.LOADS and node is not None}
+    todo = list(found)
+    while todo:
+        node = todo.pop()
+        for each in node.all_input_nodes:
+            if each not in found:
+                found.add(each)
+                todo.append(each)
+    return found
+
+
+def check_can_be_cut(node: Node) -> None:
+    """Refuse nodes whose meaning would change with the order of chunks, or that talk to other ranks unexpectedly."""
+    if is_random(node):
+        raise refuse(node, find_twin(node), "random numbers would be drawn in another order")
+    if is_launch(node) and tag_of(node).role not in TRAVELLING:
+        raise refuse(node, find_twin(node), "this transfer is not known to work for a part of the micro-batch")
+
+
+def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
+    """Refuse a cut that hides nothing although experts are spread over ranks."""
+    if facts.degree(Axis.EP) == 1:
+        return
+    sending = {root for node, root in plan.body.items() if is_launch(node) and tag_of(node).role is Role.EXCHANGE_ROWS}
+    idle = [root for root in roots if root not in sending]
+    if idle:
+        raise ConfigError(
+            f"compile.expert_overlap cuts {', '.join(idle)}, which exchanges nothing",
+            why="chunks cost time, and there is no exchange to hide",
+            do="choose modules with experts: --compile.expert_overlap.modules 'layers.*.moe'",
+        )
+
+
+def refuse(node: Node, twin: Twin | None, why: str) -> ConfigError:
+    """The error about one node."""
+    where = twin.root if twin is not None else tag_of(node).path
+    return ConfigError(
+        f"{where} cannot be cut into chunks at {describe(node)}",
+        why=why,
+        do="--compile.expert_overlap.strategy trace, or choose other modules",
+    )
+
+
+def refuse_border(node: Node, operand: Node, part: Any, dim: int) -> ConfigError:
+    """The error about a value that enters the body and cannot be cut."""
+    whole, found = list(value_of(operand).shape), list(part.shape)
+    return refuse(
+        node,
+        find_twin(node),
+        f"%{operand.name} is {whole} for the whole and {found} for a chunk: not a cut along dim {dim} alone",
+    )

@@ -1,0 +1,42 @@
+"""Chunks in every strategy are the same numbers: on one rank here, on more ranks as a sample of the whole matrix.
+
+`benchmarks/overlap_matrix.py` runs all of it: models, modes, chunks, meshes, policies, twenty steps.
+"""
+
+import pytest
+
+from tests.kit.ranks import pool
+from tests.steps.overlap import MODES, compare_strategies
+
+OFF = {"schedule": "off"}
+WAYS = {
+    "trace": {"strategy": "trace", **OFF},
+    "graph": {"strategy": "graph", **OFF},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "chunks", "policy"),
+    [
+        ("deepseek_v3", "block batch", 2, "full"),
+        ("qwen3_moe", "experts seq", 4, "default"),
+    ],
+)
+def test_both_strategies_are_eager_chunking_bit_for_bit_on_one_rank(tmp_path, model, mode, chunks, policy):
+    ways = {name: {**way, "passes.choose_saved.policy": policy} for name, way in WAYS.items()}
+    options = {**MODES[mode], "num_chunks": chunks}
+    found = compare_strategies(model, str(tmp_path), options, ways, routings=((), (2, 3)))
+    assert found == {name: [] for name in ways}
+
+
+def test_spread_experts_are_eager_chunking_bit_for_bit(tmp_path):
+    options = {**MODES["block batch"], "grad_sum": "after_reduce"}
+    ways = {"graph": WAYS["graph"]}
+    for found in pool.run(
+        2, compare_on_ranks, "qwen3_moe", str(tmp_path), options, ways, {"ep": 2}, timeout_seconds=400
+    ):
+        assert found == {name: [] for name in ways}
+
+
+def compare_on_ranks(model, folder, options, ways, degrees):
+    return compare_strategies(model, folder, options, ways, ((), (2, 3)), **degrees)

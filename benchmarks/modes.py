@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-MODES = ("eager", "layer")
+MODES: dict[str, dict[str, str]] = {
+    "eager": {"--compile.mode": "eager"},
+    "layer": {"--compile.mode": "layer"},
+    "graph": {"--compile.mode": "graph"},
+    "graph-blocks": {"--compile.mode": "graph", "--passes.mark_regions.regions": "blocks"},
+    "graph-whole": {"--compile.mode": "graph", "--passes.compile_whole.enabled": "true"},
+}
+"""What can be measured: the values of compile.mode, and graph mode with each of its compilers."""
+BY_DEFAULT = ("eager", "layer", "graph", "graph-blocks", "graph-whole")
 _SHOWN_LINES = 25
 _TOTAL = re.compile(r"^\s*(?:.*\s)?total\s+([\d.]+) s\s*$", re.MULTILINE)
 
@@ -61,7 +69,7 @@ def measure(mode: str, words: Sequence[str], *, steps: int, warmup: int, caches:
         if caches == "cold":
             environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         fixed = {
-            "--compile.mode": mode,
+            **MODES[mode],
             "--training.steps": str(steps),
             "--job.dump_folder": str(place),
             "--checkpoint.enabled": "false",
@@ -191,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("recipe")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), help="values of compile.mode, the first is the base")
+    parser.add_argument("--modes", nargs="+", default=BY_DEFAULT, choices=list(MODES), help="the first is the base")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5, help="first steps that do not count")
     parser.add_argument("--caches", choices=("cold", "warm"), default="cold")

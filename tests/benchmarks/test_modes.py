@@ -57,13 +57,26 @@ def test_a_mode_that_fails_shows_why(modes, capsys):
 
 @pytest.mark.slow
 def test_eager_and_layer_are_measured_and_saved_with_all_that_is_needed_to_repeat_it(modes, capsys, tmp_path):
-    words = [TINY, "--steps", "3", "--warmup", "1", "--save", "--results", str(tmp_path)]
+    words = [
+        TINY,
+        "--modes",
+        "eager",
+        "layer",
+        "graph",
+        "--steps",
+        "3",
+        "--warmup",
+        "1",
+        "--save",
+        "--results",
+        str(tmp_path),
+    ]
     assert modes.main([*words, "--compile.backend", "eager"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[1:3]] == ["eager", "layer"]
     (path,) = tmp_path.glob("*-modes-tiny.json")
     saved = json.loads(path.read_text())
-    assert saved["command"].startswith(f"python benchmarks/modes.py {TINY} --steps 3")
+    assert saved["command"].startswith(f"python benchmarks/modes.py {TINY} --modes eager layer --steps 3")
     assert saved["machine"]["cores"] and saved["versions"]["torch"] and saved["date"]
     eager, layer = saved["rows"]
     assert (eager["compiled_graphs"], layer["compiled_graphs"]) == (None, 2)

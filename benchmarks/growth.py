@@ -1,0 +1,117 @@
+"""How the cost of building a step grows: with layers it should be linear, with ranks it should not grow at all.
+
+    python benchmarks/growth.py [--layers 16 64] [--ranks 8 1024] [--recipes llama3_debugmodel deepseek_v3_debugmodel]
+                                [--out FILE]
+
+Everything is measured in this one process under a pretended process group, in seconds of the processor; what counts
+are the ratios. Targets: capture at most 0.12 s a dense layer and 0.30 s a MoE layer, four times the layers at most 4.4
+times the time, 1024 ranks at most 1.05 times 8 ranks, passes at most as long as capture, and no more kinds of parts to
+compile for 32 layers than for 4.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from monograph.execute.runner import GraphStep
+from monograph.graph.tags import tag_of
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.passes.compile.regions import find_kind, find_region, find_runs
+from monograph.passes.runner import build_passes, run_passes
+from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
+
+CPU = torch.device("cpu")
+TOKENS = (1, 64)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one step cost to build."""
+
+    recipe: str
+    layers: int
+    ranks: int
+    capture_seconds: float
+    passes_seconds: float
+    nodes: int
+    kinds: int
+    """Distinct parts a compiler would get with blocks as regions."""
+
+
+def make_mesh(ranks: int, has_experts: bool) -> Mesh:
+    """Half of the ranks in pairs of tensor parallelism, experts over four."""
+    return Mesh(dp_shard=ranks // 2, tp=2, ep=4 if has_experts else 1) if ranks > 1 else Mesh()
+
+
+def build(recipe: str, layers: int, ranks: int) -> Built:
+    """Capture a step and run the passes on it, with blocks marked for a compiler that is not called."""
+    config = load_recipe(recipe)
+    has_experts = hasattr(config.model, "moe")
+    marks = config.passes.mark_regions.replace(regions=("blocks",))
+    config = config.replace(
+        model=config.model.replace(n_layers=layers),
+        parallelism=config.parallelism.replace(fsdp="graph"),
+        compile=config.compile.replace(mode="graph"),
+        passes=config.passes.replace(mark_regions=marks, off=("compile_regions",)),
+    )
+    tokens = torch.zeros(TOKENS, dtype=torch.int64)
+    with pretended_groups(make_mesh(ranks, has_experts), 0, CPU) as groups:
+        step = build_step(config, groups)
+        assert isinstance(step, GraphStep)
+        batch = {name: tokens for name in ("tokens", "labels", "positions", "documents")}
+        start = time.process_time()
+        graph = step.trace(step.inputs(batch), torch.tensor(64))
+        captured = time.process_time()
+        run_passes(graph, build_passes(config.passes), config.passes.off, step.facts())
+        done = time.process_time()
+    runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+    kinds = {find_kind(find_region(run)) for run in runs}
+    return Built(recipe, layers, ranks, captured - start, done - captured, len(graph.nodes), len(kinds))
+
+
+def describe(rows: list[Built]) -> list[str]:
+    """The ratios between the first row and the others."""
+    first = rows[0]
+    lines = []
+    for row in rows[1:]:
+        capture = row.capture_seconds / first.capture_seconds
+        passes = row.passes_seconds / first.passes_seconds
+        what = f"{row.layers / first.layers:g}x layers" if row.layers != first.layers else f"{row.ranks} ranks"
+        lines.append(
+            f"{row.recipe}: {what}: capture {capture:.2f}x, passes {passes:.2f}x, {first.kinds} -> {row.kinds}"
+        )
+    return lines
+
+
+def main() -> None:
+    """Print the table and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=["llama3_debugmodel", "deepseek_v3_debugmodel"])
+    parser.add_argument("--layers", nargs=2, type=int, default=[16, 64])
+    parser.add_argument("--ranks", nargs=2, type=int, default=[8, 1024])
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
+    options = parser.parse_args()
+    head = ("recipe", "layers", "ranks", "capture s", "s a layer", "passes s", "nodes", "kinds of parts")
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    ratios = []
+    for recipe in options.recipes:
+        (few, many), (small, large) = options.layers, options.ranks
+        build(recipe, 2, 1)  # imports and caches
+        rows = [build(recipe, few, small), build(recipe, many, small), build(recipe, few, large)]
+        for row in rows:
+            seconds = f"{row.capture_seconds:.2f} | {row.capture_seconds / row.layers:.3f} | {row.passes_seconds:.2f}"
+            lines.append(f"| {row.recipe} | {row.layers} | {row.ranks} | {seconds} | {row.nodes} | {row.kinds} |")
+        ratios += describe(rows)
+    text = "\n".join([*lines, "", *ratios])
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from monograph.log import set_up_log
 from monograph.parallel.groups import find_first_difference, pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
+from monograph.passes.config import PassesConfig
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, deterministic_kernels, find_device, make_example
@@ -59,7 +61,8 @@ def precompile(
     """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
     device = find_device(config.debug.device)
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
-        with deterministic_kernels(config.debug.deterministic), compiler_folder(Path(folder)):
+        compiler = compiler_folder(Path(folder)) if is_compiling(config.passes) else nullcontext()
+        with deterministic_kernels(config.debug.deterministic), compiler:
             capture = capture_as(rank, config, mesh, device, is_compiled=True)
             other = mesh.world_size - 1 - rank
             if other != rank:
@@ -69,6 +72,11 @@ def precompile(
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files
+
+
+def is_compiling(passes: PassesConfig) -> bool:
+    """Whether any part of the step becomes code; importing a compiler for nothing takes seconds."""
+    return bool(passes.mark_regions.regions) or passes.compile_whole.enabled
 
 
 def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> Capture:

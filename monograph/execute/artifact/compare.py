@@ -32,7 +32,7 @@ FREE: Mapping[str, str] = {
     "tokenizer.*": "how text becomes numbers; the size of the vocabulary is the model's",
     "checkpoint.*": "saving and loading happen between steps",
     "metrics.*": "measuring happens between steps",
-    "profiler.*": "watching changes nothing",
+    "profiler.*": "watching a step does not change it",
     "validator.*": "how often and how long; the artifact has the step of evaluation too",
     "debug.seed": "initial weights and the order of data, both inputs of the step",
     "debug.device": "what it became on this machine is compared as machine.device",

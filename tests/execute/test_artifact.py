@@ -1,0 +1,140 @@
+"""One artifact for every rank: the same numbers as without it, and no rank runs anything that another does not."""
+
+import json
+
+import pytest
+
+from monograph.commands.precompile_step import CannotPrecompile, Capture, capture_as, check_rank_free
+from monograph.config.configurable import BaseConfig
+from monograph.config.leaves import find_leaves, replace_leaf
+from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle
+from monograph.execute.artifact.folder import read_manifest
+from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.make import make_files, make_sections
+from monograph.parallel.mesh import Mesh
+from monograph.recipes.catalog import load_recipe
+from tests.execute.artifacts import compare_with_eager, make_artifact, make_config, nothing_made, open_on_ranks
+from tests.execute.updates import CPU
+from tests.kit.ranks import pool
+
+MESH = Mesh(dp_shard=2, ep=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("artifacts")
+
+
+@pytest.fixture(scope="module")
+def artifact(folder):
+    make_artifact(folder, folder / "artifact")
+    return folder / "artifact"
+
+
+def flip(value):
+    """Another value of the same kind, as far as there is one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, tuple):
+        return (*value, "another")
+    return "something" if value is None else None
+
+
+def test_two_ranks_train_from_one_artifact_to_the_bits_of_eager_without_tracing_or_compiling(folder, artifact):
+    for different, same_evaluation in pool.run(2, compare_with_eager, str(folder), str(artifact)):
+        assert different == []
+        assert same_evaluation
+
+
+def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(folder, artifact):
+    config = make_config(folder)
+    changed = config
+    for leaf in find_leaves(config):
+        if reason_to_differ(leaf.path) and not leaf.path.startswith(("compile", "debug.device")):
+            changed = replace_leaf(changed, leaf.path, flip(leaf.value))
+    capture = capture_as(1, changed, MESH, CPU, is_compiled=True)
+    files = make_files(capture.graphs, folder)
+    manifest = read_manifest(artifact)
+    assert {name: (artifact / name).read_bytes() for name in manifest.files} == files
+    sections = make_sections(config, MESH, capture.table, CPU, capture.graphs)
+    assert json.loads(json.dumps(sections)) == manifest.sections
+
+
+def test_ranks_that_capture_different_steps_get_no_artifact():
+    one, other = (Capture({}, {"step": f"forward:\n  0: x = add({number})\n"}, None) for number in (3, 4))
+    check_rank_free(one, 0, one, 7)
+    with pytest.raises(CannotPrecompile, match="ranks 0 and 7") as refused:
+        check_rank_free(one, 0, other, 7)
+    assert "add(3)" in refused.value.why and "add(4)" in refused.value.why
+
+
+def test_one_rank_with_another_artifact_stops_all_of_them_by_name(folder, artifact):
+    answers = pool.run(2, open_on_ranks, str(folder), [str(artifact), str(folder / "nowhere")])
+    for what, why in answers:
+        assert what == "the artifact of rank 1 is not that of rank 0"
+        assert "there is no artifact in" in why
+
+
+def test_an_artifact_for_another_length_is_refused_by_name_or_left_aside_as_asked(folder, artifact):
+    changes = {"training.seq_len": 16}
+    for what, why in pool.run(2, open_on_ranks, str(folder), [str(artifact)] * 2, changes):
+        assert "was made for another run" in what
+        assert why == "training.seq_len: artifact 32, this run 16"
+    changes["compile.artifact_on_mismatch"] = "compile"
+    answers = pool.run(2, open_on_ranks, str(folder), [str(artifact)] * 2, changes)
+    assert answers == [("built", "by capturing")] * 2
+
+
+@pytest.mark.parametrize("recipe", ["deepseek_v3_debugmodel", "llama3_debugmodel", "qwen3_debugmodel_moe"])
+def test_every_field_is_compared_or_has_a_reason_not_to_be(recipe):
+    config = load_recipe(recipe)
+    theirs = settle(config, Mesh())
+    assert find_differences(theirs, settle(config, Mesh())) == []
+    for leaf in find_leaves(config):
+        if leaf.path == "parallelism.data_parallel_shard_degree":
+            ours = settle(config, Mesh(dp_shard=2))  # -1 stands for a number: that one is compared
+        else:
+            ours = settle(replace_leaf(config, leaf.path, flip(leaf.value)), Mesh())
+        found = find_differences(theirs, ours)
+        if reason_to_differ(leaf.path):
+            assert found == [], leaf.path
+        else:
+            assert len(found) == 1 and found[0].startswith(f"{leaf.path}"), (leaf.path, found)
+
+
+def test_a_component_of_another_class_is_another_configuration():
+    config = load_recipe("llama3_debugmodel")
+    ours = settle(config, Mesh())
+    ours["model"]["$class"] = "elsewhere:Config"
+    (found,) = find_differences(settle(config, Mesh()), ours)
+    assert found.startswith("model.$class: artifact monograph.models.llama3")
+
+
+def test_every_reason_belongs_to_a_field_that_exists():
+    paths = [leaf.path for leaf in find_leaves(load_recipe("deepseek_v3_debugmodel"))]
+    for pattern, reason in FREE.items():
+        assert any(reason_to_differ(path) == reason for path in paths), pattern
+        assert len(reason.split()) >= 4, f"{pattern}: a reason is a sentence"
+
+
+def test_a_graph_is_read_without_a_fake_tensor_in_sight(artifact):
+    with nothing_made():
+        loaded = Artifact(artifact, read_manifest(artifact))
+        graphs = {name: loaded.graph(name) for name in ("step", "evaluation")}
+    assert {name: graph.digest() for name, graph in graphs.items()} == loaded.manifest.sections["digests"]
+    assert graphs["step"].text() == (artifact / "step.txt").read_text()
+
+
+def test_configs_are_told_apart_by_kind_as_well_as_by_value():
+    assert find_differences({"a": 1}, {"a": 1.0}) == ["a: artifact 1, this run 1.0"]
+    assert find_differences({"a": True}, {"a": 1}) == ["a: artifact True, this run 1"]
+    assert find_differences({"a": [1, 2]}, {"a": [1]}) == ["a: artifact [1, 2], this run [1]"]
+    assert find_differences({"a": 1}, {"b": ""}) == [
+        "a: artifact 1, this run (nothing)",
+        "b: artifact (nothing), this run ''",
+    ]
+    assert isinstance(load_recipe("llama3_debugmodel"), BaseConfig)

@@ -45,7 +45,7 @@ class GraphStep(MeshStep):
         self.artifact: Artifact | None = None
         self.obstacles: list[str] = []
         self._gradients: Gradients | None = None
-        self._program: Program | CudaGraphProgram | SplitProgram | None = None
+        self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
         self._loss: Tensor | None = None
 
@@ -57,16 +57,16 @@ class GraphStep(MeshStep):
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         inputs = self.inputs(batch)
-        if self._program is None:
+        if self.program is None:
             self.build(inputs, valid_tokens)
-        assert self._program is not None and self._gradients is not None
-        if isinstance(self._program, SplitProgram):
-            loss, loads = self._program.loss(self.sources(inputs, valid_tokens))
+        assert self.program is not None and self._gradients is not None
+        if isinstance(self.program, SplitProgram):
+            loss, loads = self.program.loss(self.sources(inputs, valid_tokens))
             loss.backward()
             self._count(loads)
             return loss.detach()
         self._gradients.begin()
-        self._program.run(self.sources(inputs, valid_tokens))
+        self.program.run(self.sources(inputs, valid_tokens))
         assert self._loss is not None
         return self._loss.clone()
 
@@ -91,12 +91,12 @@ class GraphStep(MeshStep):
         self.graph = self.graph or self.capture(inputs, valid_tokens)
         if self.settings.compile.partition == "min_cut":
             self._gradients = Gradients(self.parameters)
-            self._program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
+            self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
             return
         is_recorded = self.can_record(self.graph)
         self._gradients = Gradients(self.parameters, is_fixed=is_recorded)
         program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
-        self._program = CudaGraphProgram(program) if is_recorded else program
+        self.program = CudaGraphProgram(program) if is_recorded else program
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
@@ -181,10 +181,10 @@ class GraphStep(MeshStep):
 
     def close(self) -> None:
         """Let go of what was captured, while the groups it talks over still exist."""
-        for program in (self._program, self._evaluation):
+        for program in (self.program, self._evaluation):
             if program is not None:
                 program.close()
-        self._program = self._evaluation = None
+        self.program = self._evaluation = None
         if self.artifact is not None:
             self.artifact.close()
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from monograph.axes import COORDS, Group
 from monograph.compat import all_gather
+from monograph.errors import ConfigError
 from monograph.parallel.groups import joined_groups, pretended_groups
 from monograph.parallel.mesh import Mesh
 from tests.kit.ranks import pool
@@ -76,3 +77,20 @@ def test_one_process_can_pretend_to_be_any_rank_of_a_large_world():
             assert groups.coords().tolist() == [mesh.coordinate(rank, axis) for axis in COORDS]
             assert groups.native(Group.EP).size() == 64
         assert not dist.is_initialized()
+
+
+def disagree() -> str:
+    with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=30) as groups:
+        text = f"first line\nline of rank {groups.rank}"
+        try:
+            groups.check_same("the captured graph", str(groups.rank), text=lambda: text)
+        except ConfigError as error:
+            return f"{error.what}; {error.why}"
+    return ""
+
+
+def test_ranks_that_disagree_are_told_the_first_line_that_differs():
+    one, other = pool.run(2, disagree)
+    assert one == other
+    assert one.startswith("the captured graph of rank 1 is not that of rank 0")
+    assert one.endswith("line 2: 'line of rank 0' and 'line of rank 1'")

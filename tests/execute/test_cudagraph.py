@@ -1,0 +1,45 @@
+"""Which steps can be recorded as a CUDA graph, and why others cannot; recording itself needs a GPU (tests/gpu)."""
+
+import pytest
+
+from monograph.errors import ConfigError
+from monograph.execute.cudagraph import SHOWN, find_obstacles, refuse
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import OffloadSavedConfig, PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from tests.execute.updates import GROUPED
+from tests.passes.kit import capture_small
+
+LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("training", "model"))}
+
+
+@pytest.mark.parametrize(("model", "changes"), [("llama3", {}), ("deepseek_v3", LOCAL), ("qwen3_moe", LOCAL)])
+def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, changes):
+    graph, facts = capture_small(model, Mesh(), **changes)
+    run_passes(graph, build_passes(PassesConfig()), (), facts)
+    assert find_obstacles(graph, device="cpu") == []
+
+
+def test_an_exchange_is_named_with_every_node_that_depends_on_its_sizes():
+    graph, _ = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2), **LOCAL)
+    found = find_obstacles(graph, device="cpu")
+    assert any(
+        "layers.1.moe" in line and "_local_scalar_dense" in line and "reads a number on the host" in line
+        for line in found
+    )
+    assert any("all_to_all_single" in line and "changes from step to step" in line for line in found)
+    assert not any("layers.0" in line for line in found), "the dense block could be recorded"
+
+
+def test_copies_to_the_host_and_nodes_elsewhere_are_named():
+    graph, facts = capture_small("llama3", Mesh())
+    assert all(line.endswith("runs on the cpu") for line in find_obstacles(graph, device="cuda"))
+    config = PassesConfig(offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64))
+    run_passes(graph, build_passes(config), (), facts)
+    assert any("copies between the device and the host" in line for line in find_obstacles(graph, device="cpu"))
+
+
+def test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons():
+    error = refuse([f"layers.{place}: op: reason" for place in range(SHOWN + 3)])
+    assert isinstance(error, ConfigError)
+    assert "11 nodes" in error.what and "layers.7: op" in error.why and error.why.endswith("and 3 more")

@@ -75,8 +75,9 @@ class ExpertOverlapConfig(Configurable.Config):
         tokens: int,
         tensor_ranks: int,
         expert_ranks: int,
+        off: tuple[str, ...],
     ) -> None:
-        """Refuse what the rest of a run does not allow; `sequences` and `tokens` are of one micro-batch."""
+        """Refuse what the rest of a run does not allow: a micro-batch of `sequences` x `tokens`, passes that are off."""
         if not self.is_on:
             return
         if not has_experts:
@@ -97,6 +98,14 @@ class ExpertOverlapConfig(Configurable.Config):
                 why="all experts are on every rank: no rows travel, and nothing can be hidden",
                 do="--compile.expert_overlap.schedule off, or spread the experts over more ranks",
             )
+        asked = {"chunk_experts": self.strategy == "graph", "overlap_experts": self.schedule == "on"}
+        for name in off:
+            if asked.get(name):
+                raise ConfigError(
+                    f"passes.off has {name}, and compile.expert_overlap asks for it",
+                    why="it cannot be both left out and done",
+                    do=f"take {name} out of passes.off, or set compile.expert_overlap.strategy or schedule to off",
+                )
         self.check_extent(sequences=sequences, tokens=tokens, tensor_ranks=tensor_ranks)
 
     def check_extent(self, *, sequences: int, tokens: int, tensor_ranks: int) -> None:

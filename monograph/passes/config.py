@@ -88,6 +88,30 @@ class PrefetchGathersConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class OverlapExpertsConfig(Configurable.Config):
+    """The machine that exchanges are hidden for, and the memory this may cost."""
+
+    owner: ClassVar[str] = "monograph.passes.overlap.overlap_experts:OverlapExperts"
+    max_extra_bytes: int = 256 << 20
+    """Work that fills a gap may keep this much alive longer than it would be."""
+    tflops: float = 790.0
+    """What the device computes, in TFLOP/s."""
+    memory_tb_per_second: float = 4.3
+    """What its memory moves."""
+    link_gb_per_second: float = 50.0
+    """What one rank sends."""
+    link_latency_us: float = 10.0
+    """How long a transfer takes to start."""
+
+    def check(self) -> None:
+        speeds = (self.tflops, self.memory_tb_per_second, self.link_gb_per_second)
+        if min(speeds) <= 0 or self.link_latency_us < 0 or self.max_extra_bytes < 0:
+            raise ConfigError(
+                "an option of overlap_experts is out of range", why="speeds are positive, sizes not below 0"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
 class MarkRegionsConfig(Configurable.Config):
     """Which parts of the step are compiled."""
 
@@ -119,6 +143,8 @@ class PassesConfig(Configurable.Config):
     """How transfers are joined."""
     prefetch_gathers: PrefetchGathersConfig = field(default_factory=PrefetchGathersConfig)
     """When transfers start."""
+    overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
+    """When chunks take turns."""
     mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
     """What is compiled."""
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)

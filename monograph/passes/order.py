@@ -12,6 +12,7 @@ ORDER = {
     "split_groups": "monograph.passes.comm.split_groups:SplitGroups",
     "bucket_collectives": "monograph.passes.comm.bucket_collectives:BucketCollectives",
     "prefetch_gathers": "monograph.passes.comm.prefetch_gathers:PrefetchGathers",
+    "overlap_experts": "monograph.passes.overlap.overlap_experts:OverlapExperts",
     "mark_regions": "monograph.passes.compile.mark_regions:MarkRegions",
     "compile_regions": "monograph.passes.compile.compile_regions:CompileRegions",
     "compile_whole": "monograph.passes.compile.compile_whole:CompileWhole",

@@ -244,6 +244,7 @@ class TrainerConfig(Configurable.Config):
             tokens=self.training.seq_len,
             tensor_ranks=self.parallelism.tensor_parallel_degree,
             expert_ranks=self.parallelism.expert_parallel_degree,
+            off=self.passes.off,
         )
         seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
         if seq_len > longest:

@@ -28,6 +28,11 @@ def chunked(model, folder, changes=None, **overlap):
         ({"strategy": "graph"}, {}, "needs a captured one"),
         ({"strategy": "graph", "num_chunks": 4, "schedule": "off"}, {"compile.mode": "graph"}, "a chunk would have 1"),
         ({}, {"compile.mode": "graph"}, "no rows travel"),
+        (
+            {"strategy": "graph", "schedule": "off"},
+            {"compile.mode": "graph", "passes.off": ("chunk_experts",)},
+            "passes.off has chunk_experts",
+        ),
         ({}, {"parallelism.fsdp": "auto"}, "FSDP2's hooks cannot"),
         ({}, {"parallelism.fsdp": "auto", "compile.mode": "layer"}, "with mode layer"),
     ],

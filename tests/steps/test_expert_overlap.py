@@ -29,9 +29,9 @@ def test_both_strategies_are_eager_chunking_bit_for_bit_on_one_rank(tmp_path, mo
     assert found == {name: [] for name in ways}
 
 
-def test_spread_experts_are_eager_chunking_bit_for_bit(tmp_path):
+def test_spread_experts_that_take_turns_are_eager_chunking_bit_for_bit(tmp_path):
     options = {**MODES["block batch"], "grad_sum": "after_reduce"}
-    ways = {"graph": WAYS["graph"]}
+    ways = {"scheduled": {"strategy": "graph"}}
     for found in pool.run(
         2, compare_on_ranks, "qwen3_moe", str(tmp_path), options, ways, {"ep": 2}, timeout_seconds=400
     ):

@@ -1,0 +1,86 @@
+"""One chunk's rows travel while another chunk computes."""
+
+from collections.abc import Sequence
+
+from torch.fx import Node
+
+from monograph.errors import ConfigError
+from monograph.graph.cost import Machine, find_node_costs
+from monograph.graph.facts import Facts
+from monograph.graph.likely_sizes import Sizes
+from monograph.graph.query import is_backward
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+from monograph.log import get_log
+from monograph.passes.base import Pass
+from monograph.passes.config import OverlapExpertsConfig
+from monograph.passes.overlap.overlap_plan import MICROSECOND, Played, is_exchange, plan_overlap
+
+log = get_log("overlap")
+
+
+class OverlapExperts(Pass):
+    """Let chunks take turns at every exchange of rows.
+
+    Before:  d0 = exchange(x0);  d1 = exchange(x1);  y0 = experts(wait(d0));  y1 = experts(wait(d1));  ...
+    After:   d0 = exchange(x0);  x1 = ...;  d1 = exchange(x1);  y0 = experts(wait(d0));  c0 = exchange(y0);
+             y1 = experts(wait(d1));  c1 = exchange(y1);  z0 = wait(c0);  next block of z0;  z1 = wait(c1);  ...
+    Why:     an exchange that compute waits for leaves the device idle. Nodes only move; what each computes stays. The
+             order is planned with a model of the machine, and kept only if the model finds it faster.
+    """
+
+    Config = OverlapExpertsConfig
+
+    def skip(self, facts: Facts) -> str:
+        if not facts.overlap.is_on:
+            return "compile.expert_overlap.strategy is off"
+        return "" if facts.overlap.schedule == "on" else "compile.expert_overlap.schedule is off"
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        if not any(is_backward(node) for node in graph.nodes):
+            return "evaluation runs whole"
+        plan = self.plan(graph, facts)
+        for line in describe_plan(plan):
+            log.debug("%s", line)
+        apply_order(graph, plan.order)
+        total = sum(window.seconds for window in plan.windows)
+        hidden = 100 * (1 - plan.exposed_seconds / total) if total else 100.0
+        return (
+            f"{len(plan.windows)} exchanges take {total / MICROSECOND:.0f} us by the model, "
+            f"{plan.exposed_seconds / MICROSECOND:.0f} us of them exposed ({hidden:.0f} % hidden)"
+        )
+
+    def plan(self, graph: StepGraph, facts: Facts) -> Played:
+        """The order, and what it costs by the model."""
+        if not any(is_exchange(node) and tag_of(node).chunk is not None for node in graph.nodes):
+            raise ConfigError(
+                "compile.expert_overlap.schedule is on, and no chunk exchanges rows",
+                why="there is nothing to hide",
+                do="--compile.expert_overlap.schedule off, or more ranks in parallelism.expert_parallel_degree",
+            )
+        config = self.config
+        machine = Machine(
+            name="the model's machine",
+            flops_per_second=config.tflops * 1e12,
+            bytes_per_second=config.memory_tb_per_second * 1e12,
+            link_bytes_per_second=config.link_gb_per_second * 1e9,
+            link_latency_seconds=config.link_latency_us * MICROSECOND,
+        )
+        sizes = Sizes(graph.module.graph)
+        costs = find_node_costs(graph.module.graph, sizes, machine, facts.group_sizes)
+        return plan_overlap(graph.nodes, costs, sizes, config.max_extra_bytes)
+
+
+def describe_plan(plan: Played) -> list[str]:
+    """The plan as a person reads it: a line for every exchange."""
+    return [window.text() for window in plan.windows]
+
+
+def apply_order(graph: StepGraph, order: Sequence[Node]) -> None:
+    """Put the nodes in this order; those that stand right already are left alone."""
+    if graph.nodes == list(order):
+        return
+    end = graph.module.graph.output_node()
+    for node in order:
+        if node is not end:
+            end.prepend(node)

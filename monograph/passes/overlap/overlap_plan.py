@@ -1,0 +1,305 @@
+"""The order in which chunks compute while others' rows travel: found by playing the step through with a cost model.
+
+Chunks take turns. A turn is everything one chunk needs to launch its next exchange, with the wait for its last one as
+late as it can be. So chunk 1 computes while chunk 0's rows travel, and with blocks cut as a whole the next block's
+chunk 0 runs under this block's last exchange. Where compute would still wait, work that nothing waits for yet (weight
+gradients, shared experts) fills the gap, as much of it as the gap is long.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from monograph.annotate import Direction, Role
+from monograph.compat import EXCHANGE, WAIT
+from monograph.graph.cost import NodeCosts
+from monograph.graph.likely_sizes import Sizes
+from monograph.graph.query import group_of, is_compute, is_launch, is_wait, value_of
+from monograph.graph.refuse import broken
+from monograph.graph.tags import tag_of
+
+MICROSECOND = 1e-6
+
+
+@dataclass(frozen=True)
+class Window:
+    """One exchange of rows: how long it takes, and what compute does meanwhile."""
+
+    launch: Node
+    bytes: int
+    seconds: float
+    under_seconds: float
+    """Compute between its launch and its wait."""
+    exposed_seconds: float
+    """How long compute waits for it."""
+
+    def text(self) -> str:
+        """One line of the printed plan."""
+        tag = tag_of(self.launch)
+        where = f"{tag.path} {tag.direction.value} {tag.region} chunk {tag.chunk}"
+        times = (self.seconds, self.under_seconds, self.exposed_seconds)
+        shown = [f"{seconds / MICROSECOND:.1f}" for seconds in times]
+        return f"{where}: {self.bytes} bytes, {shown[0]} us, {shown[1]} us of compute under it, {shown[2]} us exposed"
+
+
+@dataclass
+class Played:
+    """A schedule with what it would cost: nodes in order, and the clocks after the last of them."""
+
+    costs: NodeCosts
+    order: list[Node] = field(default_factory=list)
+    now: float = 0.0
+    """When the last node so far has been computed."""
+    busy: float = 0.0
+    """Seconds spent computing, without waiting."""
+    windows: list[Window] = field(default_factory=list)
+    _ends: dict[Node, float] = field(default_factory=dict)
+    _starts: dict[Node, float] = field(default_factory=dict)
+    _free: dict[str, float] = field(default_factory=dict)
+
+    def add(self, node: Node) -> None:
+        """Let a node run next."""
+        self.order.append(node)
+        takes = self.costs.seconds.get(node, 0.0)
+        if is_launch(node):
+            group = group_of(node)
+            end = max(self.now, self._free.get(group, 0.0)) + takes
+            self._ends[node], self._starts[node], self._free[group] = end, self.busy, end
+        elif is_wait(node):
+            self._end(node.args[0])
+        else:
+            self.now += takes
+            self.busy += takes
+
+    def _end(self, launch: Any) -> None:
+        exposed = self.gap(launch)
+        self.now += exposed
+        if is_exchange(launch):
+            moved, takes = self.costs.moved_bytes.get(launch, 0), self.costs.seconds.get(launch, 0.0)
+            self.windows.append(Window(launch, moved, takes, self.busy - self._starts.get(launch, 0.0), exposed))
+
+    def gap(self, launch: Any) -> float:
+        """How long compute would wait for a transfer now."""
+        return max(0.0, self._ends.get(launch, 0.0) - self.now)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """How long compute waits for exchanges of rows, in all."""
+        return sum(window.exposed_seconds for window in self.windows)
+
+
+def is_exchange(node: Any) -> bool:
+    """Whether a node sends rows to other ranks."""
+    return isinstance(node, Node) and node.target is EXCHANGE and tag_of(node).role is Role.EXCHANGE_ROWS
+
+
+def play(nodes: Iterable[Node], costs: NodeCosts) -> Played:
+    """The schedule as it stands."""
+    played = Played(costs)
+    for node in nodes:
+        played.add(node)
+    return played
+
+
+def plan_overlap(nodes: Sequence[Node], costs: NodeCosts, sizes: Sizes, max_extra_bytes: int) -> Played:
+    """The best order found; the present one when no other would be faster."""
+    best = play(nodes, costs)
+    while True:
+        found = Turns(best.order, costs, sizes, max_extra_bytes).run()
+        if found.now >= best.now * 0.999:
+            return best
+        best = found
+
+
+class Turns:
+    """Builds an order turn by turn."""
+
+    def __init__(self, nodes: Sequence[Node], costs: NodeCosts, sizes: Sizes, max_extra_bytes: int) -> None:
+        self.nodes, self.sizes, self.max_extra_bytes = nodes, sizes, max_extra_bytes
+        self.places = {node: place for place, node in enumerate(nodes)}
+        self.played = Played(costs)
+        self.done: set[Node] = set()
+        self.waiting = [node for node in nodes if is_compute(node) and tag_of(node).chunk is None]
+        """Nodes of no chunk: they keep their place in front of the first chunk that passes it."""
+        self.next_waiting = 0
+        self.blocked: list[Node] = []
+        """Nodes whose place was passed before they could run."""
+        self.spare: list[Node] = []
+        """Nodes of chunks that could run and that nothing needs yet."""
+        self.early: list[Node] = []
+        """Nodes that ran before their turn."""
+        self.due: dict[Node, int] = {}
+        self.front = 0
+        self.needed: set[Node] = set()
+
+    def run(self) -> Played:
+        """The whole step: forward, then backward."""
+        for node in self.nodes:
+            if not is_compute(node) and node.op != "output":
+                self.emit(node)
+        for direction in Direction:
+            rounds = find_rounds(self.nodes, direction)
+            self.needed = find_ancestors([launch for each in rounds for launch in each])
+            for launches in rounds:
+                for launch in launches:
+                    self.take_turn(launch)
+            self.finish(direction)
+        for node in self.nodes:
+            if node not in self.done:
+                self.emit(node)
+        return self.played
+
+    def take_turn(self, launch: Node) -> None:
+        """Run what a launch needs: first what waits for no rows, then the rest."""
+        closure = self.find_missing([launch])
+        late: set[Node] = set()
+        for node in closure:
+            if is_row_wait(node) or not late.isdisjoint(node.all_input_nodes):
+                late.add(node)
+        for node in (*(n for n in closure if n not in late), *(n for n in closure if n in late)):
+            self.pass_by(self.places[node])
+            self.run_node(node)
+        self.release()
+
+    def finish(self, direction: Direction) -> None:
+        """What is left of one half of the step, in order."""
+        for node in self.nodes:
+            if node not in self.done and node.op != "output" and tag_of(node).direction is direction:
+                for each in self.find_missing([node]):
+                    self.front = max(self.front, self.places[each])
+                    self.run_node(each)
+        self.blocked = [node for node in self.blocked if node not in self.done]
+
+    def run_node(self, node: Node) -> None:
+        """Run a node now; in front of a wait for rows, run something else as long as they travel."""
+        if node in self.done:
+            return
+        if is_row_wait(node):
+            self.fill(node.args[0])
+        self.emit(node)
+
+    def emit(self, node: Node) -> None:
+        self.done.add(node)
+        self.played.add(node)
+        if is_launch(node):
+            for wait in node.users:
+                if wait.target is WAIT:
+                    self.due[wait] = self.front + self.places[wait] - self.places[node]
+        for user in node.users:
+            if self.is_spare(user):
+                self.spare.append(user)
+
+    def is_spare(self, node: Node) -> bool:
+        """Whether a chunk's node could run, and is neither the start nor the end of a transfer."""
+        if tag_of(node).chunk is None or not is_compute(node) or node in self.done or is_launch(node) or is_wait(node):
+            return False
+        return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
+
+    def is_at_hand(self, node: Node) -> bool:
+        """Whether a node of no chunk, say a transposed weight, could run right now."""
+        if tag_of(node).chunk is not None or is_launch(node) or is_wait(node):
+            return False
+        return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
+
+    def fill(self, launch: Any) -> None:
+        """Run spare work under a transfer: what nothing will need first, then what a later turn needs, if it fits."""
+        while self.played.gap(launch) > 0:
+            self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
+            free = [node for node in self.spare if node not in self.needed]
+            choice = min(free or filter(self.fits, self.spare), key=self.places.__getitem__, default=None)
+            if choice is None:
+                return
+            self.early += [choice] if choice in self.needed else []
+            for node in self.find_missing([choice]):
+                self.emit(node)
+
+    def fits(self, node: Node) -> bool:
+        """Whether running a node early keeps within the bound on memory: its value lives until its turn."""
+        self.early = [each for each in self.early if any(user not in self.done for user in each.users)]
+        return sum(self.sizes.bytes(value_of(each)) for each in (*self.early, node)) <= self.max_extra_bytes
+
+    def pass_by(self, place: int) -> None:
+        """Run the nodes of no chunk that stand before a place."""
+        self.front = max(self.front, place)
+        while self.next_waiting < len(self.waiting) and self.places[self.waiting[self.next_waiting]] < place:
+            node = self.waiting[self.next_waiting]
+            self.next_waiting += 1
+            self.blocked.append(node)
+            self.release_if_ready(node)
+
+    def release(self) -> None:
+        """After a turn: run what was passed and can run by now, and spare work that holds too much memory."""
+        for node in [node for node in self.blocked if node not in self.done]:
+            self.release_if_ready(node)
+        self.blocked = [node for node in self.blocked if node not in self.done]
+        self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
+        free = [node for node in self.spare if node not in self.needed]
+        for node in sorted(free, key=self.places.__getitem__):
+            if self.played.costs.seconds.get(node, 0.0) == 0.0 or self.count_held(free) > self.max_extra_bytes:
+                for each in self.find_missing([node]):
+                    self.emit(each)
+                free = [each for each in free if each not in self.done]
+
+    def count_held(self, nodes: Sequence[Node]) -> int:
+        """Bytes that live only because these nodes have not run yet."""
+        read = {each for node in nodes for each in node.all_input_nodes}
+        late = set(nodes)
+        return sum(
+            self.sizes.bytes(value_of(each))
+            for each in read
+            if is_compute(each) and all(user in self.done or user in late for user in each.users)
+        )
+
+    def release_if_ready(self, node: Node) -> None:
+        is_due = not is_wait(node) or self.due.get(node, 0) <= self.front
+        if is_due and not is_row_wait(node) and all(each in self.done for each in node.all_input_nodes):
+            self.run_node(node)
+
+    def find_missing(self, wanted: Iterable[Node]) -> list[Node]:
+        """The nodes and all they depend on that have not run yet, in order."""
+        found: set[Node] = set()
+        todo = list(wanted)
+        while todo:
+            node = todo.pop()
+            if node not in found and node not in self.done:
+                found.add(node)
+                todo += node.all_input_nodes
+        return sorted(found, key=self.places.__getitem__)
+
+
+def is_row_wait(node: Node) -> bool:
+    """Whether a node waits for rows of a chunk."""
+    return is_wait(node) and is_exchange(node.args[0]) and tag_of(node).chunk is not None
+
+
+def find_rounds(nodes: Sequence[Node], direction: Direction) -> list[list[Node]]:
+    """Round by round the exchange each chunk launches, in the order chunks take turns: backward the last one first."""
+    chunks: dict[int, list[Node]] = {}
+    for node in nodes:
+        tag = tag_of(node)
+        if is_exchange(node) and tag.chunk is not None and tag.direction is direction:
+            chunks.setdefault(tag.chunk, []).append(node)
+    turns = [chunks[chunk] for chunk in sorted(chunks, reverse=direction is Direction.BACKWARD)]
+    lengths = {len(launches) for launches in turns}
+    if len(lengths) > 1:
+        shortest = min(turns, key=len)
+        raise broken(
+            shortest[-1],
+            f"chunks launch {sorted(lengths)} exchanges, {direction.value}",
+            why="chunks do the same work, so that they can take turns",
+        )
+    return [list(launches) for launches in zip(*turns, strict=True)]
+
+
+def find_ancestors(nodes: Collection[Node]) -> set[Node]:
+    """The nodes and everything they depend on."""
+    found: set[Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found

@@ -1,0 +1,102 @@
+"""Chunks take turns: the order of launches and waits, what lies under each exchange, and that nodes only move."""
+
+import functools
+
+import pytest
+
+from monograph.errors import ConfigError
+from monograph.graph.tags import tag_of
+from monograph.graph.verify import check_graph
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import OverlapExpertsConfig, PassesConfig
+from monograph.passes.overlap.chunk_experts import ChunkExperts
+from monograph.passes.overlap.overlap_experts import OverlapExperts, describe_plan
+from monograph.passes.overlap.overlap_plan import is_exchange, is_row_wait, play
+from monograph.passes.runner import build_passes, run_passes
+from tests.passes.chunk_toys import capture_stack
+from tests.passes.kit import capture_small, clone
+
+SLOW = OverlapExpertsConfig(
+    tflops=0.0002, memory_tb_per_second=0.001, link_gb_per_second=0.002, link_latency_us=50, max_extra_bytes=1 << 20
+)
+"""A machine on which a tiny model's exchanges take about as long as its experts."""
+BLOCKS = (
+    "D1.0 D1.1 wD1.0 C1.0 wD1.1 C1.1 wC1.0 D2.0 wC1.1 D2.1 wD2.0 C2.0 wD2.1 C2.1 wC2.0 wC2.1 "
+    "C'2.1 C'2.0 wC'2.1 D'2.1 wC'2.0 D'2.0 wD'2.1 C'1.1 wD'2.0 C'1.0 wC'1.1 D'1.1 wC'1.0 D'1.0"
+)
+EXPERTS = (
+    "D1.0 D1.1 wD1.0 C1.0 wD1.1 C1.1 wC1.0 wC1.1 D2.0 D2.1 wD2.0 C2.0 wD2.1 C2.1 wC2.0 wC2.1 "
+    "C'2.1 C'2.0 wC'2.1 D'2.1 wC'2.0 D'2.0 wD'2.0 wD'2.1 C'1.1 C'1.0 wC'1.1 D'1.1 wC'1.0 D'1.0"
+)
+
+
+@functools.cache
+def _chunked(modules):
+    changes = {"strategy": "graph", "modules": modules}
+    changes = {f"compile.expert_overlap.{name}": value for name, value in changes.items()}
+    graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2), **{"training.local_batch_size": 4, **changes})
+    run_passes(graph, build_passes(PassesConfig()), ("overlap_experts",), facts)
+    return graph, facts
+
+
+def chunked(modules="layers.*"):
+    graph, facts = _chunked(modules)
+    return clone(graph), facts
+
+
+def list_exchanges(nodes):
+    """D: dispatch, C: combine, their backward with a quote, each with block and chunk; w: the wait for it."""
+    found = []
+    for node in nodes:
+        launch = node.args[0] if is_row_wait(node) else node
+        if is_exchange(launch):
+            tag = tag_of(launch)
+            quote = "'" if tag.direction == "backward" else ""
+            wait = "w" if launch is not node else ""
+            found.append(f"{wait}{tag.region[0].upper()}{quote}{tag.block}.{tag.chunk}")
+    return " ".join(found)
+
+
+@pytest.mark.parametrize(("modules", "wanted"), [("layers.*", BLOCKS), ("layers.*.moe", EXPERTS)])
+def test_chunks_take_turns_and_the_next_block_starts_under_the_last_exchange(modules, wanted):
+    graph, facts = chunked(modules)
+    OverlapExperts(SLOW).run(graph, facts)
+    check_graph(graph, facts)
+    assert list_exchanges(graph.nodes).startswith(wanted)
+
+
+def test_nodes_only_move_and_the_model_finds_the_step_faster():
+    graph, facts = chunked()
+    before = graph.nodes
+    plan = OverlapExperts(SLOW).plan(graph, facts)
+    slow = play(before, plan.costs)
+    OverlapExperts(SLOW).run(graph, facts)
+    assert set(graph.nodes) == set(before)
+    assert plan.busy == pytest.approx(slow.busy)
+    assert plan.exposed_seconds < 0.1 * slow.exposed_seconds
+    assert plan.now < slow.now
+
+
+def test_a_plan_is_planned_without_writing_and_printed_exchange_by_exchange():
+    graph, facts = chunked()
+    order = graph.nodes
+    plan = OverlapExperts(SLOW).plan(graph, facts)
+    assert graph.nodes == order
+    lines = describe_plan(plan)
+    assert len(lines) == 16
+    assert lines[0].startswith("layers.1.moe forward dispatch chunk 0: 16384 bytes, 8242.0 us, ")
+    assert lines[0].endswith("us of compute under it, 0.0 us exposed")
+
+
+def test_without_room_in_memory_less_is_hidden():
+    graph, facts = chunked("layers.*.moe")
+    tight = OverlapExperts(SLOW.replace(max_extra_bytes=0)).plan(graph, facts)
+    roomy = OverlapExperts(SLOW).plan(graph, facts)
+    assert roomy.exposed_seconds < tight.exposed_seconds
+
+
+def test_a_schedule_for_chunks_that_exchange_nothing_is_refused():
+    graph, facts = capture_stack()
+    ChunkExperts().run(graph, facts)
+    with pytest.raises(ConfigError, match="no chunk exchanges rows"):
+        OverlapExperts().run(graph, facts)

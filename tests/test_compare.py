@@ -117,13 +117,6 @@ def test_runs_whose_steps_are_not_the_same_cannot_be_compared(pretend, capsys):
 
 
 @pytest.mark.slow
-def test_layer_mode_trains_a_moe_model_as_eager_does_bit_for_bit(capsys):
-    line = f"{TINY} --model.moe.router.top_k 1"
-    assert main(["compare", line, f"{line} --compile.mode layer --compile.backend aot_eager"]) == 0
-    assert "equal bit for bit" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_each_line_has_ranks_of_its_own(capsys):
     line = f"{TINY} --training.global_batch_size 2 --training.local_batch_size 1"
     assert main(["compare", line, f"{line} --ranks 2", "--tolerance", "1e-5"]) == 0

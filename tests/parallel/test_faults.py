@@ -10,8 +10,7 @@ from tests.kit.tiny import tiny
 from tests.parallel.rank_work import run_trainer, train_and_die, train_into_nan
 
 LAYOUTS = {
-    "fsdp": (2, {}, (0, 1)),
-    "tp": (2, {"tp": 2}, (1,)),
+    "fsdp": (2, {}, (1,)),
     "ep": (2, {"ep": 2, "fsdp": "graph"}, (0,)),
     "fsdp_tp_ep": (4, {"tp": 2, "ep": 2}, (2,)),
 }

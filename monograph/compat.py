@@ -136,6 +136,15 @@ def remove_group_alias(name: str) -> None:
     torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
+_CYCLES_PER_SECOND = 1.5e9
+"""About what the clock that `sleep_on_device` counts makes; only emulated transfers depend on it."""
+
+
+def sleep_on_device(seconds: float) -> None:
+    """Keep the current CUDA stream busy without using the device."""
+    torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))
+
+
 def fake_store() -> dist.Store:
     """A store for the `fake` backend, which pretends to be one rank of any world."""
     return FakeStore()
@@ -282,6 +291,8 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
 
     builders = mock.patch.object(inductor.cpp_builder.CppBuilder, "build", refuse)
     inductor.utils.clear_caches()
+    if not is_complete:
+        forget_processor()
     try:
         with mock.patch.dict(os.environ, places), inductor.config.patch(cpp_cache_precompile_headers=False):
             if is_complete:
@@ -291,6 +302,15 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
                 yield
     finally:
         inductor.utils.clear_caches()
+
+
+def forget_processor() -> None:
+    """Let Inductor find out anew what the processor can do: the little programs it asks with belong to its kernels."""
+    kinds = torch._inductor.cpu_vec_isa
+    for found in (getattr(kinds.VecISA, "_VecISA__bool__impl", None), kinds.valid_vec_isa_list, kinds.pick_vec_isa):
+        forget = getattr(found, "cache_clear", None)
+        if forget is not None:
+            forget()
 
 
 def save_compiled(code: Any, path: Path) -> None:

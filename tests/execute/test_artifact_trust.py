@@ -1,0 +1,218 @@
+"""Nothing of an artifact is used before it was checked, and nothing in it runs that was not vouched for."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from monograph.errors import ConfigError
+from monograph.execute.artifact.folder import KEY_VARIABLE, check_files, read_key, read_manifest, write_artifact
+from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.manifest import MANIFEST, SECTIONS, ArtifactError, FileRecord, render_manifest
+from monograph.graph.file import graph_to_data
+from tests.graph.captures import capture_twins
+
+TAMPERED = 100
+KEY = b"a key for tests"
+
+
+@pytest.fixture(scope="module")
+def files():
+    """A graph, its text, and two files that would be run."""
+    graph, _ = capture_twins()
+    return {
+        "step.json": json.dumps(graph_to_data(graph)).encode(),
+        "step.txt": graph.text().encode(),
+        "regions/step-compiled_0.bin": random.Random(1).randbytes(4000),
+        "kernels/ab/cabc.main.so": random.Random(2).randbytes(3000),
+    }
+
+
+def make_sections(parts=()):
+    return {name: {} for name in SECTIONS} | {"parts": {"step": list(parts)}}
+
+
+@pytest.fixture
+def artifact(files, tmp_path):
+    write_artifact(tmp_path / "artifact", make_sections(), files)
+    return tmp_path / "artifact"
+
+
+def use(folder, key=None):
+    """What a run does with an artifact, in this order."""
+    manifest = read_manifest(folder, key)
+    check_files(folder, manifest)
+    return Artifact(folder, manifest).graph("step")
+
+
+def rewrite(folder, name, content, key=None):
+    """What somebody does who can write to the folder: other content, with hashes that fit."""
+    (folder / name).write_bytes(content)
+    manifest = read_manifest(folder)
+    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    (folder / MANIFEST).write_bytes(render_manifest(manifest.sections, {**manifest.files, name: record}, key))
+
+
+def tamper(folder, number):
+    """Flip one bit of one byte at a random place of a random file; say where."""
+    draw = random.Random(number)
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    content[place] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+    return f"{path.name} at {place}"
+
+
+@pytest.fixture
+def nothing_read():
+    """Whoever parses, unpickles or loads fails."""
+    with (
+        mock.patch("monograph.execute.artifact.load.graph_from_data", side_effect=AssertionError("a graph was built")),
+        mock.patch("monograph.execute.artifact.load.load_compiled", side_effect=AssertionError("code was loaded")),
+        mock.patch("pickle.loads", side_effect=AssertionError("something was unpickled")),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("number", range(TAMPERED))
+def test_a_flipped_bit_anywhere_is_found_before_anything_is_read(artifact, number, nothing_read):
+    where = tamper(artifact, number)
+    with pytest.raises(ArtifactError):
+        use(artifact)
+        pytest.fail(f"{where} was not noticed")
+
+
+def test_a_flipped_bit_of_the_manifest_is_found_before_it_is_parsed(artifact):
+    (artifact / MANIFEST).write_bytes((artifact / MANIFEST).read_bytes().replace(b'"schema":1', b'"schema":3'))
+    is_parsed = mock.patch("json.loads", side_effect=AssertionError("it was parsed"))
+    with is_parsed, pytest.raises(ArtifactError, match="manifest is damaged"):
+        use(artifact)
+
+
+@pytest.mark.parametrize("name", ["step.json", "step.txt", "regions/step-compiled_0.bin", MANIFEST])
+def test_a_truncated_file_is_found(artifact, name, nothing_read):
+    os.truncate(artifact / name, (artifact / name).stat().st_size // 2)
+    with pytest.raises(ArtifactError, match="damaged"):
+        use(artifact)
+
+
+@pytest.mark.parametrize("name", ["step.json", "kernels/ab/cabc.main.so", MANIFEST])
+def test_a_missing_file_is_found_by_name(artifact, name, nothing_read):
+    (artifact / name).unlink()
+    with pytest.raises(ArtifactError) as refused:
+        use(artifact)
+    assert name in f"{refused.value.what} {refused.value.why}" or "no artifact" in refused.value.what
+
+
+def test_an_untouched_artifact_is_used(artifact, files):
+    assert len(use(artifact).nodes) == len(json.loads(files["step.json"])["nodes"])
+
+
+class Payload:
+    """Unpickling it would leave a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["step.json", "step.txt", "regions/step-compiled_0.bin", MANIFEST])
+def test_a_code_payload_in_place_of_any_file_never_runs(artifact, name, tmp_path):
+    (artifact / name).write_bytes(pickle.dumps(Payload(tmp_path / "mark")))
+    with pytest.raises(ArtifactError):
+        use(artifact)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        lambda mark: pickle.dumps(Payload(mark)),
+        lambda mark: f"__import__('os').mkdir({str(mark)!r})".encode(),
+        lambda mark: json.dumps({"nodes": [{"op": "call_function", "target": "os.mkdir"}]}).encode(),
+    ],
+    ids=["pickle", "python", "json"],
+)
+def test_a_code_payload_whose_hash_was_put_right_never_runs_from_a_graph(artifact, payload, tmp_path):
+    rewrite(artifact, "step.json", payload(tmp_path / "mark"))
+    with pytest.raises(ArtifactError, match="holds no graph"):
+        use(artifact)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["step.json", "regions/step-compiled_0.bin"])
+def test_with_a_key_a_payload_whose_hash_was_put_right_is_refused_as_unsigned(files, tmp_path, name, nothing_read):
+    write_artifact(tmp_path / "artifact", make_sections(["compiled_0"]), files, key=KEY)
+    rewrite(tmp_path / "artifact", name, pickle.dumps(Payload(tmp_path / "mark")))
+    with pytest.raises(ArtifactError, match="not signed"):
+        use(tmp_path / "artifact", KEY)
+    rewrite(tmp_path / "artifact", name, pickle.dumps(Payload(tmp_path / "mark")), key=b"another key")
+    with pytest.raises(ArtifactError, match="signature"):
+        use(tmp_path / "artifact", KEY)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_with_a_key_only_what_was_signed_with_it_is_used(files, tmp_path):
+    write_artifact(tmp_path / "signed", make_sections(), files, key=KEY)
+    write_artifact(tmp_path / "plain", make_sections(), files)
+    use(tmp_path / "signed", KEY)
+    use(tmp_path / "signed")
+    with pytest.raises(ArtifactError, match="not signed"):
+        use(tmp_path / "plain", KEY)
+    with pytest.raises(ArtifactError, match="signature"):
+        use(tmp_path / "signed", b"another key")
+
+
+def test_the_key_comes_from_a_file_or_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert read_key() is None
+    monkeypatch.setenv(KEY_VARIABLE, "from outside")
+    assert read_key() == b"from outside"
+    (tmp_path / "key").write_bytes(KEY + b"\n")
+    assert read_key(str(tmp_path / "key")) == KEY
+    (tmp_path / "key").write_bytes(b"\n")
+    for name in ("key", "nowhere"):
+        with pytest.raises(ConfigError, match="artifact_key_file"):
+            read_key(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", ".hidden", "regions/../../x", ""])
+def test_a_manifest_cannot_name_a_file_outside_of_its_folder(artifact, name):
+    manifest = read_manifest(artifact)
+    record = FileRecord(1, "0" * 64)
+    (artifact / MANIFEST).write_bytes(render_manifest(manifest.sections, {name: record}, None))
+    with pytest.raises(ArtifactError, match="manifest is damaged"):
+        use(artifact)
+
+
+def test_an_artifact_that_cannot_be_finished_leaves_nothing(files, tmp_path):
+    with mock.patch("os.fsync", side_effect=OSError("the disk is full")), pytest.raises(OSError, match="disk is full"):
+        write_artifact(tmp_path / "artifact", make_sections(), files)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_is_replaced_only_when_asked_and_nothing_else_ever_is(artifact, files):
+    with pytest.raises(ConfigError, match="exists already"):
+        write_artifact(artifact, make_sections(), files)
+    write_artifact(artifact, make_sections(), {"step.json": files["step.json"]}, overwrite=True)
+    assert sorted(read_manifest(artifact).files) == ["step.json"]
+    assert [path.name for path in artifact.parent.iterdir()] == ["artifact"]
+    (artifact / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="is not an artifact"):
+        write_artifact(artifact, make_sections(), files, overwrite=True)
+
+
+def test_the_same_content_makes_the_same_bytes(files, tmp_path):
+    for name in ("one", "other"):
+        write_artifact(tmp_path / name, make_sections(), files)
+    assert (tmp_path / "one" / MANIFEST).read_bytes() == (tmp_path / "other" / MANIFEST).read_bytes()
+    shutil.rmtree(Path(tmp_path / "other"))

@@ -26,7 +26,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_house.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Random models on random meshes, until the time is up; a failure prints its seed.
 FUZZ_SECONDS ?= 600

@@ -4,7 +4,7 @@
 
 It follows one tiny run through the program, in the order in which `monograph/run.py` does:
 
-    config -> model -> step -> trainer -> checkpoint
+    config -> model -> step -> trainer -> checkpoint, and the step once more as a graph
 
 Each arrow is a return value, so each chapter below is a function that takes what the chapter before it returned.
 """
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from monograph.config.configurable import check_config
 from monograph.config.json_form import from_json, to_json
 from monograph.errors import ConfigError
+from monograph.execute.runner import GraphStep
 from monograph.models.decoder import Decoder
 from monograph.models.init import initialize
 from monograph.parallel.groups import joined_groups
@@ -154,6 +155,30 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
+def chapter_6_graph(config: TrainerConfig) -> None:
+    """The same step as one graph: captured once on shapes alone, improved by passes, and run with the same bits."""
+    # Graph mode is a setting. It gathers parameters by explicit ops, so that a capture sees them.
+    eager = config.replace(parallelism=config.parallelism.replace(fsdp="graph"))
+    graph = eager.replace(compile=config.compile.replace(mode="graph"))
+    tokens = torch.randint(0, 256, (2, config.training.seq_len), generator=torch.Generator().manual_seed(6))
+    batch = {"tokens": tokens, "labels": tokens.roll(-1, 1)}
+    with joined_groups(plan_run_mesh(config, 1), torch.device("cpu")) as groups:
+        op_by_op, captured = build_step(eager, groups), build_step(graph, groups)
+        assert isinstance(captured, GraphStep)
+        losses = [step(batch, torch.tensor(tokens.numel())) for step in (op_by_op, captured)]
+    assert torch.equal(*losses)
+
+    # A graph is a text that people can read; equal blocks are printed once.
+    assert captured.graph is not None
+    lines = captured.graph.text().splitlines()
+    print(f"6. the step as a graph: {len(captured.graph.nodes)} nodes, {len(lines)} lines of text, such as")
+    print(f"   {next(line for line in lines if ' mm(' in line).strip()}")
+
+    # Every pass leaves a record, also when it had nothing to do. `monograph passes` lists them.
+    for record in captured.records:
+        print(f"   {record.name:<26} {record.status:<8} {record.note}")
+
+
 def main() -> None:
     """The whole tour, in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as place:
@@ -162,6 +187,7 @@ def main() -> None:
         chapter_3_step(config)
         folder = chapter_4_trainer(config)
         chapter_5_checkpoint(config, folder, Path(place) / "resumed")
+        chapter_6_graph(config)
 
 
 if __name__ == "__main__":

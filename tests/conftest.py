@@ -1,0 +1,25 @@
+"""The longest files first, so that the workers of a parallel run finish together."""
+
+LONGEST = (
+    "tests/test_launch.py",
+    "tests/steps/test_graph_bits.py",
+    "tests/execute/test_layer_bits.py",
+    "tests/parallel/test_checkpoint.py",
+    "tests/train/test_resume.py",
+    "tests/parallel/test_training.py",
+    "tests/execute/test_remat.py",
+    "tests/passes/test_every_pass.py",
+    "tests/train/test_learning.py",
+    "tests/verify/test_meshes.py",
+    "tests/passes/test_compile_regions.py",
+    "tests/test_compare.py",
+    "tests/graph/test_mutants.py",
+    "tests/execute/test_inductor.py",
+    "tests/train/test_signals.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Order the files; tests within a file keep their order."""
+    places = {path: place for place, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

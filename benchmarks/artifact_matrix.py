@@ -1,0 +1,129 @@
+"""Training from an artifact against capturing in the run and against eager: losses and gradient norms, bit for bit.
+
+    python benchmarks/artifact_matrix.py [--only dp2] [--steps 5] [--out FILE]
+
+Every entry precompiles once in one process, then trains on gloo ranks in three ways through `monograph train` itself.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ARTIFACT, CAPTURED, EAGER = "artifact", "captured", "eager"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model on one mesh."""
+
+    recipe: str
+    mesh: str
+    ranks: int
+    degrees: dict[str, int] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
+    has_eager: bool = True
+    """Whether the numbers must be those of eager mode too; fused kernels round differently."""
+
+    def flags(self, steps: int) -> list[str]:
+        """What all three ways have in common."""
+        short = ["--training.seq_len", "64", "--training.local_batch_size", "1", "--training.steps", str(steps)]
+        rest = ["--debug.device", "cpu", "--debug.deterministic", "true", "--parallelism.fsdp", "graph"]
+        rest += ["--validator.interval", "0", "--checkpoint.enabled", "false", "--parallelism.timeout_seconds", "600"]
+        degrees = [
+            word for name, degree in self.degrees.items() for word in (f"--parallelism.{name}_degree", str(degree))
+        ]
+        return [*short, *rest, *degrees]
+
+
+ENTRIES = (
+    Entry("deepseek_v3_debugmodel", "dp4 tp2 ep4 etp1", 8, {"tensor_parallel": 2, "expert_parallel": 4}),
+    Entry("llama3_debugmodel", "dp2 tp2", 4, {"tensor_parallel": 2}),
+    Entry("qwen3_debugmodel_moe", "ep2", 2, {"expert_parallel": 2}),
+    Entry(
+        "qwen3_debugmodel_moe",
+        "tp2 ep2 etp2",
+        4,
+        {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2},
+    ),
+    Entry(
+        "llama3_debugmodel",
+        "dp2, compiled blocks",
+        2,
+        more=("--passes.mark_regions.regions", "blocks", "--model.n_layers", "2"),
+        has_eager=False,
+    ),
+)
+
+
+def run(words: list[str]) -> float:
+    """Run a command of monograph; how long it took."""
+    start = time.perf_counter()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "monograph", *words], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"monograph {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return time.perf_counter() - start
+
+
+def read(folder: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step, exactly as computed."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
+
+
+def measure(entry: Entry, root: Path, steps: int) -> dict[str, str]:
+    """One row of the table."""
+    flags = entry.flags(steps)
+    artifact = root / "artifact"
+    graph = ["--compile.mode", "graph", *entry.more]
+    made = run(["precompile", entry.recipe, "--out", str(artifact), "--ranks", str(entry.ranks), *flags, *graph])
+    ways = {ARTIFACT: ["--compile.artifact", str(artifact), *graph], CAPTURED: graph}
+    if entry.has_eager:
+        ways[EAGER] = []
+    found = {}
+    for name, more in ways.items():
+        folder = ["--job.dump_folder", str(root / name)]
+        run(["train", entry.recipe, "--ranks", str(entry.ranks), *flags, *more, *folder])
+        found[name] = read(root / name)
+        assert len(found[name]) == steps, f"{name} made {len(found[name])} steps"
+    size = sum(path.stat().st_size for path in artifact.rglob("*") if path.is_file())
+    row = {"recipe": entry.recipe, "mesh": entry.mesh, "precompile": f"{made:.1f} s", "size": f"{size / 1024:,.0f} KiB"}
+    for name in (CAPTURED, EAGER):
+        row[f"= {name}"] = "-" if name not in found else "bitwise" if found[name] == found[ARTIFACT] else "DIFFERS"
+    return row | {"last loss": repr(found[ARTIFACT][-1][0]), "last norm": repr(found[ARTIFACT][-1][1])}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="entries whose recipe and mesh contain this")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--out", default="", help="also write the table to this file")
+    arguments = parser.parse_args()
+    rows = []
+    for entry in ENTRIES:
+        if arguments.only in f"{entry.recipe} {entry.mesh}":
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(measure(entry, Path(folder), arguments.steps))
+            print(rows[-1], flush=True)
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    lines += [f"| {' | '.join(row.values())} |" for row in rows]
+    lines += [
+        "",
+        f"{arguments.steps} steps, deterministic, gloo; {platform.platform()}, Python {platform.python_version()}",
+    ]
+    print("\n".join(lines))
+    if arguments.out:
+        Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return int(any("DIFFERS" in row.values() for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

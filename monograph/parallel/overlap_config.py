@@ -77,7 +77,7 @@ class ExpertOverlapConfig(Configurable.Config):
         expert_ranks: int,
         off: tuple[str, ...],
     ) -> None:
-        """Refuse what the rest of a run does not allow: a micro-batch of `sequences` x `tokens`, passes that are off."""
+        """Refuse what the rest of a run does not allow; a micro-batch has `sequences` x `tokens`."""
         if not self.is_on:
             return
         if not has_experts:

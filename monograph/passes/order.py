@@ -5,6 +5,7 @@ ORDER = {
     "remove_dead_code": "monograph.passes.clean.remove_dead_code:RemoveDeadCode",
     "share_gathers": "monograph.passes.clean.share_gathers:ShareGathers",
     "elide_trivial_collectives": "monograph.passes.comm.elide_trivial_collectives:ElideTrivialCollectives",
+    "join_chunks": "monograph.passes.overlap.join_chunks:JoinChunks",
     "choose_saved": "monograph.passes.memory.choose_saved:ChooseSaved",
     "recompute": "monograph.passes.memory.recompute:Recompute",
     "offload_saved": "monograph.passes.memory.offload_saved:OffloadSaved",

@@ -23,7 +23,9 @@ OVERLAPPED = {"training.local_batch_size": 4, "compile.expert_overlap.strategy":
 
 def run_up_to(name, mesh, rank=0):
     """A graph after all passes before `name`, with what that pass may know."""
-    changes = OVERLAPPED if ".overlap." in ORDER[name] else {}
+    changes = dict(OVERLAPPED) if ".overlap." in ORDER[name] else {}
+    if name == "join_chunks":
+        changes["compile.expert_overlap.strategy"] = "trace"
     graph, facts = capture_small("deepseek_v3", mesh, rank, **changes)
     before = list(ORDER)[: list(ORDER).index(name)]
     run_passes(graph, [PASSES[each] for each in before if each in QUICK], (), facts)

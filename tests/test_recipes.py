@@ -27,12 +27,21 @@ SIZES = {
     "qwen3": "debugmodel 0_6b 1_7b 4b 8b 14b 32b debugmodel_moe 30b_a3b 235b_a22b",
     "deepseek_v3": "debugmodel 16b 236b 671b",
 }
-NAMES = [f"{family}_{size}" for family, sizes in SIZES.items() for size in sizes.split()]
+BENCH = ["llama3_bench_1b", "deepseek_v3_bench_moe"]
+NAMES = [*(f"{family}_{size}" for family, sizes in SIZES.items() for size in sizes.split()), *BENCH]
 DEBUG = [name for name in NAMES if "debugmodel" in name]
 
 
-def test_there_is_one_recipe_for_every_size_and_no_other():
+def test_there_is_one_recipe_for_every_size_and_one_for_each_measured_model():
     assert list(find_recipes()) == NAMES
+
+
+def test_the_measured_models_have_the_parameters_their_anchors_were_measured_with():
+    dense, experts = (count_parameters(load_recipe(name).model) for name in BENCH)
+    assert round(dense.total / 1e5) == 12358 and round(experts.total / 1e5) == 34247
+    assert all(
+        load_recipe(name).training.local_batch_size * load_recipe(name).training.seq_len == 16384 for name in BENCH
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,6 +46,26 @@ class ConfigOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class BenchOptions(Configurable.Config):
+    """`monograph bench`."""
+
+    modes: str = "eager,layer,graph"
+    """What is measured, separated by commas; the first is what the others are compared with."""
+    steps: int = 20
+    """Steps that count, of each mode."""
+    warmup: int = 5
+    """Steps before them that do not, besides the first."""
+    balanced_routing: bool = False
+    """Deal tokens out to experts evenly instead of asking the router."""
+    out: str = ""
+    """Also write the numbers to this JSON file."""
+
+    def check(self) -> None:
+        if self.steps < 1 or self.warmup < 0:
+            raise ConfigError(f"--steps {self.steps} --warmup {self.warmup}", why="there is nothing to measure")
+
+
+@dataclass(kw_only=True, slots=True)
 class InspectOptions(Configurable.Config):
     """`monograph inspect`."""
 

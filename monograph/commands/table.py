@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from monograph.commands.arguments import (
     ArtifactCheckOptions,
     ArtifactShowArguments,
+    BenchOptions,
     CompareArguments,
     ConfigOptions,
     DataPackArguments,
@@ -76,6 +77,15 @@ COMMANDS = (
         needs=("recipe", "words"),
         implies=("--compile.mode", "graph"),
         arguments=InspectOptions,
+    ),
+    Command(
+        name="bench",
+        usage="RECIPE [--modes eager,layer,graph] [--steps 20] [--section.field value ...]",
+        summary="Measure how fast a step is, mode by mode, on random tokens in one process.",
+        function="monograph.commands.bench:bench",
+        takes_recipe=True,
+        needs=("recipe", "words"),
+        arguments=BenchOptions,
     ),
     Command(
         name="precompile",

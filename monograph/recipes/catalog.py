@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from monograph.config.references import describe_exception, import_reference
 from monograph.errors import ConfigError, MonographError, find_nearest
-from monograph.recipes import deepseek_v3, llama3, qwen3
+from monograph.recipes import bench, deepseek_v3, llama3, qwen3
 from monograph.train.config import TrainerConfig
 
 Recipe = Callable[[], TrainerConfig]
 
-FAMILIES = (llama3, qwen3, deepseek_v3)
+FAMILIES = (llama3, qwen3, deepseek_v3, bench)
 
 
 def find_recipes() -> dict[str, Recipe]:

@@ -1,0 +1,190 @@
+"""How fast a step is: modes one after the other in one process, on the same tokens and the same first weights.
+
+The optimizer counts; reading data, checkpoints and logs do not. Times are medians over many steps, between two points
+at which the device has nothing left to do.
+"""
+
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.execute.base import MeshStep
+from monograph.execute.runner import GraphStep
+from monograph.graph.cost import measure
+from monograph.log import get_log
+from monograph.parallel.groups import Groups, joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, deterministic_kernels, find_device
+from monograph.train.config import TrainerConfig
+from monograph.train.flops import count_flops
+from monograph.train.measure import find_peak_flops
+from monograph.train.optimizer import Optimizer
+from monograph.train.update import apply_update
+
+log = get_log("bench")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one mode did."""
+
+    mode: str
+    numbers: str
+    """same bits: those of eager mode; fast: within rounding of it."""
+    ms: float
+    """The median step, optimizer included."""
+    spread: float
+    """Between the quarter and the three-quarter point of all steps, over the median."""
+    tokens_per_second: float
+    mfu: float | None
+    mfu_causal: float | None
+    graph_tflops: float | None
+    """Operations of the captured step, recomputation included; None where nothing was captured."""
+    peak_gib: float | None
+    """CUDA only: what one process of several modes held cannot be told apart on a CPU."""
+    first_step_seconds: float
+    compilations: int
+    loss: float
+    """Of the last step: modes that do the same work end with (nearly) the same."""
+
+
+def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, TrainerConfig]:
+    """Mode -> the configuration it stands for."""
+    graph = config.replace(compile=config.compile.replace(mode="graph"))
+    blocks = graph.passes.mark_regions.replace(regions=("blocks",))
+    whole = graph.passes.compile_whole.replace(enabled=True)
+    known = {
+        "eager": config.replace(compile=config.compile.replace(mode="eager")),
+        "layer": config.replace(compile=config.compile.replace(mode="layer")),
+        "graph": graph,
+        "graph-recorded": graph.replace(compile=graph.compile.replace(cuda_graph="full")),
+        "graph-blocks": graph.replace(passes=graph.passes.replace(mark_regions=blocks)),
+        "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
+    }
+    return {mode: known[mode] for mode in modes}
+
+
+def has_same_bits(config: TrainerConfig) -> bool:
+    """Whether a mode promises eager's bits."""
+    if config.compile.mode == "graph":
+        return not config.passes.mark_regions.regions and not config.passes.compile_whole.enabled
+    return config.compile.mode == "eager" or config.compile.backend != "inductor"
+
+
+def run_modes(configs: dict[str, TrainerConfig], *, steps: int, warmup: int) -> list[Row]:
+    """Measure every mode."""
+    first = next(iter(configs.values()))
+    device = find_device(first.debug.device)
+    rows = []
+    with deterministic_kernels(first.debug.deterministic), joined_groups(Mesh(), device) as groups:
+        for mode, config in configs.items():
+            log.info("measuring %s", mode)
+            rows.append(run_mode(mode, config, groups, steps=steps, warmup=warmup))
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    return rows
+
+
+def run_mode(mode: str, config: TrainerConfig, groups: Groups, *, steps: int, warmup: int) -> Row:
+    """Build a step, warm it up, time it."""
+    device = groups.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    step = build_step(config, groups)
+    optimizer: Optimizer = config.optimizer.build(parameters=step.parameters)
+    batch, count = make_batch(config, device)
+    loss = update(step, optimizer, batch, count, config)
+    synchronize(device)
+    first_step = time.perf_counter() - start
+    times = []
+    for number in range(warmup + steps):
+        begin = time.perf_counter()
+        loss = update(step, optimizer, batch, count, config)
+        synchronize(device)
+        if number >= warmup:
+            times.append(time.perf_counter() - begin)
+    row = summarize(mode, config, step, times, count, first_step, loss.item(), device)
+    step.close()
+    return row
+
+
+def update(step: MeshStep, optimizer: Optimizer, batch: dict[str, Tensor], count: int, config: TrainerConfig) -> Tensor:
+    """One micro-batch and one update."""
+    loss = step(batch, step.total_valid(count))
+    apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
+    return loss
+
+
+def make_batch(config: TrainerConfig, device: torch.device) -> tuple[dict[str, Tensor], int]:
+    """Random tokens, the same in every mode."""
+    generator = torch.Generator().manual_seed(config.debug.seed)
+    shape = (config.training.local_batch_size, config.training.seq_len)
+    tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+    places = torch.arange(shape[1]).expand(shape).contiguous()
+    batch = {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": places, "documents": tokens * 0}
+    return {name: value.to(device) for name, value in batch.items()}, tokens.numel()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def summarize(
+    mode: str,
+    config: TrainerConfig,
+    step: MeshStep,
+    times: Sequence[float],
+    tokens: int,
+    first_step: float,
+    loss: float,
+    device: torch.device,
+) -> Row:
+    """The numbers of one mode."""
+    median = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
+    with torch.device("meta"):
+        flops = count_flops(config.model.build(), config.training.seq_len)
+    peak, rate = find_peak_flops(device), tokens / median
+    graph = step.graph if isinstance(step, GraphStep) else None
+    has_ops = graph is not None and not config.passes.compile_whole.enabled
+    return Row(
+        mode=mode,
+        numbers="same bits" if has_same_bits(config) else "fast",
+        ms=1000 * median,
+        spread=(high - low) / median,
+        tokens_per_second=rate,
+        mfu=flops.full_attention * rate / peak if peak else None,
+        mfu_causal=flops.causal_attention * rate / peak if peak else None,
+        graph_tflops=measure(graph).flops / 1e12 if graph is not None and has_ops else None,
+        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        first_step_seconds=first_step,
+        compilations=step.compiled_graphs or 0,
+        loss=loss,
+    )
+
+
+def write_json(path: Path, rows: Sequence[Row], recipe: str, words: Sequence[str]) -> None:
+    """The rows with what is needed to measure them again."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    text: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": ["monograph", "bench", recipe, *words],
+        "device": gpu or platform.processor() or platform.machine(),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
+        "rows": [asdict(row) for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")

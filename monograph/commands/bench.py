@@ -1,0 +1,85 @@
+"""`monograph bench`: what can be refused without torch is refused here; then every mode is measured and shown."""
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from monograph.config.configurable import check_config
+from monograph.errors import ConfigError
+from monograph.train.config import TrainerConfig
+
+WIDTH = 150
+"""Of the table, also where no terminal says how wide it is."""
+MODES = ("eager", "layer", "graph", "graph-recorded", "graph-blocks", "graph-whole")
+
+
+def bench(
+    config: TrainerConfig,
+    *,
+    modes: str,
+    steps: int,
+    warmup: int,
+    balanced_routing: bool,
+    out: str,
+    recipe: str,
+    words: list[str],
+) -> int:
+    """Measure, print a table, write JSON when asked to."""
+    wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
+    for mode in wanted:
+        if mode not in MODES:
+            near = difflib.get_close_matches(mode, MODES, n=1)
+            raise ConfigError(
+                f"--modes has {mode!r}",
+                why=f"modes are {', '.join(MODES)}",
+                do=f"did you mean {near[0]}?" if near else "",
+            )
+    if balanced_routing:
+        config = balance(config)
+    library: Any = importlib.import_module("monograph.bench")
+    configs = library.plan_modes(config, wanted)
+    for each in configs.values():
+        check_config(each)
+    rows = library.run_modes(configs, steps=steps, warmup=warmup)
+    Console(width=max(WIDTH, Console().width)).print(make_table(rows))
+    if out:
+        library.write_json(Path(out), rows, recipe, words)
+    return 0
+
+
+def balance(config: TrainerConfig) -> TrainerConfig:
+    """The same with experts that all get the same number of tokens."""
+    moe = getattr(config.model, "moe", None)
+    if moe is None:
+        raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
+    router = moe.router.replace(force_balance=True)
+    return config.replace(model=config.model.replace(moe=moe.replace(router=router)))
+
+
+def make_table(rows: list[Any]) -> Table:
+    """One line a mode; the ratio is to the first."""
+    table = Table(title="one step, optimizer included", title_justify="left")
+    heads = ("mode", "numbers", "ms", "spread", "tokens/s", f"x {rows[0].mode}", "MFU (full / causal)")
+    for head in (*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss"):
+        table.add_column(head, justify="left" if head in ("mode", "numbers") else "right")
+    for row in rows:
+        shares = "-" if row.mfu is None else f"{100 * row.mfu:.1f} / {100 * row.mfu_causal:.1f} %"
+        table.add_row(
+            row.mode,
+            row.numbers,
+            f"{row.ms:.1f}",
+            f"{100 * row.spread:.1f} %",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}",
+            shares,
+            "-" if row.graph_tflops is None else f"{row.graph_tflops:.3g}",
+            "-" if row.peak_gib is None else f"{row.peak_gib:.2f}",
+            f"{row.first_step_seconds:.1f}",
+            str(row.compilations),
+            f"{row.loss:.5f}",
+        )
+    return table

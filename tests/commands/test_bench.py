@@ -1,0 +1,38 @@
+"""`monograph bench`: the same work in every mode, measured, shown and kept."""
+
+import json
+
+import pytest
+
+from monograph.cli import main
+
+TINY = "tests.train.kit:tiny"
+
+
+def test_modes_are_measured_on_the_same_tokens_and_end_with_the_same_loss(capsys, tmp_path):
+    out = tmp_path / "kept" / "bench.json"
+    words = [TINY, "--modes", "eager,graph", "--steps", "2", "--warmup", "0", "--out", str(out)]
+    assert main(["bench", *words, "--parallelism.fsdp", "graph", "--balanced-routing"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens/s" in shown and "x eager" in shown
+    kept = json.loads(out.read_text())
+    eager, graph = kept["rows"]
+    assert [eager["mode"], graph["mode"]] == ["eager", "graph"]
+    assert eager["loss"] == graph["loss"], "same bits"
+    assert {row["numbers"] for row in kept["rows"]} == {"same bits"}
+    assert eager["graph_tflops"] is None and graph["graph_tflops"] > 0
+    assert all(row["ms"] > 0 and row["tokens_per_second"] > 0 for row in kept["rows"])
+    assert kept["command"][:3] == ["monograph", "bench", TINY] and kept["versions"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([TINY, "--modes", "eager,graf"], "did you mean graph?"),
+        ([TINY, "--steps", "0"], "nothing to measure"),
+        (["llama3_debugmodel", "--balanced-routing"], "this model has no experts"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(words, said, capsys):
+    assert main(["bench", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -12,6 +12,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.passes.config import PassesConfig
 from monograph.run import build_step
 from monograph.train.layout import plan_run_mesh
+from monograph.train.startup import Startup
 from tests.execute.updates import CPU, differences, make_updates, read_batches, small
 
 MODEL = "qwen3_moe"
@@ -68,8 +69,10 @@ def compare_with_eager(folder, artifact):
 
 
 def evaluate(config, groups):
-    """The loss of a first batch."""
-    step = build_step(config, groups)
+    """The loss of a first batch; the time an artifact took must be in the table of the start."""
+    startup = Startup()
+    step = build_step(config, groups, startup)
+    assert ("artifact" in startup.seconds) == bool(config.compile.artifact)
     batch = read_batches(config, step, 1)[0]
     inputs = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
     loss = step.evaluate(inputs, step.total_valid(30)).item()
@@ -78,7 +81,7 @@ def evaluate(config, groups):
 
 
 def open_on_ranks(folder, artifacts, changes=None):
-    """On one rank: how building a step from this rank's artifact ends, with each of the changes."""
+    """On one rank: how building a step from this rank's artifact ends."""
     rank = int(os.environ["RANK"])
     config = make_config(folder, {"compile.artifact": str(artifacts[rank]), **(changes or {})})
     with joined_groups(plan_run_mesh(config, int(os.environ["WORLD_SIZE"])), CPU) as groups:

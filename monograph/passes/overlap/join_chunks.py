@@ -69,7 +69,7 @@ def is_undone(cat: Node, split: Node) -> bool:
     """Whether a split gives back what a cat was made of: same dim, same sizes, contiguous."""
     dim = cat.args[1] if len(cat.args) > 1 else 0
     along = split.args[2] if len(split.args) > 2 else 0
-    parts = [value_of(part) for part in cat.args[0]]  # type: ignore[union-attr]
+    parts = [value_of(part) for part in cat.args[0]]  # type: ignore[union-attr, arg-type]
     size = split.args[1]
     return dim == along and all(part.shape[dim] == size and part.is_contiguous() for part in parts)
 

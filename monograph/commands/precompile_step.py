@@ -44,7 +44,10 @@ def precompile_step(config: TrainerConfig, mesh: Mesh, target: Path, *, overwrit
     """Capture, compare with another rank, write, and say what was written."""
     set_up_log(level=config.debug.log_level)
     start = time.perf_counter()
-    files = precompile(config, mesh, target, overwrite=overwrite)
+    try:
+        files = precompile(config, mesh, target, overwrite=overwrite)
+    except OSError as error:
+        raise CannotPrecompile(f"{target} cannot be written", why=str(error), do="choose another --out") from None
     size = sum(len(content) for content in files.values())
     regions = sum(name.startswith("regions/") for name in files)
     print_plain(

@@ -8,7 +8,7 @@ the traced text is the same on every rank.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,34 +33,6 @@ class StepOutputs(NamedTuple):
     """Tokens each expert got from this rank; None without experts."""
 
 
-def make_step(
-    model: Decoder,
-    table: ParamTable,
-    *,
-    compute_dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-    chunks: ByUnit | None = None,
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
-    """The step function of a parallelized model; `model` gives the structure, its own tensors are never read.
-
-    Units in `chunks` run chunk by chunk.
-    """
-    places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
-
-    def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, chunks=chunks)
-        known = dict(buffers) | {name: coords for name in places}
-        output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
-        wanted = [state[slot.name] for slot in table]
-        mark_backward(output.value)
-        with annotate_direction(Direction.BACKWARD):
-            gradients = torch.autograd.grad(output.value, wanted)
-        named = {slot.name: gradient for slot, gradient in zip(table, gradients, strict=True)}
-        return StepOutputs(output.value.detach(), named, output.loads)
-
-    return step
-
-
 def make_forward(
     model: Decoder,
     table: ParamTable,
@@ -69,16 +41,37 @@ def make_forward(
     reduce_dtype: torch.dtype,
     chunks: ByUnit | None = None,
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
-    """The forward half of the same step, for evaluation: a loss and nothing else."""
+    """The forward half of the step, which is all that evaluation needs.
+
+    `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk.
+    """
     places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
     def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
         call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, chunks=chunks)
         known = dict(buffers) | {name: coords for name in places}
         output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
-        return StepOutputs(output.value, {}, None)
+        return StepOutputs(output.value, {}, output.loads)
 
     return forward
+
+
+def make_step(
+    model: Decoder, table: ParamTable, **settings: Any
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
+    """The whole step: the forward half as `make_forward` has it, and the gradient of its loss."""
+    forward = make_forward(model, table, **settings)
+
+    def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
+        output = forward(state, buffers, batch, coords, scalars)
+        wanted = [state[slot.name] for slot in table]
+        mark_backward(output.loss)
+        with annotate_direction(Direction.BACKWARD):
+            gradients = torch.autograd.grad(output.loss, wanted)
+        named = {slot.name: gradient for slot, gradient in zip(table, gradients, strict=True)}
+        return StepOutputs(output.loss.detach(), named, output.loads)
+
+    return step
 
 
 def buffers_of(model: Decoder) -> dict[str, Tensor]:

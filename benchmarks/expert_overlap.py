@@ -31,7 +31,7 @@ from monograph.graph.tags import tag_of
 from monograph.log import set_up_log
 from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.groups import Groups
-from monograph.passes.overlap.overlap_plan import is_exchange
+from monograph.passes.overlap.played import is_exchange
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig

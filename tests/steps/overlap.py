@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from monograph.commands.precompile_step import precompile
 from monograph.parallel.groups import joined_groups
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -51,3 +52,22 @@ def compare_strategies(
             config = overlapped(model, folder, mode="graph", options=chosen, changes=changes, **degrees)
             found[name] = differences(wanted, make_updates(config, groups, routings=routings))
         return found
+
+
+def precompile_overlapped(folder: str, target: str, ranks: int, options: Options, **degrees: int) -> None:
+    """An artifact of a chunked step of one block, as `monograph precompile` makes it."""
+    config = overlapped("qwen3_moe", folder, mode="graph", options=options, changes={"model.n_layers": 1}, **degrees)
+    precompile(config, plan_run_mesh(config, ranks), Path(target))
+
+
+def compare_artifact(folder: str, artifact: str, options: Options, degrees: Mapping[str, int]) -> list[str]:
+    """On one rank: the tensors that differ between eager chunking and training from the artifact."""
+    one = {"model.n_layers": 1}
+    eager = overlapped(
+        "qwen3_moe", folder, mode="eager", options={**options, "strategy": "trace"}, changes=one, **degrees
+    )
+    changes = {**one, "compile.artifact": artifact}
+    loaded = overlapped("qwen3_moe", folder, mode="graph", options=options, changes=changes, **degrees)
+    with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
+        wanted, found = (make_updates(config, groups, routings=ROUTINGS) for config in (eager, loaded))
+    return differences(wanted, found)

@@ -6,7 +6,7 @@
 import pytest
 
 from tests.kit.ranks import pool
-from tests.steps.overlap import MODES, compare_strategies
+from tests.steps.overlap import MODES, compare_artifact, compare_strategies, precompile_overlapped
 
 OFF = {"schedule": "off"}
 WAYS = {
@@ -40,3 +40,11 @@ def test_spread_experts_that_take_turns_are_eager_chunking_bit_for_bit(tmp_path)
 
 def compare_on_ranks(model, folder, options, ways, degrees):
     return compare_strategies(model, folder, options, ways, ((), (2, 3)), **degrees)
+
+
+def test_an_artifact_of_a_chunked_step_is_eager_chunking_bit_for_bit(tmp_path):
+    options = {**MODES["block batch"], "strategy": "graph"}
+    precompile_overlapped(str(tmp_path), str(tmp_path / "artifact"), 2, options, ep=2)
+    given = (str(tmp_path), str(tmp_path / "artifact"), options, {"ep": 2})
+    for found in pool.run(2, compare_artifact, *given, timeout_seconds=400):
+        assert found == []

@@ -14,7 +14,8 @@ from monograph.graph.tags import tag_of
 from monograph.log import get_log
 from monograph.passes.base import Pass
 from monograph.passes.config import OverlapExpertsConfig
-from monograph.passes.overlap.overlap_plan import MICROSECOND, Played, is_exchange, plan_overlap
+from monograph.passes.overlap.overlap_plan import plan_overlap
+from monograph.passes.overlap.played import MICROSECOND, Played, is_exchange
 
 log = get_log("overlap")
 

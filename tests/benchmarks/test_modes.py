@@ -57,20 +57,7 @@ def test_a_mode_that_fails_shows_why(modes, capsys):
 
 @pytest.mark.slow
 def test_eager_and_layer_are_measured_and_saved_with_all_that_is_needed_to_repeat_it(modes, capsys, tmp_path):
-    words = [
-        TINY,
-        "--modes",
-        "eager",
-        "layer",
-        "graph",
-        "--steps",
-        "3",
-        "--warmup",
-        "1",
-        "--save",
-        "--results",
-        str(tmp_path),
-    ]
+    words = [TINY, "--modes", "eager", "layer", "--steps", "3", "--warmup", "1", "--save", "--results", str(tmp_path)]
     assert modes.main([*words, "--compile.backend", "eager"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[1:3]] == ["eager", "layer"]

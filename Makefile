@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train check test clean
+.PHONY: setup train check test test-long test-fuzz clean
 
 setup: $(STAMP)
 
@@ -26,7 +26,11 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_house.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+
+# The same promises on more models and meshes; minutes more than a change should have to wait for.
+test-long: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 # Random models on random meshes, until the time is up; a failure prints its seed.
 FUZZ_SECONDS ?= 600

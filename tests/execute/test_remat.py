@@ -31,7 +31,7 @@ from tests.kit.ranks import pool
 KINDS = ("none", "full", "selective")
 WAYS = {"eager fsdp2": {}, "eager graph": {"parallelism.fsdp": "graph"}, "layer fsdp2": LAYER}
 RANKS = 2
-ROUTINGS = ((), (0,), (2, 3))
+ROUTINGS = ((), (2, 3))
 TOKENS, TOP_K = 32, 2
 
 

@@ -25,6 +25,7 @@ def differing(one, other):
     return sorted(name for name in one if not torch.equal(one[name], other[name]))
 
 
+@pytest.mark.long
 def test_twenty_steps_under_dp4_tp2_ep4_follow_one_device(tmp_path):
     changes = {"training.steps": 20, "lr_scheduler.warmup_steps": 5, "model.n_layers": 2}
     alone = train("deepseek_v3", tmp_path, 1, changes)

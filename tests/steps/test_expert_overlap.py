@@ -15,6 +15,7 @@ WAYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "mode", "chunks", "policy"),
     [
@@ -42,6 +43,7 @@ def compare_on_ranks(model, folder, options, ways, degrees):
     return compare_strategies(model, folder, options, ways, ((), (2, 3)), **degrees)
 
 
+@pytest.mark.long
 def test_an_artifact_of_a_chunked_step_is_eager_chunking_bit_for_bit(tmp_path):
     options = {**MODES["block batch"], "strategy": "graph"}
     precompile_overlapped(str(tmp_path), str(tmp_path / "artifact"), 2, options, ep=2)

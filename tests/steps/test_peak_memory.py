@@ -17,6 +17,7 @@ def measure_peak(recipe, mode, **options):
     """Bytes one micro-batch holds at most, beside weights and tables."""
     config = load_recipe(recipe)
     config = config.replace(
+        model=config.model.replace(n_layers=3),
         parallelism=config.parallelism.replace(fsdp="graph"),
         compile=config.compile.replace(mode=mode),
         passes=config.passes.replace(choose_saved=config.passes.choose_saved.replace(**options)),

@@ -22,14 +22,16 @@ POLICIES = {
 WITHOUT = {f"no {name}": {"passes.off": (name,)} for name in ORDER}
 NOTHING = {"no pass at all": {"passes.off": tuple(ORDER)}}
 VARIANTS = POLICIES | WITHOUT | NOTHING
-ROUTINGS = ((), (0,), (2, 3))
+ROUTINGS = ((), (2, 3))
+TWO_BLOCKS = {"model.n_layers": 2}
+"""As few as show everything: each variant is captured anew."""
 
 
 def compare_with_eager(
     model: str, folder: str, names: tuple[str, ...], experts: str = "loop", extra: dict | None = None, **degrees: int
 ) -> dict[str, list[str]]:
     """On one rank of a launched world, or alone: for each variant the tensors that differ from the eager step's."""
-    more = extra or {}
+    more = {**TWO_BLOCKS, **(extra or {})}
     eager = small(model, Path(folder), {"parallelism.fsdp": "graph", **more}, experts=experts, **degrees)
     with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
         wanted = make_updates(eager, groups, routings=ROUTINGS)

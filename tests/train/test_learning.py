@@ -6,7 +6,8 @@ from monograph.cli import main
 from monograph.run import train
 from tests.train.kit import read_records, tiny_run
 
-RECIPES = ("qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
+MORE = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe")
+RECIPES = ("deepseek_v3_debugmodel", *(pytest.param(name, marks=pytest.mark.long) for name in MORE))
 LESS = {
     "training.steps": 40,
     "training.local_batch_size": 2,

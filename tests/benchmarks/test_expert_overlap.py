@@ -20,6 +20,7 @@ def script():
     del sys.modules[spec.name]
 
 
+@pytest.mark.long
 def test_most_of_the_exchanges_are_hidden_when_blocks_are_cut(script, capsys):
     whole, cut = script.main(["--ways", "graph, block batch", *SIZE])
     assert whole.hidden < 0.2

@@ -47,7 +47,7 @@ def differing(one, other):
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-@pytest.fixture(scope="module", params=["fsdp2", "graph"])
+@pytest.fixture(scope="module", params=["fsdp2", pytest.param("graph", marks=pytest.mark.long)])
 def saved(request, tmp_path_factory):
     """Every layout trains two steps and saves: layout -> (state, checkpoint), and the way of sharding that loads."""
     folder = tmp_path_factory.mktemp("saved")

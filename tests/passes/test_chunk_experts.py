@@ -115,6 +115,7 @@ def capture_overlapped(mesh, **options):
     return capture_small("deepseek_v3", mesh, **{"training.local_batch_size": 4, **changes})
 
 
+@pytest.mark.long
 def test_every_chunk_exchanges_for_itself_and_that_becomes_a_promise():
     graph, facts = capture_overlapped(Mesh(dp_shard=2, tp=2, ep=2), strategy="graph", modules="layers.*")
     before = sum(node.target is EXCHANGE for node in graph.nodes)

@@ -50,6 +50,7 @@ def test_packed_documents_tied_weights_and_grouped_experts_change_nothing(tmp_pa
     check_equal([compare_with_eager("llama3", str(tmp_path), ("default",), extra={"model.tied_embeddings": True})])
 
 
+@pytest.mark.long
 def test_two_ranks_that_shard_have_the_bits_of_eager(tmp_path):
     compare_on_ranks(tmp_path, 2, "llama3", ("default", "offload", "no bucket_collectives"))
 

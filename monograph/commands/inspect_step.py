@@ -20,7 +20,7 @@ from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_step, describe, find_device
+from monograph.run import build_step, describe, find_device, make_example
 from monograph.train.config import TrainerConfig
 
 
@@ -82,11 +82,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
 
 def trace_example(step: GraphStep, config: TrainerConfig) -> StepGraph:
     """Trace with a batch of the right shapes; its numbers do not matter."""
-    shape = (config.training.local_batch_size, config.training.seq_len)
-    names = ("tokens", "labels", "positions", "documents")
-    batch = {name: torch.zeros(shape, dtype=torch.int64, device=step.device) for name in names}
-    valid = torch.tensor(shape[0] * shape[1], dtype=torch.int64, device=step.device)
-    return step.trace(step.inputs(batch), valid, has_sources=True)
+    return step.trace(*make_example(config, step), has_sources=True)
 
 
 def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dict[str, Any]:

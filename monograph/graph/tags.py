@@ -35,8 +35,14 @@ class Tag:
     @property
     def block(self) -> int | None:
         """The number of the repeated block the node belongs to, None outside of the blocks."""
+        unit, _, number = self.unit.partition(".")
+        return int(number) if unit == "layers" and number else None
+
+    @property
+    def unit(self) -> str:
+        """What the node is gathered and scattered with: `layers.3`, the embedding, the head."""
         parts = (self.slot or self.path).split(".")
-        return int(parts[1]) if len(parts) > 1 and parts[0] == "layers" else None
+        return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def tag_of(node: Node) -> Tag:

@@ -37,9 +37,15 @@ CASES = {
 }
 """Each family, each mesh, and each way of the experts with and without exchange; `monograph compare` runs the rest."""
 SHOWN = ("llama3 on one rank", "deepseek_v3 on one rank, grouped", "qwen3_moe ep2, grouped")
-EACH = pytest.mark.parametrize(
-    "name", [name if name in SHOWN else pytest.param(name, marks=pytest.mark.long) for name in CASES]
-)
+
+
+def each(names):
+    """One test per case; those that only repeat another on more ranks are long."""
+    marked = [name if name in SHOWN else pytest.param(name, marks=pytest.mark.long) for name in names]
+    return pytest.mark.parametrize("name", marked)
+
+
+EACH = each(CASES)
 
 
 @functools.cache
@@ -69,11 +75,9 @@ def test_nothing_is_compiled_again_when_routing_changes_from_step_to_step(name):
         assert [update.graphs for update in rank["eager"]] == [None] * len(ROUTINGS)
 
 
-@EACH
+@each([name for name, case in CASES.items() if case.model != "llama3"])
 def test_these_steps_do_route_very_differently(name):
     """The two tests above prove nothing unless experts are empty in some steps and crowded in others."""
-    if CASES[name].model == "llama3":
-        return  # has no experts
     for rank in run(name):
         for update, preferred in list(zip(rank["layer"], ROUTINGS, strict=True))[1:]:
             for load in update.load:

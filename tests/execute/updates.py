@@ -20,10 +20,10 @@ from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.kit.tiny import tiny
+from tests.parallel.rank_work import read_batches as read_updates
 
 CPU = torch.device("cpu")
 PATIENCE_SECONDS = 400.0
@@ -87,19 +87,8 @@ def one_rank(config: TrainerConfig) -> Iterator[Groups]:
 
 
 def read_batches(config: TrainerConfig, step: MeshStep, count: int) -> list[Batch]:
-    """The first batches this rank reads."""
-    data = config.dataloader.build(
-        tokenizer=config.tokenizer.build(),
-        seq_len=config.training.seq_len,
-        vocab_size=config.model.vocab_size,
-        seed=config.debug.seed,
-        split="train",
-    )
-    part, parts = step.data_part
-    local = config.training.local_batch_size
-    settings = {"local_batch_size": local, "global_batch_size": local * parts, "part": part, "parts": parts}
-    with data.batches(Cursor(), **settings) as batches:
-        return [next(batches) for _ in range(count)]
+    """The first batches this rank reads, one an update."""
+    return [batch for (batch,) in read_updates(config, step, count)]
 
 
 def force_routing(step: MeshStep, preferred: Sequence[int]) -> None:

@@ -64,7 +64,7 @@ def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]
     for node in graph.nodes:
         tag = tag_of(node)
         if is_launch(node) and tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER) and tag.slot:
-            key = (node.target, *map(str, node.args[1:]), value_of(node).dtype, tag.direction, find_unit(tag.slot))
+            key = (node.target, *map(str, node.args[1:]), value_of(node).dtype, tag.direction, tag.unit)
             times = sum(tag_of(other).slot == tag.slot for other in found.get((*key, 0), []))
             found.setdefault((*key, times), []).append(node)
     buckets = []
@@ -72,12 +72,6 @@ def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]
         ordered = sorted(launches, key=lambda node: facts.place_of(tag_of(node).slot))
         buckets += [Bucket(tuple(part)) for part in cut(ordered, max_bytes) if len(part) > 1]
     return buckets
-
-
-def find_unit(slot: str) -> str:
-    """What is gathered together: a block, the embedding, the head."""
-    parts = slot.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def cut(launches: list[Node], max_bytes: int) -> Iterator[list[Node]]:
@@ -114,7 +108,7 @@ def apply_bucket(graph: Graph, bucket: Bucket) -> None:
 def pack_and_send(graph: Graph, bucket: Bucket, anchor: Node) -> list[Node]:
     """The transfers' results, in order, from one transfer before `anchor`."""
     first, tag = bucket.launches[0], tag_of(bucket.launches[0])
-    common = Tag(path=find_unit(tag.slot), direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())
+    common = Tag(path=tag.unit, direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
         return call_before(graph, anchor, target, args, common, **kwargs)

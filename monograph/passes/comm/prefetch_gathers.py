@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 
 from torch.fx import Node
 
-from monograph.annotate import Direction, Role
+from monograph.annotate import Role
 from monograph.axes import Axis
 from monograph.compat import GATHER, SCATTER
 from monograph.graph.facts import Facts
@@ -77,10 +77,4 @@ def find_stops(graph: StepGraph, role: Role) -> list[list[Node]]:
     """The launches of a role, unit by unit in the order they are made."""
     op = GATHER if role is Role.PARAM_GATHER else SCATTER
     launches = [node for node in graph.nodes if node.target is op and tag_of(node).role is role]
-    return [list(run) for _, run in groupby(launches, key=_find_unit)]
-
-
-def _find_unit(launch: Node) -> tuple[Direction, str]:
-    tag = tag_of(launch)
-    parts = (tag.slot or tag.path).split(".")
-    return tag.direction, ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+    return [list(run) for _, run in groupby(launches, key=lambda node: (tag_of(node).direction, tag_of(node).unit))]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from monograph.annotate import Direction
-from monograph.graph.edit import copy_before, redirect
+from monograph.graph.edit import copy_before, erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
@@ -40,8 +40,7 @@ class Recompute(Pass):
         plan = plan_recompute(graph)
         apply_recompute(plan)
         dead = plan_dead(graph)
-        for node in reversed(dead):
-            graph.module.graph.erase_node(node)
+        erase(dead)
         return f"{len(plan)} nodes are computed again, {len(dead)} are no longer needed in forward"
 
 

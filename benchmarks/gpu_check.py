@@ -120,10 +120,11 @@ def main() -> int:
     arguments = parser.parse_args()
     checks = [c for c in plan_checks(arguments.steps, arguments.device) if arguments.only in c.name]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as pool:
-        results = list(pool.map(lambda check: run(check, Path(folder)), checks))
-    for check, (passed, _, text) in zip(checks, results, strict=True):
-        if not passed:
-            print(f"--- {check.name}\n{text}\n")
+        results = []
+        for check, result in zip(checks, pool.map(lambda check: run(check, Path(folder)), checks), strict=True):
+            results.append(result)
+            if not result[0]:
+                print(f"--- {check.name}\n{result[2]}\n", flush=True)
     for check, (passed, taken, text) in zip(checks, results, strict=True):
         print(
             f"{'ok  ' if passed else 'FAIL'} {check.name:42s} {taken:6.1f} s  {text.splitlines()[-1] if text else ''}"

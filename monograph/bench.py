@@ -10,7 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from monograph.graph.cost import measure
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
+from monograph.profile import Profile, profile_step
 from monograph.run import build_step, deterministic_kernels, find_device
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
@@ -55,12 +56,15 @@ class Row:
     compilations: int
     loss: float
     """Of the last step: modes that do the same work end with (nearly) the same."""
+    profile: Profile | None = None
+    """Where the time goes, when asked for."""
 
 
 def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, TrainerConfig]:
     """Mode -> the configuration it stands for."""
     graph = config.replace(compile=config.compile.replace(mode="graph"))
     blocks = graph.passes.mark_regions.replace(regions=("blocks",))
+    units = graph.passes.mark_regions.replace(regions=("blocks", "outside"))
     whole = graph.passes.compile_whole.replace(enabled=True)
     known = {
         "eager": config.replace(compile=config.compile.replace(mode="eager")),
@@ -68,6 +72,12 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
         "graph": graph,
         "graph-recorded": graph.replace(compile=graph.compile.replace(cuda_graph="full")),
         "graph-blocks": graph.replace(passes=graph.passes.replace(mark_regions=blocks)),
+        "graph-fast": graph.replace(
+            compile=graph.compile.replace(cuda_graph="auto"),
+            passes=graph.passes.replace(
+                mark_regions=units, choose_saved=graph.passes.choose_saved.replace(policy="min_cut")
+            ),
+        ),
         "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
     }
     return {mode: known[mode] for mode in modes}
@@ -80,25 +90,29 @@ def has_same_bits(config: TrainerConfig) -> bool:
     return config.compile.mode == "eager" or config.compile.backend != "inductor"
 
 
-def run_modes(configs: dict[str, TrainerConfig], *, steps: int, warmup: int) -> list[Row]:
-    """Measure every mode."""
+def run_modes(configs: dict[str, TrainerConfig], *, steps: int, warmup: int, profile: Path | None = None) -> list[Row]:
+    """Measure every mode; with a folder for it, profile each as well."""
     first = next(iter(configs.values()))
     device = find_device(first.debug.device)
     rows = []
     with deterministic_kernels(first.debug.deterministic), joined_groups(Mesh(), device) as groups:
         for mode, config in configs.items():
             log.info("measuring %s", mode)
-            rows.append(run_mode(mode, config, groups, steps=steps, warmup=warmup))
+            trace = profile / f"{mode}.trace.json" if profile else None
+            rows.append(run_mode(mode, config, groups, steps=steps, warmup=warmup, trace=trace))
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     return rows
 
 
-def run_mode(mode: str, config: TrainerConfig, groups: Groups, *, steps: int, warmup: int) -> Row:
-    """Build a step, warm it up, time it."""
+def run_mode(
+    mode: str, config: TrainerConfig, groups: Groups, *, steps: int, warmup: int, trace: Path | None = None
+) -> Row:
+    """Build a step, warm it up, time it; then, apart from the timing, see where the time goes."""
     device = groups.device
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
     step = build_step(config, groups)
@@ -115,6 +129,9 @@ def run_mode(mode: str, config: TrainerConfig, groups: Groups, *, steps: int, wa
         if number >= warmup:
             times.append(time.perf_counter() - begin)
     row = summarize(mode, config, step, times, count, first_step, loss.item(), device)
+    if trace:
+        where = profile_step(step, lambda: update(step, optimizer, batch, count, config), trace)
+        row = replace(row, profile=where)
     step.close()
     return row
 
@@ -184,7 +201,7 @@ def write_json(path: Path, rows: Sequence[Row], recipe: str, words: Sequence[str
         "command": ["monograph", "bench", recipe, *words],
         "device": gpu or platform.processor() or platform.machine(),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
-        "rows": [asdict(row) for row in rows],
+        "rows": [asdict(replace(row, profile=None)) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")

@@ -210,6 +210,22 @@ def is_compiled_in_place(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+@contextmanager
+def compiled_calls_in(module: nn.Module, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside, every call of a module that was compiled in place happens within `around`: hooks would be compiled."""
+    compiled: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return compiled(*args, **kwargs)
+
+    module._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = compiled
+
+
 def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
     """A function as one compiled graph with static shapes."""
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)

@@ -1,5 +1,6 @@
 """Capture: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def capture(
         ]
         module = trace_function(flat_step, inputs, fake, has_sources=has_sources)
     make_pure(module)
+    drop_missing(module.graph)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
@@ -82,6 +84,13 @@ def capture(
     mark_gradients(graph)
     graph.promises = find_promises(graph)
     return graph
+
+
+def drop_missing(graph: torch.fx.Graph) -> None:
+    """Forget results an op did not compute: attention without a bias has no gradient of one."""
+    for node in list(graph.nodes):
+        if node.target is operator.getitem and node.meta.get("val") is None and not node.users:
+            graph.erase_node(node)
 
 
 def drop_device_numbers(graph: torch.fx.Graph) -> None:

@@ -59,6 +59,8 @@ class BenchOptions(Configurable.Config):
     """Deal tokens out to experts evenly instead of asking the router."""
     out: str = ""
     """Also write the numbers to this JSON file."""
+    profile: str = ""
+    """Also profile each mode: traces and tables of kernel time by module and by kind go to this folder."""
 
     def check(self) -> None:
         if self.steps < 1 or self.warmup < 0:

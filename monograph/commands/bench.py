@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from monograph.train.config import TrainerConfig
 
 WIDTH = 150
 """Of the table, also where no terminal says how wide it is."""
-MODES = ("eager", "layer", "graph", "graph-recorded", "graph-blocks", "graph-whole")
+SHOWN_PATHS = 24
+"""Module paths in the table of a profile; the file beside the trace has all."""
+MODES = ("eager", "layer", "graph", "graph-recorded", "graph-blocks", "graph-fast", "graph-whole")
 
 
 def bench(
@@ -25,6 +28,7 @@ def bench(
     warmup: int,
     balanced_routing: bool,
     out: str,
+    profile: str,
     recipe: str,
     words: list[str],
 ) -> int:
@@ -44,8 +48,14 @@ def bench(
     configs = library.plan_modes(config, wanted)
     for each in configs.values():
         check_config(each)
-    rows = library.run_modes(configs, steps=steps, warmup=warmup)
-    Console(width=max(WIDTH, Console().width)).print(make_table(rows))
+    rows = library.run_modes(configs, steps=steps, warmup=warmup, profile=Path(profile) if profile else None)
+    console = Console(width=max(WIDTH, Console().width))
+    console.print(make_table(rows))
+    for row in rows:
+        if row.profile is not None:
+            console.print(make_profile_table(row))
+    if profile:
+        console.print(f"traces for a browser (chrome://tracing, ui.perfetto.dev) are in {profile}")
     if out:
         library.write_json(Path(out), rows, recipe, words)
     return 0
@@ -82,4 +92,15 @@ def make_table(rows: list[Any]) -> Table:
             str(row.compilations),
             f"{row.loss:.5f}",
         )
+    return table
+
+
+def make_profile_table(row: Any) -> Table:
+    """Kinds and paths side by side, the longest first."""
+    table = Table(title=f"{row.mode}: {row.profile.ms:.1f} ms of kernels a step", title_justify="left")
+    for head in ("kind", "ms", "calls", "module", "ms", "calls"):
+        table.add_column(head, justify="left" if head in ("kind", "module") else "right")
+    for kind, path in itertools.zip_longest(row.profile.by_kind, row.profile.by_path[:SHOWN_PATHS]):
+        cells = [[each.name, f"{each.ms:.2f}", f"{each.calls:.0f}"] if each else [""] * 3 for each in (kind, path)]
+        table.add_row(*cells[0], *cells[1])
     return table

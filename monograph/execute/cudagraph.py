@@ -4,13 +4,16 @@ A graph is recorded only if every node can be; otherwise the reasons are listed 
 silently: `auto` reports the reasons, `full` refuses to run.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from monograph.compat import READ_SIZE
 from monograph.errors import ConfigError
-from monograph.execute.program import Program, Sources
+from monograph.execute.gradients import Gradients
+from monograph.execute.program import Program, Results, Sources
 from monograph.graph.forms import Form
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.query import has_symbols, is_compute, value_of
@@ -56,23 +59,41 @@ def refuse(obstacles: list[str]) -> ConfigError:
     )
 
 
-class CudaGraphProgram:
-    """A program that is run once to warm up, recorded the second time, and replayed from then on."""
+@dataclass(frozen=True)
+class Recording:
+    """One recorded step, and where its results lie after every replay."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.calls = 0
-        self.recording: torch.cuda.CUDAGraph | None = None
+    graph: torch.cuda.CUDAGraph
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+class CudaGraphProgram:
+    """A program that is run op by op during its first update, then recorded, and replayed from then on.
+
+    There are two recordings: the first micro-batch of an update writes its gradients, the others add theirs. Both use
+    the same memory, so the second costs none.
+    """
+
+    def __init__(self, program: Program, gradients: Gradients, results: Results) -> None:
+        self.program, self.gradients, self.results = program, gradients, results
+        self.is_warm = False
+        self.recordings: dict[bool, Recording] = {}
         self.stream = torch.cuda.Stream()
 
     def run(self, sources: Sources) -> None:
-        """One call. What outputs are handed to must use fixed addresses: takers run only when recorded."""
+        """One call; loss and gradients are where an unrecorded program would leave them."""
         values = self.program.inputs.fill(sources)
-        self.calls += 1
-        if self.recording is None:
-            self.warm_up(values) if self.calls == 1 else self.record(values)
-        if self.recording is not None:
-            self.recording.replay()
+        is_first = self.gradients.is_empty
+        if not (self.is_warm and (is_first or self.recordings)):
+            self.warm_up(values)
+            return
+        if is_first not in self.recordings:
+            self.recordings[is_first] = self.record(values)
+        recording = self.recordings[is_first]
+        recording.graph.replay()
+        self.results.loss = recording.loss
+        self.gradients.restore(recording.gradients)
 
     def warm_up(self, values: list[Tensor]) -> None:
         """Run on the stream of the recording, so that its libraries are ready."""
@@ -80,15 +101,21 @@ class CudaGraphProgram:
         with torch.cuda.stream(self.stream), torch.no_grad():
             self.program.module(*values)
         torch.cuda.current_stream().wait_stream(self.stream)
+        self.is_warm = True
 
-    def record(self, values: list[Tensor]) -> None:
-        """Record without running: the replay that follows does the work."""
-        self.recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.recording, stream=self.stream), torch.no_grad():
+    def record(self, values: list[Tensor]) -> Recording:
+        """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
+        because a recording has memory of its own."""
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        pool = next((recording.graph.pool() for recording in self.recordings.values()), None)
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
             self.program.module(*values)
+        assert self.results.loss is not None
+        return Recording(graph, self.results.loss, self.gradients.taken())
 
     def close(self) -> None:
-        """Drop the recording before the communicators inside of it are destroyed."""
+        """Drop the recordings before the communicators inside of them are destroyed."""
         torch.cuda.synchronize()
-        self.recording = None
+        self.recordings = {}
         self.program.close()

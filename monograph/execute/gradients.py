@@ -10,21 +10,17 @@ class Gradients:
     """Adds gradients to the shards' `.grad`.
 
     The first of an update becomes the buffer the others are added to, as autograd does it: no second copy of all
-    gradients ever exists. With fixed addresses, which a CUDA graph needs, buffers are made once and filled again.
+    gradients ever exists. Under a CUDA graph that buffer lies in the recording's own memory, where every replay of an
+    update's first micro-batch writes it anew.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], *, is_fixed: bool = False) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.parameters = parameters
-        self.fixed: dict[str, Tensor] = {}
-        if is_fixed:
-            self.fixed = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
 
-    def begin(self) -> None:
-        """Before a micro-batch: with fixed addresses, an update that starts afresh starts from zero."""
-        for name, buffer in self.fixed.items():
-            if self.parameters[name].grad is None:
-                buffer.zero_()
-                self.parameters[name].grad = buffer
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next micro-batch is the first of an update."""
+        return all(parameter.grad is None for parameter in self.parameters.values())
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter."""
@@ -33,6 +29,15 @@ class Gradients:
             parameter.grad.add_(gradient)
         else:
             parameter.grad = own(gradient.to(parameter.dtype), parameter)
+
+    def taken(self) -> dict[str, Tensor]:
+        """The buffers as they are now."""
+        return {name: value.grad for name, value in self.parameters.items() if value.grad is not None}
+
+    def restore(self, buffers: Mapping[str, Tensor]) -> None:
+        """Use these buffers again: something else than `add` has filled them."""
+        for name, buffer in buffers.items():
+            self.parameters[name].grad = buffer
 
 
 def own(gradient: Tensor, parameter: Tensor) -> Tensor:

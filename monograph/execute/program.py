@@ -5,6 +5,7 @@ all of them at the end, so that a gradient is added up and forgotten while backw
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,13 @@ Take = Callable[[OutputSpec, Tensor], None]
 Sources = Mapping[InputKind, Mapping[str, Tensor]]
 COPIED = (InputKind.BATCH, InputKind.SCALAR)
 """Inputs that come from outside with every call; all others stay where they are."""
+
+
+@dataclass
+class Results:
+    """What a run leaves behind besides gradients."""
+
+    loss: Tensor | None = None
 
 
 class Taker(nn.Module):

@@ -15,7 +15,7 @@ from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
 from monograph.execute.partition import SplitProgram
-from monograph.execute.program import Program, Sources
+from monograph.execute.program import Program, Results, Sources
 from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
@@ -44,10 +44,10 @@ class GraphStep(MeshStep):
         self.graph: StepGraph | None = None
         self.artifact: Artifact | None = None
         self.obstacles: list[str] = []
-        self._gradients: Gradients | None = None
+        self._gradients = Gradients(self.parameters)
+        self._results = Results()
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
-        self._loss: Tensor | None = None
 
     @property
     def compiled_graphs(self) -> int | None:
@@ -59,16 +59,15 @@ class GraphStep(MeshStep):
         inputs = self.inputs(batch)
         if self.program is None:
             self.build(inputs, valid_tokens)
-        assert self.program is not None and self._gradients is not None
+        assert self.program is not None
         if isinstance(self.program, SplitProgram):
             loss, loads = self.program.loss(self.sources(inputs, valid_tokens))
             loss.backward()
             self._count(loads)
             return loss.detach()
-        self._gradients.begin()
         self.program.run(self.sources(inputs, valid_tokens))
-        assert self._loss is not None
-        return self._loss.clone()
+        assert self._results.loss is not None
+        return self._results.loss.clone()
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
@@ -79,8 +78,8 @@ class GraphStep(MeshStep):
             graph = graph or self.capture_evaluation(inputs, valid_tokens)[0]
             self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens))
         self._evaluation.run(self.sources(inputs, valid_tokens))
-        assert self._loss is not None
-        return self._loss.clone()
+        assert self._results.loss is not None
+        return self._results.loss.clone()
 
     def use(self, artifact: Artifact) -> None:
         """Run an artifact's graphs: nothing will be captured."""
@@ -90,13 +89,11 @@ class GraphStep(MeshStep):
         """Capture and improve, unless an artifact did; make ready to run."""
         self.graph = self.graph or self.capture(inputs, valid_tokens)
         if self.settings.compile.partition == "min_cut":
-            self._gradients = Gradients(self.parameters)
             self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
             return
-        is_recorded = self.can_record(self.graph)
-        self._gradients = Gradients(self.parameters, is_fixed=is_recorded)
         program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
-        self.program = CudaGraphProgram(program) if is_recorded else program
+        is_recorded = self.can_record(self.graph)
+        self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
@@ -190,10 +187,10 @@ class GraphStep(MeshStep):
 
     def _take(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:
-            self._loss = value
+            self._results.loss = value
         elif spec.kind is OutputKind.LOADS:
             self._count(value)
-        elif self._gradients is not None:
+        else:
             self._gradients.add(spec.name, value)
 
     def _count(self, loads: Tensor | None) -> None:
@@ -202,4 +199,4 @@ class GraphStep(MeshStep):
 
     def _take_loss(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:
-            self._loss = value
+            self._results.loss = value

@@ -9,9 +9,11 @@ brings everything else (tables, biases, counters, ties) into its first state.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,18 +71,40 @@ def plan_pieces(rows: int, width: int, start: int = 0, stop: int | None = None) 
         yield Piece(index, index * step, min(rows, (index + 1) * step))
 
 
+Each = Callable[..., Iterable[Any]]
+"""`map`, or that of a pool of threads."""
+
+
+@contextmanager
+def drawing() -> Iterator[Each]:
+    """A `map` that draws several pieces at once."""
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        yield pool.map
+
+
 def draw_rows(
-    seed: int, name: str, shape: tuple[int, ...], std: float, start: int = 0, stop: int | None = None
+    seed: int,
+    name: str,
+    shape: tuple[int, ...],
+    std: float,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    each: Each = map,
 ) -> Tensor:
     """Rows [start, stop) of a parameter with this GLOBAL shape, as [stop - start, shape[-1]]."""
     width = shape[-1]
     rows = torch.Size(shape).numel() // width
     stop = rows if stop is None else stop
     out = torch.empty(stop - start, width, dtype=torch.float32, device="cpu")
-    for piece in plan_pieces(rows, width, start, stop):
+
+    def fill(piece: Piece) -> None:
         first, last = max(start, piece.start), min(stop, piece.stop)
         values = draw_piece(seed, name, piece.index, piece.stop - piece.start, width, std)
         out[first - start : last - start] = values[first - piece.start : last - piece.start]
+
+    for _ in each(fill, plan_pieces(rows, width, start, stop)):
+        pass
     return out
 
 
@@ -127,8 +151,8 @@ def initialize(model: nn.Module, seed: int) -> None:
         with torch.no_grad():
             rows[piece.start : piece.stop].copy_(values)
 
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, jobs):
+    with drawing() as each:
+        for _ in each(fill, jobs):
             pass
 
 

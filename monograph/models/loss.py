@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from monograph.annotate import annotate
 from monograph.compat import cast
 from monograph.config.configurable import Configurable
 from monograph.models.config import LossConfig
@@ -55,12 +56,14 @@ class SlicedCrossEntropy(Function):
         # Partial sums in fp32: adding many slices in bf16 would lose the small ones.
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         grad_hidden = []
-        for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
-            loss, log_probs = measure_slice(rows, weight, targets)
-            total = total + loss
-            grad_logits = cast(differentiate_slice(log_probs, targets, scale), hidden.dtype)
-            grad_hidden.append(grad_logits @ weight)
-            grad_weight = grad_weight + grad_logits.T @ rows
+        slices = zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True)
+        for number, (rows, targets) in enumerate(slices):
+            with annotate(f"slice {number}"):
+                loss, log_probs = measure_slice(rows, weight, targets)
+                total = total + loss
+                grad_logits = cast(differentiate_slice(log_probs, targets, scale), hidden.dtype)
+                grad_hidden.append(grad_logits @ weight)
+                grad_weight = grad_weight + grad_logits.T @ rows
         ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight, weight.dtype))
         return total * scale
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from monograph.axes import Axis
 from monograph.parallel.mesh import Mesh
@@ -123,11 +124,12 @@ class ParamTable:
 
     def squares(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Sums of squares of local shards: [of slots every rank holds a part of, of slots replicated over tp]."""
-        sums = [[g.new_zeros(())] for g in list(gradients.values())[:1] for _ in range(2)]
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for slot in self.slots:
-            gradient = gradients[slot.name]
-            sums[slot.is_replicated_over_tp].append(gradient.float().square().sum())
-        return torch.stack([torch.stack(part).sum() for part in sums])
+            parts[slot.is_replicated_over_tp].append(gradients[slot.name].float())
+        device = next(iter(gradients.values())).device
+        norms = [get_total_norm(part).to(device) for part in parts]
+        return torch.stack(norms).square()
 
 
 def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:

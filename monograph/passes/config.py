@@ -117,7 +117,7 @@ class MarkRegionsConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.passes.compile.mark_regions:MarkRegions"
     regions: tuple[str, ...] = ()
-    """Names given with `annotate`, or `blocks` for every block as a whole; empty compiles nothing."""
+    """`blocks` for every block as a whole, `outside` for all that is in no block, names given with `annotate`."""
 
 
 @dataclass(kw_only=True, slots=True)

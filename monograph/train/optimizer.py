@@ -14,6 +14,8 @@ from monograph.execute.layer import explained
 from monograph.train.config import OptimizerConfig
 
 _FUSED_DEVICES = ("cuda", "cpu")
+_CLIP_EPS = 1e-6
+"""What torch adds to a norm before it divides by it."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -55,8 +57,8 @@ class Optimizer(Configurable):
             state["step"] = state["step"].to(parameter.device)
         self._update = CompiledUpdate(self._adamw, backend)
 
-    def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor) -> None:
-        """Make one update, or none at all once a loss or a gradient was not finite.
+    def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
+        """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite.
 
         The verdict stays on the device where the fused kernel reads it, so a healthy run never waits for it, and it
         is sticky: updates launched before the host has seen the bad number leave the parameters alone as well.
@@ -65,10 +67,16 @@ class Optimizer(Configurable):
             group["lr"] = lr
         broken = (~(torch.isfinite(grad_norm) & torch.isfinite(loss))).float()
         self._broken = broken if self._broken is None else torch.maximum(self._broken, broken)
+        excess = ((grad_norm + _CLIP_EPS) / max_norm).clamp(min=1.0) if max_norm else None
         if self.is_fused:
-            self._adamw.found_inf = self._broken  # type: ignore[attr-defined]
+            # The kernel divides every gradient it reads: clipping costs no pass over memory of its own.
+            self._adamw.found_inf, self._adamw.grad_scale = self._broken, excess  # type: ignore[attr-defined]
         elif self._broken.item():
             return
+        elif excess is not None:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(excess)
         self._update()
 
     def clear_gradients(self) -> None:

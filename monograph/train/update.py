@@ -6,7 +6,6 @@ Halves, because `verify` looks at the gradients in between; the trainer runs one
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from monograph.train.data.batch import Batch
@@ -34,9 +33,7 @@ def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
 def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:
     """Clip, move the expert biases, change the weights, drop the gradients."""
     norm = step.grad_norm()
-    if max_norm:
-        torch.nn.utils.clip_grads_with_norm_(step.parameters.values(), max_norm, norm)
     load = step.balance()
-    optimizer.step(lr, loss=loss, grad_norm=norm)
+    optimizer.step(lr, loss=loss, grad_norm=norm, max_norm=max_norm)
     optimizer.clear_gradients()
     return Updated(grad_norm=norm, load=load)

@@ -14,6 +14,7 @@ from monograph.passes.compile.regions import can_compile, find_runs
 from monograph.passes.config import MarkRegionsConfig
 
 BLOCKS = "blocks"
+OUTSIDE = "outside"
 WORTH_COMPILING = 2
 """Fewer nodes than this gain nothing."""
 
@@ -45,19 +46,21 @@ def plan_marks(graph: StepGraph, regions: tuple[str, ...]) -> dict[str, list[Nod
     """Mark -> nodes, for every part of every region."""
     known = sorted({tag_of(node).region for node in graph.nodes} - {""})
     for region in regions:
-        if region != BLOCKS and region not in known:
+        if region not in (BLOCKS, OUTSIDE, *known):
             raise ConfigError(
                 f"passes.mark_regions.regions has {region!r}",
                 why="no part of the step has that name",
-                do=f"choose from {', '.join([BLOCKS, *known])}",
+                do=f"choose from {', '.join([BLOCKS, OUTSIDE, *known])}",
             )
 
     def find_part(node: Node) -> tuple[str, ...] | None:
         tag = tag_of(node)
-        if not can_compile(node) or tag.block is None:
+        if not can_compile(node):
             return None
-        where = tag.direction.value, f"layers.{tag.block}"
-        if BLOCKS in regions:
+        is_outside = tag.block is None
+        # Slices of the loss are parts of their own: a compiler that sees all of them makes all logits at once.
+        where = tag.direction.value, (tag.region or OUTSIDE) if is_outside else tag.unit
+        if (OUTSIDE if is_outside else BLOCKS) in regions:
             return where
         return (tag.region, *where) if tag.region in regions else None
 

@@ -39,9 +39,14 @@ class CompiledRegion(nn.Module):
         return self.code(*values)
 
 
+_ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
+"""Ops that Inductor would turn into atomic additions, whose order is never the same twice."""
+
+
 def can_compile(node: Node) -> bool:
-    """Whether a node may be inside of a region: transfers stay visible, sizes stay on the host."""
-    return node.op == "call_function" and not (is_launch(node) or is_wait(node) or is_size(node))
+    """Whether a node may be inside of a region: transfers stay visible, sizes stay on the host, sums keep an order."""
+    is_special = is_launch(node) or is_wait(node) or is_size(node) or node.target in _ATOMIC
+    return node.op == "call_function" and not is_special
 
 
 def find_region(nodes: Sequence[Node]) -> Region:

@@ -1,8 +1,9 @@
 """Training from an artifact against capturing in the run and against eager: losses and gradient norms, bit for bit.
 
-    python benchmarks/artifact_matrix.py [--only dp2] [--steps 5] [--out FILE]
+    python benchmarks/artifact_matrix.py [--device cuda] [--only dp2] [--steps 5] [--out FILE]
 
-Every entry precompiles once in one process, then trains on gloo ranks in three ways through `monograph train` itself.
+Every entry precompiles once in one process, then trains in three ways through `monograph train` itself: on gloo ranks,
+or on one GPU.
 """
 
 import argparse
@@ -28,18 +29,21 @@ class Entry:
     ranks: int
     degrees: dict[str, int] = field(default_factory=dict)
     more: tuple[str, ...] = ()
+    """Of graph mode."""
+    common: tuple[str, ...] = ()
+    """Of all three ways."""
     has_eager: bool = True
     """Whether the numbers must be those of eager mode too; fused kernels round differently."""
 
-    def flags(self, steps: int) -> list[str]:
+    def flags(self, steps: int, device: str) -> list[str]:
         """What all three ways have in common."""
         short = ["--training.seq_len", "64", "--training.local_batch_size", "1", "--training.steps", str(steps)]
-        rest = ["--debug.device", "cpu", "--debug.deterministic", "true", "--parallelism.fsdp", "graph"]
+        rest = ["--debug.device", device, "--debug.deterministic", "true", "--parallelism.fsdp", "graph"]
         rest += ["--validator.interval", "0", "--checkpoint.enabled", "false", "--parallelism.timeout_seconds", "600"]
         degrees = [
             word for name, degree in self.degrees.items() for word in (f"--parallelism.{name}_degree", str(degree))
         ]
-        return [*short, *rest, *degrees]
+        return [*short, *rest, *degrees, *self.common]
 
 
 ENTRIES = (
@@ -62,6 +66,22 @@ ENTRIES = (
 )
 
 
+FAST = ("--passes.mark_regions.regions", "blocks", "outside", "--compile.cuda_graph", "full")
+GPU_ENTRIES = (
+    Entry("llama3_debugmodel", "1 GPU", 1),
+    Entry("deepseek_v3_debugmodel", "1 GPU", 1, common=("--training.compute_dtype", "bfloat16")),
+    Entry("llama3_debugmodel", "1 GPU, compiled and recorded", 1, more=FAST, has_eager=False),
+    Entry(
+        "deepseek_v3_debugmodel",
+        "1 GPU, compiled and recorded",
+        1,
+        more=FAST,
+        common=("--training.compute_dtype", "bfloat16"),
+        has_eager=False,
+    ),
+)
+
+
 def run(words: list[str]) -> float:
     """Run a command of monograph; how long it took."""
     start = time.perf_counter()
@@ -78,9 +98,9 @@ def read(folder: Path) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
 
 
-def measure(entry: Entry, root: Path, steps: int) -> dict[str, str]:
+def measure(entry: Entry, root: Path, steps: int, device: str) -> dict[str, str]:
     """One row of the table."""
-    flags = entry.flags(steps)
+    flags = entry.flags(steps, device)
     artifact = root / "artifact"
     graph = ["--compile.mode", "graph", *entry.more]
     made = run(["precompile", entry.recipe, "--out", str(artifact), "--ranks", str(entry.ranks), *flags, *graph])
@@ -102,22 +122,23 @@ def measure(entry: Entry, root: Path, steps: int) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="entries whose recipe and mesh contain this")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", default="", help="also write the table to this file")
     arguments = parser.parse_args()
     rows = []
-    for entry in ENTRIES:
+    for entry in GPU_ENTRIES if arguments.device == "cuda" else ENTRIES:
         if arguments.only in f"{entry.recipe} {entry.mesh}":
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(measure(entry, Path(folder), arguments.steps))
+                rows.append(measure(entry, Path(folder), arguments.steps, arguments.device))
             print(rows[-1], flush=True)
     names = list(rows[0])
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     lines += [f"| {' | '.join(row.values())} |" for row in rows]
     lines += [
         "",
-        f"{arguments.steps} steps, deterministic, gloo; {platform.platform()}, Python {platform.python_version()}",
+        f"{arguments.steps} steps, deterministic; {platform.platform()}, Python {platform.python_version()}",
     ]
     print("\n".join(lines))
     if arguments.out:

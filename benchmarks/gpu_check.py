@@ -73,7 +73,8 @@ def plan_checks(steps: int, device: str) -> list[Check]:
             found.append(Check(f"eager/inductor {recipe} {label}", ["compare", base, layer, "--tolerance", tolerance]))
         base = f"{recipe} {on} {SHORT} {exact}"
         found.append(Check(f"fsdp2/graph {recipe}", ["compare", base, f"{base} --parallelism.fsdp graph"]))
-        found += plan_graph_checks(recipe, base, f"{recipe} {on} {SHORT} {bf16} {exact}", device)
+        explicit = f"{base} --parallelism.fsdp graph"
+        found += plan_graph_checks(recipe, explicit, f"{explicit} {bf16}", device)
     meshes = {
         "dp2": "--ranks 2",
         "dp2 tp2": "--ranks 4 --parallelism.tensor_parallel_degree 2",

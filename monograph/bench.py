@@ -1,15 +1,17 @@
 """How fast a step is: modes one after the other in one process, on the same tokens and the same first weights.
 
-The optimizer counts; reading data, checkpoints and logs do not. Times are medians over many steps, between two points
-at which the device has nothing left to do.
+The optimizer counts; reading data, checkpoints and logs do not. Times are medians over many steps. Every step has its
+own tokens: a batch that is seen again and again is soon known by heart, and products of tiny gradients are faster than
+those of a real run. On a GPU the device's own clock is read between steps, and nobody waits for it until the end.
 """
 
 import gc
+import itertools
 import json
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ import torch
 from torch import Tensor
 
 from monograph.execute.base import MeshStep
+from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.runner import GraphStep
-from monograph.graph.cost import measure
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
@@ -32,6 +34,8 @@ from monograph.train.optimizer import Optimizer
 from monograph.train.update import apply_update
 
 log = get_log("bench")
+AHEAD = 64
+"""Batches drawn at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +53,14 @@ class Row:
     mfu: float | None
     mfu_causal: float | None
     graph_tflops: float | None
-    """Operations of the captured step, recomputation included; None where nothing was captured."""
+    """Operations of the step as it was captured and then planned, recomputation included, before it was compiled."""
     peak_gib: float | None
     """CUDA only: what one process of several modes held cannot be told apart on a CPU."""
     first_step_seconds: float
+    passes_seconds: dict[str, float]
+    """What of it each pass took that took a tenth of a second or more; compiling is a pass."""
+    is_recorded: bool
+    """Whether steps are replays of a CUDA graph."""
     compilations: int
     loss: float
     """Of the last step: modes that do the same work end with (nearly) the same."""
@@ -74,6 +82,7 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
         "graph-blocks": graph.replace(passes=graph.passes.replace(mark_regions=blocks)),
         "graph-fast": graph.replace(
             compile=graph.compile.replace(cuda_graph="auto"),
+            optimizer=graph.optimizer.replace(implementation="compiled"),
             passes=graph.passes.replace(
                 mark_regions=units, choose_saved=graph.passes.choose_saved.replace(policy="min_cut")
             ),
@@ -85,8 +94,10 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
 
 def has_same_bits(config: TrainerConfig) -> bool:
     """Whether a mode promises eager's bits."""
+    if config.optimizer.implementation == "compiled":
+        return False
     if config.compile.mode == "graph":
-        return not config.passes.mark_regions.regions and not config.passes.compile_whole.enabled
+        return not config.passes.has_compiler
     return config.compile.mode == "eager" or config.compile.backend != "inductor"
 
 
@@ -117,40 +128,56 @@ def run_mode(
     start = time.perf_counter()
     step = build_step(config, groups)
     optimizer: Optimizer = config.optimizer.build(parameters=step.parameters)
-    batch, count = make_batch(config, device)
-    loss = update(step, optimizer, batch, count, config)
+    batches = make_batches(config, device)
+    loss = update(step, optimizer, next(batches), config)
     synchronize(device)
     first_step = time.perf_counter() - start
-    times = []
-    for number in range(warmup + steps):
-        begin = time.perf_counter()
-        loss = update(step, optimizer, batch, count, config)
-        synchronize(device)
-        if number >= warmup:
-            times.append(time.perf_counter() - begin)
-    row = summarize(mode, config, step, times, count, first_step, loss.item(), device)
+    for _ in range(warmup):
+        update(step, optimizer, next(batches), config)
+    ticks = [read_clock(device)]
+    for _ in range(steps):
+        loss = update(step, optimizer, next(batches), config)
+        ticks.append(read_clock(device))
+    synchronize(device)
+    times = [seconds_between(*pair) for pair in itertools.pairwise(ticks)]
+    row = summarize(mode, config, step, times, first_step, loss.item(), device)
     if trace:
-        where = profile_step(step, lambda: update(step, optimizer, batch, count, config), trace)
+        where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
         row = replace(row, profile=where)
     step.close()
     return row
 
 
-def update(step: MeshStep, optimizer: Optimizer, batch: dict[str, Tensor], count: int, config: TrainerConfig) -> Tensor:
+def update(step: MeshStep, optimizer: Optimizer, batch: dict[str, Tensor], config: TrainerConfig) -> Tensor:
     """One micro-batch and one update."""
-    loss = step(batch, step.total_valid(count))
+    loss = step(batch, step.total_valid(batch["tokens"].numel()))
     apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
     return loss
 
 
-def make_batch(config: TrainerConfig, device: torch.device) -> tuple[dict[str, Tensor], int]:
-    """Random tokens, the same in every mode."""
+def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    """Random tokens without end, the same in every mode; on the device long before they are needed."""
     generator = torch.Generator().manual_seed(config.debug.seed)
     shape = (config.training.local_batch_size, config.training.seq_len)
-    tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
-    places = torch.arange(shape[1]).expand(shape).contiguous()
-    batch = {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": places, "documents": tokens * 0}
-    return {name: value.to(device) for name, value in batch.items()}, tokens.numel()
+    places = torch.arange(shape[1], device=device).expand(shape).contiguous()
+    while True:
+        drawn = torch.randint(0, config.model.vocab_size, (AHEAD, *shape), generator=generator).to(device)
+        for tokens in drawn:
+            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": places, "documents": places * 0}
+
+
+def read_clock(device: torch.device) -> Any:
+    """Now: on a GPU, when it gets here."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """The time between two readings; a GPU must have passed both."""
+    return start.elapsed_time(end) / 1000 if isinstance(start, torch.cuda.Event) else end - start
 
 
 def synchronize(device: torch.device) -> None:
@@ -164,7 +191,6 @@ def summarize(
     config: TrainerConfig,
     step: MeshStep,
     times: Sequence[float],
-    tokens: int,
     first_step: float,
     loss: float,
     device: torch.device,
@@ -174,9 +200,9 @@ def summarize(
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
     with torch.device("meta"):
         flops = count_flops(config.model.build(), config.training.seq_len)
-    peak, rate = find_peak_flops(device), tokens / median
-    graph = step.graph if isinstance(step, GraphStep) else None
-    has_ops = graph is not None and not config.passes.compile_whole.enabled
+    peak, rate = find_peak_flops(device), config.training.local_batch_size * config.training.seq_len / median
+    records = step.records if isinstance(step, GraphStep) else []
+    captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
     return Row(
         mode=mode,
         numbers="same bits" if has_same_bits(config) else "fast",
@@ -185,9 +211,11 @@ def summarize(
         tokens_per_second=rate,
         mfu=flops.full_attention * rate / peak if peak else None,
         mfu_causal=flops.causal_attention * rate / peak if peak else None,
-        graph_tflops=measure(graph).flops / 1e12 if graph is not None and has_ops else None,
+        graph_tflops=captured / 1e12 if captured is not None else None,
         peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
         first_step_seconds=first_step,
+        passes_seconds={record.name: record.seconds for record in records if record.seconds >= 0.1},
+        is_recorded=isinstance(step, GraphStep) and isinstance(step.program, CudaGraphProgram),
         compilations=step.compiled_graphs or 0,
         loss=loss,
     )

@@ -1,5 +1,7 @@
 """Every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and 2.13."""
 
+import ctypes
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -226,9 +228,9 @@ def compiled_calls_in(module: nn.Module, around: Callable[[], AbstractContextMan
         module._compiled_call_impl = compiled
 
 
-def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
-    """A function as one compiled graph with static shapes."""
-    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+def compile_function(function: Callable[..., Any], backend: Any, *, is_dynamic: bool = False) -> Callable[..., Any]:
+    """A function as one compiled graph, for the sizes of its first call or for all."""
+    return torch.compile(function, fullgraph=True, dynamic=is_dynamic, backend=backend)
 
 
 def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
@@ -278,12 +280,20 @@ def trace_function(
 CompiledCode = Callable[..., Any]
 
 
+def start_compiler() -> None:
+    """Start Inductor's workers early: until they are there, a GPU's kernels are built one after another."""
+    if torch.cuda.is_available():
+        importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+
+
 def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any) -> CompiledCode:
     """Inductor's code for a graph on values of these forms; sizes keep the symbols of the capture's mode.
 
     Inductor and the tracing context are reached through torch's attributes: eager runs never import them.
     """
     guards = torch._guards
+    if torch.cuda.is_available():
+        importlib.import_module("torch._inductor.async_compile").AsyncCompile.wait_pool_ready()
     with guards.tracing(guards.TracingContext(mode)):
         return torch._inductor.standalone_compile(module, inputs, dynamic_shapes="from_tracing_context", options={})
 
@@ -340,8 +350,10 @@ def load_compiled(path: Path) -> CompiledCode:
 
 
 def find_cuda_driver() -> str:
-    """The driver's class: the newest CUDA it serves, which is what decides whether kernels load."""
-    return str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    """The driver's class: the newest CUDA it serves, which is what decides whether kernels load. torch does not say."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)
 
 
 def mark_backward(loss: Tensor) -> None:

@@ -77,7 +77,7 @@ class MeshStep(ABC):
 
     def total_valid(self, count: int) -> Tensor:
         """The number of valid tokens in the whole update, over all ranks."""
-        return total_over_batch(torch.tensor(count, dtype=torch.int64, device=self.device))
+        return total_over_batch(torch.full((), count, dtype=torch.int64, device=self.device))
 
     def total_loss(self, share: Tensor) -> Tensor:
         """The loss of the whole update, over all ranks."""

@@ -61,29 +61,43 @@ class SlicedCrossEntropy(Function):
             with annotate(f"slice {number}"):
                 loss, log_probs = measure_slice(rows, weight, targets)
                 total = total + loss
-                grad_logits = cast(differentiate_slice(log_probs, targets, scale), hidden.dtype)
-                grad_hidden.append(grad_logits @ weight)
-                grad_weight = grad_weight + grad_logits.T @ rows
-        ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight, weight.dtype))
+                grad_logits = differentiate_slice(log_probs, targets, hidden.dtype)
+                # Whether a token counts is a factor of its row, one for all that of the sums: both are much smaller
+                # than the logits.
+                counts = cast(targets != IGNORED, hidden.dtype).unsqueeze(-1)
+                grad_hidden.append((grad_logits @ weight) * counts)
+                grad_weight = grad_weight + grad_logits.T @ (rows * counts)
+        ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight * scale, weight.dtype), scale)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None
+        grad_hidden, grad_weight, scale = ctx.saved_tensors
+        return grad_hidden * (grad * scale), grad_weight * grad, None, None, None
 
 
 def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss of one slice, and the fp32 log-probabilities it came from."""
-    log_probs = F.linear(rows, weight).float().log_softmax(dim=-1)
+    log_probs = F.log_softmax(F.linear(rows, weight), dim=-1, dtype=torch.float32)
     valid = targets != IGNORED
-    picked = log_probs.gather(-1, targets.where(valid, 0).unsqueeze(-1)).squeeze(-1)
-    return -picked.where(valid, 0.0).sum(), log_probs
+    return -pick(log_probs, targets).squeeze(-1).where(valid, 0.0).sum(), log_probs
 
 
-def differentiate_slice(log_probs: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
-    """The gradient of the scaled loss with respect to the logits: probabilities, less one at the label."""
-    vocabulary = torch.arange(log_probs.shape[-1], device=targets.device)
-    is_label = targets.unsqueeze(-1) == vocabulary
-    weights = (targets != IGNORED) * scale
-    return (log_probs.exp() - is_label.to(log_probs.dtype)) * weights.unsqueeze(-1)
+def differentiate_slice(log_probs: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of each token's loss with respect to its logits: probabilities, less one at the label.
+
+    The label's is computed on its own, in fp32: a probability close to one would be rounded to it.
+    """
+    probabilities = cast(log_probs.exp(), dtype)
+    places, values = find_labels(targets), cast(pick(log_probs, targets).expm1(), dtype)
+    return probabilities.scatter(-1, places, values)
+
+
+def pick(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Each row's value at its label, [rows, 1]; some other value where the label does not count."""
+    return log_probs.gather(-1, find_labels(targets))
+
+
+def find_labels(targets: Tensor) -> Tensor:
+    """The labels as indices, [rows, 1]; 0 where they do not count."""
+    return targets.where(targets != IGNORED, 0).unsqueeze(-1)

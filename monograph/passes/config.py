@@ -153,6 +153,11 @@ class PassesConfig(Configurable.Config):
     order: ClassVar[dict[str, str]] = ORDER
     """Name -> class, in the order they run; a recipe with passes of its own subclasses this and changes it."""
 
+    @property
+    def has_compiler(self) -> bool:
+        """Whether any part of the step is handed to a compiler."""
+        return bool(self.mark_regions.regions) or self.compile_whole.enabled
+
     def check(self) -> None:
         for name in self.off:
             if name not in self.order:

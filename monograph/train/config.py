@@ -83,8 +83,8 @@ class OptimizerConfig(Configurable.Config):
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay."""
-    implementation: Literal["auto", "fused", "foreach", "for_loop"] = "auto"
-    """Which of torch's loops to use; auto takes the fused one where the device has it."""
+    implementation: Literal["auto", "fused", "foreach", "for_loop", "compiled"] = "auto"
+    """Which of torch's loops to use, auto: the fused one where there is one; or compiled: one kernel a parameter."""
 
     def check(self) -> None:
         if self.lr <= 0:
@@ -277,6 +277,12 @@ class TrainerConfig(Configurable.Config):
                 "compile.mode is graph and parallelism.fsdp is fsdp2",
                 why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
                 do="--parallelism.fsdp auto",
+            )
+        if self.compile.artifact and self.optimizer.implementation == "compiled":
+            raise ConfigError(
+                "compile.artifact is set and optimizer.implementation is compiled",
+                why="an artifact holds the step, not the optimizer: training from one compiles nothing",
+                do="--optimizer.implementation auto",
             )
         if self.compile.partition == "min_cut" and self.passes.choose_saved.policy not in ("default", "min_cut"):
             raise ConfigError(

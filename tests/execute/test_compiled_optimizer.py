@@ -1,4 +1,4 @@
-"""The compiled update: torch's AdamW as graphs of tensors, so that a new learning rate is no new graph."""
+"""The compiled update: one kernel for every parameter, so that no size and no learning rate is a new graph."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_compiled_updates_are_those_of_the_uncompiled_optimizer(implementation):
     update(compiled)
     update(plain)
     assert_close(compiled, plain)
-    assert backend.graphs == 2, "one for decayed parameters and one for the others, whatever the rate"
+    assert backend.graphs == 1, "one for all parameters, whatever their size, their decay and the rate"
 
 
 def test_a_resumed_compiled_optimizer_goes_on_where_the_plain_one_would():
@@ -65,7 +65,7 @@ def test_compiling_an_optimizer_twice_changes_nothing():
     optimizer = make_optimizer(first)
     optimizer.compile(second)
     update(optimizer)
-    assert (first.graphs, second.graphs) == (2, 0)
+    assert (first.graphs, second.graphs) == (1, 0)
 
 
 def test_a_number_that_is_not_finite_changes_nothing_under_compile_either():
@@ -86,3 +86,19 @@ def test_parameters_without_gradients_are_left_alone():
     optimizer.step(0.1, **FINE)
     changed = {name for name, value in copies(optimizer).items() if not torch.equal(before[name], value)}
     assert changed == {"experts.w1", "exp_avg experts.w1", "exp_avg_sq experts.w1"}
+
+
+@pytest.mark.parametrize("implementation", ["auto", "foreach"])
+def test_compiled_updates_clip_like_the_others(implementation):
+    compiled, plain = make_optimizer(CountingBackend("aot_eager")), make_optimizer(implementation=implementation)
+    for optimizer in (compiled, plain):
+        update(optimizer, max_norm=0.25, grad_norm=torch.tensor(2.0))
+    assert_close(compiled, plain)
+    assert not torch.equal(copies(compiled)["bias"], copies(make_optimizer())["bias"])
+
+
+def test_the_setting_compiled_does_the_same_by_itself():
+    compiled, plain = make_optimizer(implementation="compiled"), make_optimizer()
+    for optimizer in (compiled, plain):
+        update(optimizer, RATES[:2])
+    assert_close(compiled, plain)

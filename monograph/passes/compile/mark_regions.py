@@ -7,6 +7,7 @@ from torch.fx import Node
 
 from monograph.errors import ConfigError
 from monograph.graph.facts import Facts
+from monograph.graph.query import alias_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Has, Pass
@@ -16,7 +17,7 @@ from monograph.passes.config import MarkRegionsConfig
 BLOCKS = "blocks"
 OUTSIDE = "outside"
 WORTH_COMPILING = 2
-"""Fewer nodes than this gain nothing."""
+"""Fewer ops than this, not counting views, gain nothing."""
 
 
 class MarkRegions(Pass):
@@ -68,7 +69,7 @@ def plan_marks(graph: StepGraph, regions: tuple[str, ...]) -> dict[str, list[Nod
     numbers: Counter[tuple[str, ...]] = Counter()
     for run in find_runs(graph.nodes, find_part):
         part = find_part(run[0])
-        if part is not None and len(run) >= WORTH_COMPILING:
+        if part is not None and sum(alias_of(node) is None for node in run) >= WORTH_COMPILING:
             numbers[part] += 1
             marks[f"{' '.join(part[:-1])} part {numbers[part]} of {part[-1]}"] = run
     return marks

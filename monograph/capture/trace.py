@@ -80,6 +80,7 @@ def capture(
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
+    tag_inner_nodes(graph)
     trust_values(graph)
     mark_gradients(graph)
     graph.promises = find_promises(graph)
@@ -169,6 +170,14 @@ def find_chunk_of_sum(node: torch.fx.Node) -> dict[str, int]:
     chunks = {tag_of(each).chunk for each in node.all_input_nodes}
     chunk = chunks.pop()
     return {} if chunks or chunk is None else {CHUNK: chunk}
+
+
+def tag_inner_nodes(graph: StepGraph) -> None:
+    """What an op runs belongs to where the op does."""
+    readers = {str(node.target): node for node in graph.nodes if node.op == "get_attr"}
+    for name, module in graph.inner_graphs():
+        for node in module.graph.nodes:
+            set_tag(node, tag_of(readers[name]))
 
 
 def tag_nodes(graph: torch.fx.Graph) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from monograph.graph.signature import InputSpec, OutputSpec
-from monograph.graph.text import render
+from monograph.graph.text import render, render_inner
 
 Names = Mapping[str, frozenset[str]]
 
@@ -63,7 +63,14 @@ class StepGraph:
     def text(self, *, folded: bool = True) -> str:
         """The graph as a person reads it; the same on every rank and in every run."""
         names = {node: spec.name for node, spec in zip(self.placeholders, self.inputs, strict=True)}
-        return render(self.module.graph, names, folded=folded)
+        inner = (render_inner(name, module.graph) for name, module in self.inner_graphs())
+        return "".join((render(self.module.graph, names, folded=folded), *inner))
+
+    def inner_graphs(self) -> list[tuple[str, GraphModule]]:
+        """The graphs that ops of the step run, by name, in the order in which they are read."""
+        read = dict.fromkeys(str(node.target) for node in self.module.graph.nodes if node.op == "get_attr")
+        found = [(name, getattr(self.module, name, None)) for name in read]
+        return [(name, value) for name, value in found if isinstance(value, GraphModule)]
 
     def digest(self) -> str:
         """Sixteen bytes that are equal exactly when the unfolded texts are."""

@@ -60,11 +60,24 @@ def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
     return "\n".join(_join_runs(lines)) + "\n"
 
 
+def render_inner(name: str, graph: Graph) -> str:
+    """The text of a graph that an op of the step runs, such as the score function of an attention."""
+    inputs = {node: node.name for node in graph.nodes if node.op == "placeholder"}
+    rest = [node for node in graph.nodes if node not in inputs]
+    names = Names({node: Place(Direction.FORWARD, None, place) for place, node in enumerate(rest)}, inputs)
+    lines = [f"graph {name}({', '.join(inputs.values())}):", *(f"  {render_node(node, names)}" for node in rest)]
+    return "\n".join(lines) + "\n"
+
+
 class Names:
     """How values are called inside one part of the text."""
 
     def __init__(
-        self, places: Mapping[Node, Place], inputs: Mapping[Node, str], direction: Direction, block: int | None
+        self,
+        places: Mapping[Node, Place],
+        inputs: Mapping[Node, str],
+        direction: Direction = Direction.FORWARD,
+        block: int | None = None,
     ) -> None:
         self.places, self.inputs, self.direction, self.block = places, inputs, direction, block
         self._outside: dict[str, str] = {}
@@ -121,7 +134,8 @@ def split_into_parts(
 def render_node(node: Node, names: Names) -> str:
     """One line: number, type, op, arguments, and the facts in its tag."""
     if node.op == "output":
-        return "return " + ", ".join(_show(value, names) for value in node.args[0])  # type: ignore[union-attr]
+        values = node.args[0] if isinstance(node.args[0], list | tuple) else node.args
+        return "return " + ", ".join(_show(value, names) for value in values)
     arguments = [_show(value, names) for value in node.args]
     arguments += [f"{name}={_show(value, names)}" for name, value in node.kwargs.items()]
     op = _name_op(node)

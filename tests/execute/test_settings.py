@@ -68,7 +68,7 @@ def after_moe(tmp_path_factory):
     before = find_settings()
     with one_rank(config) as groups:
         updates = make_updates(config, groups, routings=[(), (0,)])
-    assert updates[-1].graphs == 5
+    assert updates[-1].graphs == 4
     return before
 
 

@@ -34,4 +34,4 @@ def test_a_region_is_marked_by_the_name_it_was_annotated_with():
 def test_a_name_nobody_gave_is_refused_with_those_that_exist():
     with pytest.raises(ConfigError, match="'attenton'") as refused:
         mark("attenton")
-    assert "blocks, combine, compute, dispatch" in refused.value.do
+    assert "blocks, outside, combine, compute, dispatch" in refused.value.do

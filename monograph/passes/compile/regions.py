@@ -15,6 +15,7 @@ from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
+from monograph.graph.text import render_inner
 
 _SYMBOL = re.compile(r"\b[us]\d+\b")
 
@@ -52,22 +53,37 @@ def can_compile(node: Node) -> bool:
 def find_region(nodes: Sequence[Node]) -> Region:
     """The border of a run of nodes."""
     inside = set(nodes)
-    read = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
+    values = (value for node in nodes for value in node.all_input_nodes if not is_inner_graph(value))
+    read = dict.fromkeys(value for value in values if value not in inside)
     given = [node for node in nodes if any(user not in inside for user in node.users)]
     return Region(tuple(nodes), tuple(read), tuple(given))
 
 
+def is_inner_graph(node: Node) -> bool:
+    """Whether a node stands for a graph that an op runs: it goes wherever the op goes."""
+    return node.op == "get_attr" and isinstance(inner_graph(node), GraphModule)
+
+
+def inner_graph(node: Node) -> Any:
+    """What a node of the form get_attr reads."""
+    return getattr(node.graph.owning_module, str(node.target), None)
+
+
 def cut_out(region: Region) -> GraphModule:
     """The region as a graph of its own."""
-    graph = Graph()
+    graph, root = Graph(), nn.Module()
     copies: dict[Node, Node] = {}
+    for value in dict.fromkeys(value for node in region.nodes for value in node.all_input_nodes):
+        if is_inner_graph(value):
+            root.add_module(str(value.target), inner_graph(value))
+            copies[value] = graph.get_attr(str(value.target))
     for place, value in enumerate(region.inputs):
         copies[value] = graph.placeholder(f"in{place}")
         copies[value].meta["val"] = value_of(value)
     for node in region.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in region.outputs))
-    return GraphModule(nn.Module(), graph)
+    return GraphModule(root, graph)
 
 
 def find_kind(region: Region) -> str:
@@ -79,6 +95,8 @@ def find_kind(region: Region) -> str:
     lines = [f"{name}: {_form(value_of(value))}" for value, name in names.items()]
     for place, node in enumerate(region.nodes):
         names[node] = f"v{place}"
+        inner = [value for value in node.all_input_nodes if is_inner_graph(value)]
+        names.update({value: render_inner("of", inner_graph(value).graph) for value in inner})
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: Named(names[value]))
         lines.append(f"v{place} = {node.target} {args} {kwargs} -> {_form(value_of(node))}")
     lines.append(", ".join(names[node] for node in region.outputs))
@@ -127,7 +145,8 @@ def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegi
         set_tag(part, tag)
         node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in region.nodes)
         anchor = part
-    for node in reversed(region.nodes):
+    inner = {value for node in region.nodes for value in node.all_input_nodes if is_inner_graph(value)}
+    for node in (*reversed(region.nodes), *(value for value in inner if set(value.users) <= set(region.nodes))):
         inside.erase_node(node)
 
 

@@ -1,0 +1,90 @@
+"""Graphs inside of ops: FlexAttention runs the score function it was given, which is part of the step."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+from monograph.annotate import annotate
+from monograph.axes import Axis, Group
+from monograph.capture.step import StepOutputs
+from monograph.capture.trace import Example, capture
+from monograph.execute.program import lower
+from monograph.graph.facts import Facts
+from monograph.graph.tags import tag_of
+from monograph.graph.verify import check_graph
+from monograph.passes.compile.compile_regions import CompileRegions
+from monograph.passes.compile.mark_regions import MarkRegions
+from monograph.passes.config import MarkRegionsConfig
+
+FACTS = Facts(
+    degrees=dict.fromkeys(Axis, 1),
+    group_sizes={group.value: 1 for group in Group},
+    slots=(),
+    reshard=False,
+    device="cpu",
+)
+
+
+class Attention(nn.Module):
+    """FlexAttention over two heads, with a score function that `slope` shapes."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = slope
+        self.proj = nn.Linear(16, 48, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.proj(x).chunk(3, -1))
+
+        def score(value, _batch, _head, query, key):
+            return torch.where(query >= key, value - self.slope * (query - key), -float("inf"))
+
+        with annotate("flex"):
+            return flex_attention(q, k, v, score_mod=score).sum()
+
+
+def capture_attention(slope=0.5):
+    """FlexAttention has no backward on a CPU, so this is the graph of an evaluation."""
+    torch.manual_seed(0)
+    model = Attention(slope)
+    weight, x, coords = model.proj.weight.detach(), torch.randn(2, 32, 16), torch.zeros(1, dtype=torch.int64)
+
+    def step(state, buffers, batch, coords, scalars):
+        loss = torch.func.functional_call(model, {"proj.weight": state["proj.weight"]}, (batch["x"],))
+        return StepOutputs(loss, {}, None)
+
+    with torch.no_grad():
+        expected = model(x)
+        graph = capture(step, model, Example({"proj.weight": weight}, {}, {"x": x}, coords, {}))
+    return graph, (weight, x, coords), expected
+
+
+def run(graph, inputs):
+    taken = []
+    with torch.no_grad():
+        lower(graph, lambda _spec, value: taken.append(value))(*inputs)
+    return taken[0]
+
+
+def test_a_graph_inside_of_an_op_is_tagged_printed_checked_and_run():
+    graph, inputs, expected = capture_attention()
+    check_graph(graph, FACTS)
+    score, mask = graph.inner_graphs()
+    assert {tag_of(node).region for _, module in (score, mask) for node in module.graph.nodes} == {"flex"}
+    assert f"graph {score[0]}(" in graph.text() and "where.self" in graph.text().split(f"graph {score[0]}(")[1]
+    assert torch.equal(run(graph, inputs), expected)
+
+
+def test_steps_that_differ_inside_of_an_op_have_different_digests():
+    assert capture_attention()[0].digest() == capture_attention()[0].digest()
+    assert capture_attention()[0].digest() != capture_attention(slope=0.25)[0].digest()
+
+
+@pytest.mark.long
+def test_the_region_around_it_is_compiled_with_it():
+    graph, inputs, expected = capture_attention()
+    MarkRegions(MarkRegionsConfig(regions=("flex",))).run(graph, FACTS)
+    assert CompileRegions(None).run(graph, FACTS) == "1 parts, 1 compilations"
+    assert "flex_attention" not in graph.text() and not graph.inner_graphs()
+    torch.testing.assert_close(run(graph, inputs), expected, rtol=1e-5, atol=1e-5)

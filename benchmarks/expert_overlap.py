@@ -61,6 +61,8 @@ class Row:
     pure_seconds: float
     """With exchanges that cost nothing."""
     step_seconds: float
+    ratio: float
+    """Of the two, step by step."""
     exchange_seconds: float
     exposed_seconds: float
     """What is left of the difference: measured as waiting on a CPU, as the longer step on a GPU."""
@@ -185,14 +187,22 @@ def measure(config: TrainerConfig, name: str, work: Work, *, steps: int, share: 
     with emulated_groups(plan_run_mesh(config, config.parallelism.expert_parallel_degree), device, fabric) as groups:
         runner = Runner(config, groups)
         pure = runner.run(steps)
-        fabric.bytes_per_second = work.moved_bytes / (pure * share * work.expert_flops / work.flops)
+        costly = work.moved_bytes / (pure * share * work.expert_flops / work.flops)
         fabric.forget()
-        took = runner.run(steps)
+        pairs = []
+        for _ in range(steps):  # one after the other: a machine's speed changes within a run
+            fabric.bytes_per_second = float("inf")
+            free = runner.run(1)
+            fabric.bytes_per_second = costly
+            pairs.append((runner.run(1), free))
+        took = statistics.median(costly for costly, _ in pairs)
+        pure = statistics.median(free for _, free in pairs)
         waited = fabric.exposed_seconds[Group.EP.value] / steps
         row = Row(
             name=name,
             pure_seconds=pure,
             step_seconds=took,
+            ratio=statistics.median(costly / free for costly, free in pairs),
             exchange_seconds=fabric.seconds[Group.EP.value] / steps,
             exposed_seconds=waited if device.type == "cpu" else max(0.0, took - pure),
             peak_bytes=runner.peak_bytes(),
@@ -212,7 +222,7 @@ def format_table(rows: Sequence[Row]) -> str:
                 row.name,
                 *(f"{1e3 * number:.1f}" for number in numbers),
                 f"{row.step_seconds / pure:.2f}",
-                f"{row.step_seconds / row.pure_seconds:.2f}",
+                f"{row.ratio:.2f}",
                 f"{1e3 * row.exchange_seconds:.1f}",
                 f"{1e3 * row.exposed_seconds:.1f}",
                 f"{100 * row.hidden:.0f} %",

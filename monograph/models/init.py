@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 PIECE_NUMEL = 1 << 18
 """Values drawn by one generator: small enough to waste little at a shard's border, large enough to be fast."""
+SERIAL_NUMEL = 1 << 15
+"""The most values that torch handles in one thread."""
 CUT = 3.0
 """No value lies further than this many standard deviations from zero."""
 
@@ -47,11 +49,19 @@ def seed_of(seed: int, name: str, piece: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def draw_piece(seed: int, name: str, piece: int, rows: int, width: int, std: float) -> Tensor:
-    """The values of one whole piece, in fp32 on the CPU."""
+def draw_piece(
+    seed: int, name: str, piece: int, rows: int, width: int, std: float, out: Tensor | None = None
+) -> Tensor:
+    """The values of one whole piece, in fp32 on the CPU; written to `out` when there is one.
+
+    Cut part by part: torch would divide one large op among threads, of which there are many here already.
+    """
     generator = torch.Generator().manual_seed(seed_of(seed, name, piece))
-    values = torch.empty(rows, width, dtype=torch.float32, device="cpu").normal_(0.0, std, generator=generator)
-    return values.clamp_(-CUT * std, CUT * std)
+    values = torch.empty(rows, width, dtype=torch.float32, device="cpu") if out is None else out
+    values.normal_(0.0, std, generator=generator)
+    for part in values.view(-1).split(SERIAL_NUMEL):
+        part.clamp_(-CUT * std, CUT * std)
+    return values
 
 
 @dataclass(frozen=True)
@@ -100,8 +110,11 @@ def draw_rows(
 
     def fill(piece: Piece) -> None:
         first, last = max(start, piece.start), min(stop, piece.stop)
-        values = draw_piece(seed, name, piece.index, piece.stop - piece.start, width, std)
-        out[first - start : last - start] = values[first - piece.start : last - piece.start]
+        rows, place = piece.stop - piece.start, out[first - start : last - start]
+        if len(place) == rows:
+            draw_piece(seed, name, piece.index, rows, width, std, place)
+        else:
+            place.copy_(draw_piece(seed, name, piece.index, rows, width, std)[first - piece.start : last - piece.start])
 
     for _ in each(fill, plan_pieces(rows, width, start, stop)):
         pass

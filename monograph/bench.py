@@ -21,11 +21,11 @@ from torch import Tensor
 
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
+from monograph.execute.profile import Profile, profile_step
 from monograph.execute.runner import GraphStep
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.profile import Profile, profile_step
 from monograph.run import build_step, deterministic_kernels, find_device
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops

@@ -25,6 +25,22 @@ def test_modes_are_measured_on_the_same_tokens_and_end_with_the_same_loss(capsys
     assert kept["command"][:3] == ["monograph", "bench", TINY] and kept["versions"]["torch"]
 
 
+def test_a_profile_says_where_the_time_goes_by_module_and_by_kind(capsys, tmp_path):
+    words = [TINY, "--modes", "eager,graph", "--steps", "1", "--warmup", "0", "--profile", str(tmp_path / "where")]
+    assert main(["bench", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "ms of kernels a step" in shown and "layers.*" in shown
+    for mode in ("eager", "graph"):
+        shares = json.loads((tmp_path / "where" / f"{mode}.shares.json").read_text())
+        totals = [sum(share["ms"] for share in table) for table in shares.values()]
+        assert totals[0] > 0 and totals == pytest.approx([totals[0]] * 3), "the same time, cut three ways"
+        paths = {share["name"] for share in shares["by_path"]}
+        assert any(path.startswith("layers.*.attention") and path.endswith("forward") for path in paths)
+        assert any(path.startswith("layers.*.attention") and path.endswith("backward") for path in paths)
+        assert "products" in {share["name"] for share in shares["by_kind"]}
+        assert json.loads((tmp_path / "where" / f"{mode}.trace.json").read_text())["traceEvents"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,11 +1,13 @@
 """mark_regions: blocks or named regions are marked, parts end at transfers, wrong names are refused."""
 
 import pytest
+import torch
 
 from monograph.errors import ConfigError
 from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
+from monograph.passes.compile.regions import find_kind, find_region, find_runs
 from monograph.passes.config import MarkRegionsConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass
 
@@ -35,3 +37,21 @@ def test_a_name_nobody_gave_is_refused_with_those_that_exist():
     with pytest.raises(ConfigError, match="'attenton'") as refused:
         mark("attenton")
     assert "blocks, outside, combine, compute, dispatch" in refused.value.do
+
+
+def test_slices_of_the_loss_are_parts_of_their_own_and_of_one_kind():
+    graph, facts = capture_small("llama3", Mesh(), **{"model.loss.slice_tokens": 8})
+    make_pass("mark_regions", PassesConfig(mark_regions=MarkRegionsConfig(regions=("outside",)))).run(graph, facts)
+    runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+    slices = [run for run in runs if tag_of(run[0]).region.startswith("slice")]
+    assert len(slices) > 2
+    assert len({find_kind(find_region(run)) for run in slices}) == 1, "compiled once"
+    assert all(tag_of(node).block is None for run in runs for node in run)
+
+
+def test_sums_that_a_compiler_would_make_atomic_stay_as_they_are():
+    graph, facts = capture_small("llama3", Mesh())
+    regions = MarkRegionsConfig(regions=("blocks", "outside"))
+    make_pass("mark_regions", PassesConfig(mark_regions=regions)).run(graph, facts)
+    rows = [node for node in graph.nodes if node.target is torch.ops.aten.embedding_dense_backward.default]
+    assert rows and not any(tag_of(node).compile for node in rows)

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.compat import CompiledCode, compile_graph
+from monograph.compat import CompiledCode, compile_graph, expression_of
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
@@ -56,7 +56,24 @@ def find_region(nodes: Sequence[Node]) -> Region:
     values = (value for node in nodes for value in node.all_input_nodes if not is_inner_graph(value))
     read = dict.fromkeys(value for value in values if value not in inside)
     given = [node for node in nodes if any(user not in inside for user in node.users)]
-    return Region(tuple(nodes), tuple(read), tuple(given))
+    return Region(tuple(nodes), (*read, *find_missing_sizes(read)), tuple(given))
+
+
+def find_missing_sizes(read: Iterable[Node]) -> list[Node]:
+    """The sizes of inputs that cannot be read off them, because only a sum of theirs is a length; torch before 2.13
+    has to be given these as well."""
+    values = [value_of(node) for node in read]
+    lengths: list[Any] = [size for value in values if isinstance(value, Tensor) for size in value.shape]
+    lengths += [value for value in values if isinstance(value, torch.SymInt)]
+    formulas = {expression_of(size) for size in lengths if isinstance(size, torch.SymInt)}
+    missing: set[Any] = {symbol for formula in formulas for symbol in formula.free_symbols} - formulas
+    found: dict[Any, Node] = {}
+    if missing:
+        for node in next(iter(read)).graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and expression_of(value) in missing:
+                found.setdefault(expression_of(value), node)
+    return list(found.values())
 
 
 def is_inner_graph(node: Node) -> bool:

@@ -97,6 +97,7 @@ def test_compiled_updates_clip_like_the_others(implementation):
     assert not torch.equal(copies(compiled)["bias"], copies(make_optimizer())["bias"])
 
 
+@pytest.mark.long
 def test_the_setting_compiled_does_the_same_by_itself():
     compiled, plain = make_optimizer(implementation="compiled"), make_optimizer()
     for optimizer in (compiled, plain):

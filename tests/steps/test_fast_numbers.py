@@ -1,0 +1,34 @@
+"""The fast settings round differently and learn the same: loss curves of 200 steps."""
+
+import pytest
+
+from monograph.run import train
+from tests.train.kit import read_records, tiny_run
+
+STEPS = 200
+FAST = {
+    "compile.mode": "graph",
+    "optimizer.implementation": "compiled",
+    "passes.choose_saved.policy": "min_cut",
+    "passes.mark_regions.regions": ("blocks", "outside"),
+}
+TOLERANCE = 0.01
+"""Relative, of the mean loss over any 20 steps. Two seeds of the same model differ by several times as much."""
+
+
+def learn(folder, model, changes):
+    shared = {"training.steps": STEPS, "training.seq_len": 64, "training.compute_dtype": "bfloat16"}
+    train(tiny_run(folder, {**shared, **changes}, model=model))
+    losses = [record["loss"] for record in read_records(folder) if "loss" in record]
+    assert len(losses) == STEPS and losses[-1] < 0.8 * losses[0], "it learns"
+    return [sum(losses[start : start + 20]) / 20 for start in range(0, STEPS, 20)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
+def test_fast_settings_follow_the_eager_loss_curve(model, tmp_path):
+    eager = learn(tmp_path / "eager", model, {})
+    fast = learn(tmp_path / "fast", model, FAST)
+    assert fast == pytest.approx(eager, rel=TOLERANCE)
+    other = learn(tmp_path / "other", model, {"debug.seed": 7})
+    assert other != pytest.approx(eager, rel=TOLERANCE), "the tolerance tells runs apart"

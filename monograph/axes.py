@@ -33,12 +33,17 @@ class Group(StrEnum):
     TP_GRADS = "tp_grads"
     EP = "ep"
     EP_COUNTS = "ep_counts"
+    EP_DISPATCH = "ep_dispatch"
     ETP = "etp"
     CP = "cp"
     PP = "pp"
     BATCH = "batch"
     SHARDS = "shards"
     WORLD = "world"
+
+
+SAME_LINK = {Group.EP_DISPATCH.value: Group.EP.value}
+"""Groups whose transfers share the links of another's: both may be under way, and the links carry their sum."""
 
 
 COORDS = (Axis.PP, Axis.DP_REPLICATE, Axis.FSDP, Axis.CP, Axis.TP, Axis.EFSDP, Axis.EP, Axis.ETP)

@@ -45,6 +45,7 @@ SAME_RANKS = {
     Group.EFSDP_SCATTER.value: Group.EFSDP_GATHER.value,
     Group.TP_GRADS.value: Group.TP.value,
     Group.EP_COUNTS.value: Group.EP.value,
+    Group.EP_DISPATCH.value: Group.EP.value,
 }
 """Groups that are a second road between the same ranks: what is summed over either is the same."""
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from monograph.axes import Group
+from monograph.axes import SAME_LINK, Group
 from monograph.compat import alias_process_group, fake_store, remove_group_alias, sleep_on_device
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
@@ -143,10 +143,10 @@ def emulated_groups(mesh: Mesh, device: torch.device, fabric: Fabric) -> Iterato
     dist.init_process_group("fake", store=fake_store(), rank=0, world_size=mesh.world_size)
     groups = Groups(mesh, 0, device, is_pretended=True)
     groups.is_pretended = False
-    links = {group: Link(group.value, 0, mesh.group_size(group), fabric) for group in Group}
-    for group, link in links.items():
-        remove_group_alias(group.value)
-        alias_process_group(group.value, link)
+    links = {group.value: Link(group.value, 0, mesh.group_size(group), fabric) for group in Group}
+    for name in links:
+        remove_group_alias(name)
+        alias_process_group(name, links[SAME_LINK.get(name, name)])
     try:
         yield groups
     finally:

@@ -101,6 +101,7 @@ _ALONG = {
     Group.TP_GRADS: Axis.TP,
     Group.EP: Axis.EP,
     Group.EP_COUNTS: Axis.EP,
+    Group.EP_DISPATCH: Axis.EP,
     Group.ETP: Axis.ETP,
     Group.CP: Axis.CP,
     Group.PP: Axis.PP,

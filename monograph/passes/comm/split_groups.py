@@ -1,4 +1,4 @@
-"""Counts travel on a road of their own."""
+"""Counts travel on a road of their own, and so does what is dispatched while chunks take turns."""
 
 from torch.fx import Node
 
@@ -7,20 +7,21 @@ from monograph.axes import Axis, Group
 from monograph.graph.facts import Facts
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.tags import tag_of
+from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass
 
-ROADS = {(Role.EXCHANGE_COUNTS, Group.EP.value): Group.EP_COUNTS.value}
-"""(what travels, where) -> the group over the same ranks that it moves to."""
+DISPATCH = "dispatch"
+"""The region in which rows leave for their experts."""
 
 
 class SplitGroups(Pass):
-    """Move the exchange of counts to a communicator of its own.
+    """Move the exchange of counts to a communicator of its own; with chunks, that of dispatched rows too.
 
     Before:  n = exchange(counts, ep);  r = exchange(rows, ep)
     After:   n = exchange(counts, ep_counts);  r = exchange(rows, ep)
     Why:     transfers of one communicator wait for each other: a few counts would queue behind megabytes of rows that
-             another chunk has in flight. (Parameters and gradients are captured on roads of their own already.)
+             another chunk has in flight, and one chunk's dispatch behind another's combine. (Parameters and gradients
+             are captured on roads of their own already.)
     """
 
     def skip(self, facts: Facts) -> str:
@@ -35,9 +36,14 @@ class SplitGroups(Pass):
 
 def plan_roads(graph: StepGraph, facts: Facts) -> dict[Node, str]:
     """Launch -> its new group."""
-    found = {}
-    for node in graph.nodes:
-        role = tag_of(node).role
-        if is_launch(node) and role is not None and (role, group_of(node)) in ROADS:
-            found[node] = ROADS[role, group_of(node)]
-    return {node: group for node, group in found.items() if group in facts.group_sizes}
+    launches = [node for node in graph.nodes if is_launch(node) and group_of(node) == Group.EP.value]
+    found = {node: find_road(tag_of(node), has_chunks=facts.overlap.is_on) for node in launches}
+    return {node: group.value for node, group in found.items() if group is not None and group in facts.group_sizes}
+
+
+def find_road(tag: Tag, *, has_chunks: bool) -> Group | None:
+    """Where a transfer among the experts' ranks moves; None when it stays."""
+    if tag.role is Role.EXCHANGE_COUNTS:
+        return Group.EP_COUNTS
+    is_dispatch = tag.role is Role.EXCHANGE_ROWS and tag.region == DISPATCH
+    return Group.EP_DISPATCH if is_dispatch and has_chunks else None

@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.annotate import Role
+from monograph.axes import SAME_LINK
 from monograph.compat import EXCHANGE
 from monograph.graph.cost import NodeCosts
 from monograph.graph.query import group_of, is_launch, is_wait
@@ -56,7 +57,7 @@ class Played:
         self.order.append(node)
         takes = self.costs.seconds.get(node, 0.0)
         if is_launch(node):
-            group = group_of(node)
+            group = SAME_LINK.get(group_of(node), group_of(node))
             end = max(self.now, self._free.get(group, 0.0)) + takes
             self._ends[node], self._starts[node], self._free[group] = end, self.busy, end
         elif is_wait(node):

@@ -5,7 +5,6 @@ import os
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from tests.kit.ranks import pool
 
 KINDS = ("none", "full", "selective")
 WAYS = {"eager fsdp2": {}, "eager graph": {"parallelism.fsdp": "graph"}, "layer fsdp2": LAYER}
+EACH = [pytest.param(way, marks=pytest.mark.long if "layer" in way else ()) for way in WAYS]
 RANKS = 2
 ROUTINGS = ((), (2, 3))
 TOKENS, TOP_K = 32, 2
@@ -70,18 +70,18 @@ def look_on_ranks(configs):
 
 
 @functools.cache
-def run() -> list[dict[tuple[str, str], Seen]]:
+def run(way: str) -> list[dict[str, Seen]]:
     """Two ranks that exchange tokens; the model has a dense block, latent attention, shared and routed experts."""
     with tempfile.TemporaryDirectory() as folder:
         configs = {
-            (way, kind): small(
+            kind: small(
                 "deepseek_v3",
                 Path(folder),
-                {**changes, "activation_checkpoint.mode": kind},
+                {**WAYS[way], "activation_checkpoint.mode": kind},
                 experts="grouped",
                 ep=2,
             )
-            for (way, changes), kind in product(WAYS.items(), KINDS)
+            for kind in KINDS
         }
         return pool.run(RANKS, look_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS)
 
@@ -90,42 +90,43 @@ def count_products(seen):
     return sum(seen.backward[name] for name in ("mm", "bmm", "addmm", "_grouped_mm"))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_checkpointing_leaves_every_bit_as_it_is(way):
-    for rank in run():
+    for rank in run(way):
         for kind in KINDS[1:]:
-            assert differences(rank[way, "none"].updates, rank[way, kind].updates) == []
+            assert differences(rank["none"].updates, rank[kind].updates) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_blocks_leave_the_bits_of_eager_ones_under_checkpointing(kind):
-    for rank in run():
-        assert differences(rank["eager fsdp2", kind].updates, rank["layer fsdp2", kind].updates) == []
-        assert [update.graphs for update in rank["layer fsdp2", kind].updates] == [2] * len(ROUTINGS)
+    for eager, layer in zip(run("eager fsdp2"), run("layer fsdp2"), strict=True):
+        assert differences(eager[kind].updates, layer[kind].updates) == []
+        assert [update.graphs for update in layer[kind].updates] == [2] * len(ROUTINGS)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_a_block_that_runs_twice_counts_its_tokens_once(way):
-    for rank in run():
+    for rank in run(way):
         for kind in KINDS:
-            loads = torch.tensor([update.load for update in rank[way, kind].updates])
+            loads = torch.tensor([update.load for update in rank[kind].updates])
             assert (loads.sum(-1) == TOKENS * TOP_K).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_full_runs_everything_again_and_selective_repeats_nothing_costly(way):
-    for rank in run():
-        none, full, selective = (rank[way, kind] for kind in KINDS)
+    for rank in run(way):
+        none, full, selective = (rank[kind] for kind in KINDS)
         assert count_products(selective) == count_products(none) < count_products(full)
         for name in ("topk", "all_to_all_single"):
             assert selective.backward[name] == none.backward[name] < full.backward[name]
         assert none.backward["topk"] == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH)
 def test_full_keeps_least_and_none_keeps_most(way):
-    for rank in run():
-        none, full, selective = (rank[way, kind].kept_bytes for kind in KINDS)
+    for rank in run(way):
+        none, full, selective = (rank[kind].kept_bytes for kind in KINDS)
         print(way, none, full, selective)
         assert full < 0.5 * none
         assert full < selective < none

@@ -58,7 +58,9 @@ def list_exchanges(nodes):
     return " ".join(found)
 
 
-@pytest.mark.parametrize(("modules", "wanted"), [("layers.*", BLOCKS), ("layers.*.moe", EXPERTS)])
+@pytest.mark.parametrize(
+    ("modules", "wanted"), [("layers.*", BLOCKS), pytest.param("layers.*.moe", EXPERTS, marks=pytest.mark.long)]
+)
 def test_chunks_take_turns_and_the_next_block_starts_under_the_last_exchange(modules, wanted):
     graph, facts = chunked(modules)
     OverlapExperts(SLOW).run(graph, facts)

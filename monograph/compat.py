@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses import FakeTensorMode
+from torch.autograd import DeviceType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -347,6 +348,15 @@ def save_compiled(code: Any, path: Path) -> None:
 def load_compiled(path: Path) -> CompiledCode:
     """Code that `save_compiled` wrote. The file is code, and is run: check where it comes from before."""
     return torch._inductor.CompiledArtifact.load(path=str(path), format="binary")
+
+
+def find_kernels(found: Any) -> list[tuple[int, str, float]]:
+    """What a profile saw on a GPU: the number of the op that launched it, its name, its microseconds.
+
+    torch's own events list a kernel again under every call whose number happens to be that of its op.
+    """
+    kernels = [event for event in found.profiler.kineto_results.events() if event.device_type() == DeviceType.CUDA]
+    return [(event.linked_correlation_id(), event.name(), event.duration_ns() / 1000) for event in kernels]
 
 
 def find_cuda_driver() -> str:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.fx import GraphModule, Interpreter, Node
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from monograph.compat import compiled_calls_in, is_compiled_in_place
+from monograph.compat import compiled_calls_in, find_kernels, is_compiled_in_place
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.program import Program
@@ -81,7 +82,7 @@ def profile_step(step: MeshStep, run: Callable[[], Any], trace: Path) -> Profile
                 torch.cuda.synchronize()
     trace.parent.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(trace))
-    result = add_up(list(found.events()), is_cuda=is_cuda)
+    result = add_up(list(found.events()), find_kernels(found) if is_cuda else None)
     trace.with_suffix("").with_suffix(".shares.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
     return result
 
@@ -164,37 +165,49 @@ def _named_module(module: nn.Module, path: str) -> Iterator[None]:
             hook.remove()
 
 
-def add_up(events: list[Any], *, is_cuda: bool) -> Profile:
-    """Every kernel (on a CPU: every op's own time) under its kind, its path and its name."""
+Piece = tuple[Any, str, float]
+"""The op that took time, the name of what took it, microseconds."""
+
+
+def add_up(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> Profile:
+    """Every kernel (on a CPU, where there are none: every op's own time) under its kind, its path and its name."""
     forward: dict[int, str] = {}
     for event in events:
         path = find_range(event)
         if path and event.sequence_nr >= 0:
             forward.setdefault(event.sequence_nr, path)
-    kinds, paths, kernels = (defaultdict[str, float](float) for _ in range(3))
+    kinds, paths, names = (defaultdict[str, float](float) for _ in range(3))
     calls: Counter[tuple[str, str]] = Counter()
-    for event in events:
-        pieces = _kernels(event) if is_cuda else _own_time(event)
-        for name, microseconds in pieces:
-            path = find_range(event) or find_backward_range(event, forward) or ELSEWHERE
-            named = find_kind(f"{name} {event.name}"), _NUMBER.sub(".*", path), name
-            for total, key, label in zip((kinds, paths, kernels), named, "kpn", strict=True):
-                total[key] += microseconds
-                calls[label, key] += 1
+    for event, name, microseconds in find_pieces(events, kernels):
+        path = find_range(event) or find_backward_range(event, forward) or ELSEWHERE
+        op = event.name if event is not None else ""
+        named = find_kind(f"{name} {op}"), _NUMBER.sub(".*", path), name
+        for total, key, label in zip((kinds, paths, names), named, "kpn", strict=True):
+            total[key] += microseconds
+            calls[label, key] += 1
     tables = [
         [
             Share(key, total[key] / 1000 / STEPS, calls[label, key] / STEPS)
             for key in sorted(total, key=total.__getitem__)[::-1]
         ]
-        for total, label in zip((kinds, paths, kernels), "kpn", strict=True)
+        for total, label in zip((kinds, paths, names), "kpn", strict=True)
     ]
     return Profile(*tables)
 
 
-def _kernels(event: Any) -> list[tuple[str, float]]:
-    """What an op launched. Calls of the runtime are left out: torch takes their numbers for those of other ops."""
-    is_runtime = event.name.startswith("cu")
-    return [] if is_runtime else [(kernel.name, kernel.duration) for kernel in event.kernels]
+def find_pieces(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> Iterator[Piece]:
+    """All time once. Left out: calls of CUDA's runtime, whose numbers may be those of ops, and what a GPU lists beside
+    kernels, the ranges of the host seen from there."""
+    if kernels is None:
+        for event in events:
+            yield from ((event, name, taken) for name, taken in _own_time(event))
+        return
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    ops = {event.id: event for event in on_host if not event.name.startswith("cu")}
+    ranges = {event.name for event in on_host}
+    for number, name, taken in kernels:
+        if name not in ranges:
+            yield ops.get(number), name, taken
 
 
 def _own_time(event: Any) -> list[tuple[str, float]]:

@@ -116,7 +116,7 @@ def test_runs_whose_steps_are_not_the_same_cannot_be_compared(pretend, capsys):
     assert "one run made 3 steps (1 to 3) and the other 2 steps (2 to 3)" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_line_has_ranks_of_its_own(capsys):
     line = f"{TINY} --training.global_batch_size 2 --training.local_batch_size 1"
     assert main(["compare", line, f"{line} --ranks 2", "--tolerance", "1e-5"]) == 0

@@ -55,7 +55,7 @@ def test_a_mode_that_fails_shows_why(modes, capsys):
     assert "seq_len" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eager_and_layer_are_measured_and_saved_with_all_that_is_needed_to_repeat_it(modes, capsys, tmp_path):
     words = [TINY, "--modes", "eager", "layer", "--steps", "3", "--warmup", "1", "--save", "--results", str(tmp_path)]
     assert modes.main([*words, "--compile.backend", "eager"]) == 0

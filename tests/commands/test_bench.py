@@ -9,9 +9,21 @@ from monograph.cli import main
 TINY = "tests.train.kit:tiny"
 
 
-def test_modes_are_measured_on_the_same_tokens_and_end_with_the_same_loss(capsys, tmp_path):
+def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_same_loss(capsys, tmp_path):
     out = tmp_path / "kept" / "bench.json"
-    words = [TINY, "--modes", "eager,graph", "--steps", "2", "--warmup", "0", "--out", str(out)]
+    words = [
+        TINY,
+        "--modes",
+        "eager,graph",
+        "--steps",
+        "2",
+        "--warmup",
+        "0",
+        "--out",
+        str(out),
+        "--profile",
+        str(tmp_path),
+    ]
     assert main(["bench", *words, "--parallelism.fsdp", "graph", "--balanced-routing"]) == 0
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "x eager" in shown
@@ -23,22 +35,20 @@ def test_modes_are_measured_on_the_same_tokens_and_end_with_the_same_loss(capsys
     assert eager["graph_tflops"] is None and graph["graph_tflops"] > 0
     assert all(row["ms"] > 0 and row["tokens_per_second"] > 0 for row in kept["rows"])
     assert kept["command"][:3] == ["monograph", "bench", TINY] and kept["versions"]["torch"]
-
-
-def test_a_profile_says_where_the_time_goes_by_module_and_by_kind(capsys, tmp_path):
-    words = [TINY, "--modes", "eager,graph", "--steps", "1", "--warmup", "0", "--profile", str(tmp_path / "where")]
-    assert main(["bench", *words]) == 0
-    shown = capsys.readouterr().out
     assert "ms of kernels a step" in shown and "layers.*" in shown
     for mode in ("eager", "graph"):
-        shares = json.loads((tmp_path / "where" / f"{mode}.shares.json").read_text())
-        totals = [sum(share["ms"] for share in table) for table in shares.values()]
-        assert totals[0] > 0 and totals == pytest.approx([totals[0]] * 3), "the same time, cut three ways"
-        paths = {share["name"] for share in shares["by_path"]}
-        assert any(path.startswith("layers.*.attention") and path.endswith("forward") for path in paths)
-        assert any(path.startswith("layers.*.attention") and path.endswith("backward") for path in paths)
-        assert "products" in {share["name"] for share in shares["by_kind"]}
-        assert json.loads((tmp_path / "where" / f"{mode}.trace.json").read_text())["traceEvents"]
+        check_profile(tmp_path, mode)
+
+
+def check_profile(folder, mode):
+    shares = json.loads((folder / f"{mode}.shares.json").read_text())
+    totals = [sum(share["ms"] for share in table) for table in shares.values()]
+    assert totals[0] > 0 and totals == pytest.approx([totals[0]] * 3), "the same time, cut three ways"
+    paths = {share["name"] for share in shares["by_path"]}
+    assert any(path.startswith("layers.*.attention") and path.endswith("forward") for path in paths)
+    assert any(path.startswith("layers.*.attention") and path.endswith("backward") for path in paths)
+    assert "products" in {share["name"] for share in shares["by_kind"]}
+    assert json.loads((folder / f"{mode}.trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ TOLERANCE = 2e-6
 """Of the loss in fp32, relative: a fifth of what is promised."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_20_steps_in_fp32_stay_within_rounding_of_eager(tmp_path):
     losses = []
     for changes in ({}, {"compile.mode": "layer", "compile.backend": "inductor"}):

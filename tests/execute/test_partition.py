@@ -47,6 +47,7 @@ def test_the_two_halves_give_the_results_of_the_whole(tmp_path):
         assert torch.equal(gradient, found[name]), name
 
 
+@pytest.mark.long
 def test_a_loss_that_is_scaled_outside_scales_every_gradient(tmp_path):
     _, plain = make_gradients(tmp_path, "min_cut")
     _, doubled = make_gradients(tmp_path, "min_cut", scale=2.0)

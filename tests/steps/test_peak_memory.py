@@ -33,7 +33,9 @@ def measure_peak(recipe, mode, **options):
         return watch.peak
 
 
-@pytest.mark.parametrize("recipe", ["llama3_debugmodel", "deepseek_v3_debugmodel"])
+@pytest.mark.parametrize(
+    "recipe", ["llama3_debugmodel", pytest.param("deepseek_v3_debugmodel", marks=pytest.mark.long)]
+)
 def test_the_default_pipeline_needs_no_more_memory_than_eager_and_full_recomputation_much_less(recipe):
     eager, default = measure_peak(recipe, "eager"), measure_peak(recipe, "graph")
     full = measure_peak(recipe, "graph", policy="full")

@@ -63,6 +63,13 @@ ENTRIES = (
         more=("--passes.mark_regions.regions", "blocks", "--model.n_layers", "2"),
         has_eager=False,
     ),
+    Entry(
+        "llama3_debugmodel",
+        "1, compiled whole",
+        1,
+        more=("--passes.compile_whole.enabled", "true", "--model.n_layers", "2"),
+        has_eager=False,
+    ),
 )
 
 

@@ -36,7 +36,7 @@ def compiles(name: str) -> bool:
 
 
 @functools.cache
-def _capture(model: str, mesh: Mesh, rank: int, changes: tuple) -> tuple[StepGraph, Facts]:
+def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool = False) -> tuple[StepGraph, Facts]:
     degrees = {name: getattr(mesh, name) for name in ("tp", "ep", "etp") if getattr(mesh, name) > 1}
     changed = {"compile.mode": "graph", "parallelism.fsdp": "graph", **dict(changes)}
     with tempfile.TemporaryDirectory() as folder:
@@ -46,12 +46,18 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple) -> tuple[StepGra
         assert isinstance(step, GraphStep)
         shape = (config.training.local_batch_size, config.training.seq_len)
         batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels")}
-        return step.trace(step.inputs(batch), torch.tensor(7)), step.facts()
+        return step.trace(step.inputs(batch), torch.tensor(7), is_forward=is_forward), step.facts()
 
 
 def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:
     """A fresh copy of the captured step of a tiny model, and what passes may know about its mesh."""
     graph, facts = _capture(model, mesh, rank, tuple(changes.items()))
+    return clone(graph), facts
+
+
+def capture_evaluation(model: str, **changes) -> tuple[StepGraph, Facts]:
+    """The same for the forward alone, on one rank."""
+    graph, facts = _capture(model, Mesh(), 0, tuple(changes.items()), is_forward=True)
     return clone(graph), facts
 
 

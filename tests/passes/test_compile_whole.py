@@ -5,7 +5,7 @@ import torch
 
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
-from tests.passes.kit import ASKED, capture_small, clone, make_pass
+from tests.passes.kit import ASKED, capture_evaluation, capture_small, clone, make_pass
 from tests.passes.test_compile_regions import run_graph
 
 
@@ -24,6 +24,14 @@ def test_the_whole_step_becomes_one_call_that_computes_the_same_within_rounding(
     wanted, found = run_graph(plain), run_graph(graph)
     for name, value in wanted.items():
         assert torch.allclose(found[name], value, rtol=1e-4, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+
+
+@pytest.mark.long
+def test_an_evaluation_becomes_one_call_without_gradients():
+    graph, facts = capture_evaluation("llama3", **{"model.n_layers": 1})
+    make_pass("elide_trivial_collectives").run(graph, facts)
+    make_pass("compile_whole", ASKED).run(graph, facts)
+    check_graph(graph, facts)
 
 
 def test_it_does_nothing_unless_asked():

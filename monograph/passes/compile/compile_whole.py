@@ -2,7 +2,7 @@
 
 from monograph.annotate import Direction
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_compute
+from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag
 from monograph.passes.base import Pass
@@ -30,7 +30,8 @@ class CompileWhole(Pass):
         if len(nodes) == 1 + len(graph.outputs):
             return "compiled already"
         region = find_region(nodes)
-        tag = Tag(direction=Direction.BACKWARD, made_by=self.name())
+        has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
+        tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
         put_in_place(graph, region, "compiled", compile_region(graph, region), tag)
         graph.compiled += 1
         graph.promises = None  # they were kept up to here; inside of the compiled code nobody can look

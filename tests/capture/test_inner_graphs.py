@@ -1,5 +1,7 @@
 """Graphs inside of ops: FlexAttention runs the score function it was given, which is part of the step."""
 
+import operator
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from monograph.annotate import annotate
 from monograph.axes import Axis, Group
 from monograph.capture.step import StepOutputs
-from monograph.capture.trace import Example, capture
+from monograph.capture.trace import Example, capture, drop_missing
 from monograph.execute.program import lower
 from monograph.graph.facts import Facts
 from monograph.graph.tags import tag_of
@@ -88,3 +90,13 @@ def test_the_region_around_it_is_compiled_with_it():
     assert CompileRegions(None).run(graph, FACTS) == "1 parts, 1 compilations"
     assert "flex_attention" not in graph.text() and not graph.inner_graphs()
     torch.testing.assert_close(run(graph, inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_that_an_op_did_not_compute_is_forgotten_unless_someone_reads_it():
+    graph = torch.fx.Graph()
+    pair = graph.call_function(torch.ops.aten.topk.default, (graph.placeholder("x"), 1))
+    kept, missing = (graph.call_function(operator.getitem, (pair, place)) for place in range(2))
+    kept.meta["val"] = torch.zeros(1)
+    graph.output((kept,))
+    drop_missing(graph)
+    assert kept in graph.nodes and missing not in graph.nodes

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from monograph.errors import ConfigError
 from monograph.execute.layer import CountingBackend
 from monograph.train.config import OptimizerConfig
+from tests.train.kit import tiny_run
 
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 RATES = (1e-3, 5e-2, 2e-2, 1e-4)
@@ -103,3 +105,9 @@ def test_the_setting_compiled_does_the_same_by_itself():
     for optimizer in (compiled, plain):
         update(optimizer, RATES[:2])
     assert_close(compiled, plain)
+
+
+def test_training_from_an_artifact_compiles_no_optimizer_either(tmp_path):
+    changes = {"compile.mode": "graph", "compile.artifact": "made", "optimizer.implementation": "compiled"}
+    with pytest.raises(ConfigError, match=r"optimizer\.implementation is compiled"):
+        tiny_run(tmp_path, changes)

@@ -1,7 +1,7 @@
 """Chunks in every strategy, model, mode, count, mesh and policy, compared bit for bit with eager chunking.
 
     python benchmarks/overlap_matrix.py --ranks 1
-    python benchmarks/overlap_matrix.py --ranks 4 --updates 20 --models deepseek_v3
+    python benchmarks/overlap_matrix.py --ranks 4 --updates 20 --models deepseek_v3 --only "(ep 2)"
 
 One line for every combination: the tensors (losses, gradients, buffers, updated weights of every step, on all ranks)
 that differ, which should be none. Takes from minutes to hours; tests/steps/test_expert_overlap.py runs a sample.
@@ -44,10 +44,16 @@ def find_ways(ranks: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def find_cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int, str, dict[str, int]]]:
-    """Model, mode, chunks, when gradients are added, mesh. Four chunks need eight sequences, or cut tokens."""
+def find_cases(options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, str, int, str, dict[str, int]]]]:
+    """What a line says first, and: model, mode, chunks, when gradients are added, mesh. Four chunks need eight
+    sequences, or cut tokens."""
     sums = ("before_reduce", "after_reduce")
-    yield from itertools.product(options.models, MODES, options.chunks, sums, MESHES[options.ranks])
+    for case in itertools.product(options.models, MODES, options.chunks, sums, MESHES[options.ranks]):
+        model, mode, chunks, when, degrees = case
+        mesh = " ".join(f"{axis} {degree}" for axis, degree in degrees.items()) or "alone"
+        said = f"{model}, {mode}, {chunks} chunks, {when}, {options.ranks} ranks ({mesh})"
+        if options.only in said:
+            yield said, case
 
 
 def compare(
@@ -71,21 +77,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=WITH_EXPERTS, choices=WITH_EXPERTS)
     parser.add_argument("--chunks", nargs="+", type=int, default=(2, 4))
     parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--only", default="", help="cases whose line contains this")
     options = parser.parse_args(words)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="overlap-matrix-") as folder:
-        for model, mode, chunks, sums, degrees in find_cases(options):
+        for said, (model, mode, chunks, sums, degrees) in find_cases(options):
             start = time.perf_counter()
             overlap = {**MODES[mode], "num_chunks": chunks, "grad_sum": sums}
             extra = {"training.local_batch_size": 2 * chunks}
             given = (model, folder, overlap, find_ways(options.ranks), options.updates, extra, degrees)
             answers = pool.run(options.ranks, compare, *given, timeout_seconds=3600.0)
-            mesh = " ".join(f"{axis} {degree}" for axis, degree in degrees.items()) or "alone"
             for way in answers[0]:
                 different = sorted({name for answer in answers for name in answer[way]})
                 failed += bool(different)
                 verdict = f"{len(different)} DIFFER, first {different[0]}" if different else "same bits"
-                print(f"{model}, {mode}, {chunks} chunks, {sums}, {options.ranks} ranks ({mesh}), {way}: {verdict}")
+                print(f"{said}, {way}: {verdict}")
             print(f"  {time.perf_counter() - start:.0f} s", flush=True)
     return 1 if failed else 0
 

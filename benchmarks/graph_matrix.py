@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from monograph.passes.order import ORDER
 from monograph.recipes.catalog import load_recipe
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from tests.execute.updates import CPU, Update, differences, make_updates
+from tests.execute.updates import CPU, differences, make_updates
 from tests.kit.ranks import pool
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
@@ -78,12 +78,12 @@ def compare(recipe: str, mesh: str, updates: int, variants: dict[str, Changes]) 
     free: tuple[tuple[int, ...], ...] = ((),) * updates
     eager = make_config(recipe, mesh, updates, {})
     with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
-        run: Callable[[TrainerConfig], list[Update]] = lambda config: make_updates(config, groups, routings=free)
-        wanted = run(eager)
+        wanted = make_updates(eager, groups, routings=free)
         found = {}
         for name, changes in variants.items():
             start = time.perf_counter()
-            made = run(make_config(recipe, mesh, updates, {"compile.mode": "graph", **changes}))
+            config = make_config(recipe, mesh, updates, {"compile.mode": "graph", **changes})
+            made = make_updates(config, groups, routings=free)
             assert len(made) == updates
             found[name] = differences(wanted, made), time.perf_counter() - start
     return found

@@ -31,6 +31,7 @@ from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.measure import find_peak_flops
 from monograph.train.optimizer import Optimizer
+from monograph.train.startup import Startup
 from monograph.train.update import apply_update
 
 log = get_log("bench")
@@ -57,8 +58,8 @@ class Row:
     peak_gib: float | None
     """CUDA only: what one process of several modes held cannot be told apart on a CPU."""
     first_step_seconds: float
-    passes_seconds: dict[str, float]
-    """What of it each pass took that took a tenth of a second or more; compiling is a pass."""
+    first_step_shares: dict[str, float]
+    """Seconds of it, by what was done; `step: ...` is part of `step`. Compiling is a pass."""
     is_recorded: bool
     """Whether steps are replays of a CUDA graph."""
     compilations: int
@@ -84,7 +85,10 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
             compile=graph.compile.replace(cuda_graph="auto"),
             optimizer=graph.optimizer.replace(implementation="compiled"),
             passes=graph.passes.replace(
-                mark_regions=units, choose_saved=graph.passes.choose_saved.replace(policy="min_cut")
+                mark_regions=units,
+                choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
+                narrow_gradients=graph.passes.narrow_gradients.replace(enabled=True),
+                join_products=graph.passes.join_products.replace(enabled=True),
             ),
         ),
         "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
@@ -97,7 +101,7 @@ def has_same_bits(config: TrainerConfig) -> bool:
     if config.optimizer.implementation == "compiled":
         return False
     if config.compile.mode == "graph":
-        return not config.passes.has_compiler
+        return not (config.passes.has_compiler or config.passes.join_products.enabled)
     return config.compile.mode == "eager" or config.compile.backend != "inductor"
 
 
@@ -125,13 +129,18 @@ def run_mode(
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
-    start = time.perf_counter()
-    step = build_step(config, groups)
-    optimizer: Optimizer = config.optimizer.build(parameters=step.parameters)
+    startup = Startup()
+    startup.seconds.clear()
+    step = build_step(config, groups, startup)
+    with startup.phase("optimizer"):
+        optimizer: Optimizer = config.optimizer.build(parameters=step.parameters)
     batches = make_batches(config, device)
-    loss = update(step, optimizer, next(batches), config)
-    synchronize(device)
-    first_step = time.perf_counter() - start
+    with startup.phase("step"):
+        loss = step(batch := next(batches), step.total_valid(batch["tokens"].numel()))
+        synchronize(device)
+    with startup.phase("update"):
+        apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
+        synchronize(device)
     for _ in range(warmup):
         update(step, optimizer, next(batches), config)
     ticks = [read_clock(device)]
@@ -140,7 +149,7 @@ def run_mode(
         ticks.append(read_clock(device))
     synchronize(device)
     times = [seconds_between(*pair) for pair in itertools.pairwise(ticks)]
-    row = summarize(mode, config, step, times, first_step, loss.item(), device)
+    row = summarize(mode, config, step, times, startup, loss.item(), device)
     if trace:
         where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
         row = replace(row, profile=where)
@@ -191,7 +200,7 @@ def summarize(
     config: TrainerConfig,
     step: MeshStep,
     times: Sequence[float],
-    first_step: float,
+    startup: Startup,
     loss: float,
     device: torch.device,
 ) -> Row:
@@ -213,12 +222,20 @@ def summarize(
         mfu_causal=flops.causal_attention * rate / peak if peak else None,
         graph_tflops=captured / 1e12 if captured is not None else None,
         peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        first_step_seconds=first_step,
-        passes_seconds={record.name: record.seconds for record in records if record.seconds >= 0.1},
+        first_step_seconds=sum(startup.seconds.values()),
+        first_step_shares=startup.seconds | find_shares(step),
         is_recorded=isinstance(step, GraphStep) and isinstance(step.program, CudaGraphProgram),
         compilations=step.compiled_graphs or 0,
         loss=loss,
     )
+
+
+def find_shares(step: MeshStep) -> dict[str, float]:
+    """What of a graph's first step was not running it: capture, and passes that took a tenth of a second or more."""
+    if not isinstance(step, GraphStep):
+        return {}
+    passes = {record.name: record.seconds for record in step.records if record.seconds >= 0.1}
+    return {"step: capture": step.capture_seconds} | {f"step: {name}": seconds for name, seconds in passes.items()}
 
 
 def write_json(path: Path, rows: Sequence[Row], recipe: str, words: Sequence[str]) -> None:

@@ -71,14 +71,14 @@ class Recording:
 class CudaGraphProgram:
     """A program that is run op by op during its first update, then recorded, and replayed from then on.
 
-    There are two recordings: the first micro-batch of an update writes its gradients, the others add theirs. Both use
-    the same memory, so the second costs none.
+    The first micro-batch of an update writes its gradients, the others add theirs, the second of them perhaps to
+    narrower ones: each kind has a recording, all in the same memory.
     """
 
     def __init__(self, program: Program, gradients: Gradients, results: Results) -> None:
         self.program, self.gradients, self.results = program, gradients, results
         self.is_warm = False
-        self.recordings: dict[bool, Recording] = {}
+        self.recordings: dict[tuple[bool, bool], Recording] = {}
         self.stream = torch.cuda.Stream()
 
     def run(self, sources: Sources) -> None:
@@ -88,9 +88,10 @@ class CudaGraphProgram:
         if not (self.is_warm and (is_first or self.recordings)):
             self.warm_up(values)
             return
-        if is_first not in self.recordings:
-            self.recordings[is_first] = self.record(values)
-        recording = self.recordings[is_first]
+        kind = is_first, self.gradients.is_narrow
+        if kind not in self.recordings:
+            self.recordings[kind] = self.record(values)
+        recording = self.recordings[kind]
         recording.graph.replay()
         self.results.loss = recording.loss
         self.gradients.restore(recording.gradients)

@@ -1,5 +1,6 @@
 """The step of graph mode: captured when the first batch shows its shape, improved by the passes, run as a program."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,10 +45,11 @@ class GraphStep(MeshStep):
         self.buffers = buffers_of(model)
         self.chunks = find_chunks(model, settings.compile.expert_overlap)
         self.records: list[Record] = []
+        self.capture_seconds = 0.0
         self.graph: StepGraph | None = None
         self.artifact: Artifact | None = None
         self.obstacles: list[str] = []
-        self._gradients = Gradients(self.parameters)
+        self._gradients = Gradients(self.parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
         self._results = Results()
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
@@ -100,7 +102,9 @@ class GraphStep(MeshStep):
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
+        start = time.perf_counter()
         graph = self.trace(inputs, valid_tokens)
+        self.capture_seconds = time.perf_counter() - start
         self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
         self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph

@@ -1,5 +1,6 @@
 """Changes to a graph: make a node, copy one, redirect who reads it. New nodes always get a value and a tag."""
 
+import heapq
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -69,6 +70,47 @@ def copy_value(graph: Graph, value: Any) -> Any:
         return value
     with fake_mode(graph):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def refresh(graph: Graph, changed: Node) -> None:
+    """After a node's value got another layout: work out anew whatever that changes further on."""
+    for node, value in (find_changes(graph, changed, value_of(changed)) or {}).items():
+        node.meta["val"] = value
+
+
+def can_refresh(node: Node, value: Any) -> bool:
+    """Whether everything that reads a node could also read this value in its place."""
+    return find_changes(node.graph, node, value) is not None
+
+
+def find_changes(graph: Graph, changed: Node, value: Any) -> dict[Node, Any] | None:
+    """The values that a node's new one leads to, wherever they differ from the old; None when an op refuses."""
+    found, todo, seen = {changed: value}, list(changed.users), set(changed.users)
+    heapq.heapify(todo)  # in the order of the graph: whatever a node reads is settled before it
+    with fake_mode(graph), torch.no_grad():
+        while todo:
+            node = heapq.heappop(todo)
+            if node.op != "call_function":
+                continue
+            args, kwargs = torch.fx.node.map_arg(
+                (node.args, dict(node.kwargs)), lambda each: found.get(each, value_of(each))
+            )
+            try:
+                new = node.target(*args, **kwargs)  # type: ignore[operator]
+            except RuntimeError:
+                return None
+            if _layout(new) != _layout(value_of(node)):
+                found[node] = new
+                for user in node.users.keys() - seen:
+                    seen.add(user)
+                    heapq.heappush(todo, user)
+    return found
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride()
+    return tuple(map(_layout, value)) if isinstance(value, list | tuple) else value
 
 
 def redirect(old: Node, new: Node, *, users: Iterable[Node] | None = None) -> None:

@@ -89,7 +89,7 @@ def _check_readers(flows: Flows, promises: Promises, facts: Facts) -> None:
                 f"{slot} is used after a gather from {_listed(found)}; it was captured from {_listed(wanted)}",
                 why="without all ranks' shards, a module computes with part of its parameter",
             )
-        if path and path not in promises.readers.get(slot, ()):
+        if path and not any(known == path or known.startswith(f"{path}.") for known in promises.readers.get(slot, ())):
             raise broken(
                 reader.node,
                 f"{path} computes with {slot}, which it did not at capture",

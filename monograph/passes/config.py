@@ -62,6 +62,15 @@ class OffloadSavedConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class NarrowGradientsConfig(Configurable.Config):
+    """Which dtype gradients leave the step in."""
+
+    owner: ClassVar[str] = "monograph.passes.memory.narrow_gradients:NarrowGradients"
+    enabled: bool = False
+    """Leave out the cast to the reduce dtype where nothing is added after it; needs a compiled optimizer."""
+
+
+@dataclass(kw_only=True, slots=True)
 class BucketCollectivesConfig(Configurable.Config):
     """How transfers are joined."""
 
@@ -112,6 +121,15 @@ class OverlapExpertsConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class JoinProductsConfig(Configurable.Config):
+    """Whether several products become one."""
+
+    owner: ClassVar[str] = "monograph.passes.compute.join_products:JoinProducts"
+    enabled: bool = False
+    """Join products that share an operand or are added up; numbers change within rounding."""
+
+
+@dataclass(kw_only=True, slots=True)
 class MarkRegionsConfig(Configurable.Config):
     """Which parts of the step are compiled."""
 
@@ -139,12 +157,16 @@ class PassesConfig(Configurable.Config):
     """What forward keeps for backward."""
     offload_saved: OffloadSavedConfig = field(default_factory=OffloadSavedConfig)
     """What waits in the host's memory."""
+    narrow_gradients: NarrowGradientsConfig = field(default_factory=NarrowGradientsConfig)
+    """The dtype gradients leave the step in."""
     bucket_collectives: BucketCollectivesConfig = field(default_factory=BucketCollectivesConfig)
     """How transfers are joined."""
     prefetch_gathers: PrefetchGathersConfig = field(default_factory=PrefetchGathersConfig)
     """When transfers start."""
     overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
     """When chunks take turns."""
+    join_products: JoinProductsConfig = field(default_factory=JoinProductsConfig)
+    """Which products are one."""
     mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
     """What is compiled."""
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
@@ -169,6 +191,8 @@ class PassesConfig(Configurable.Config):
                 )
         asked = {
             "offload_saved": self.offload_saved.budget_gib > 0,
+            "narrow_gradients": self.narrow_gradients.enabled,
+            "join_products": self.join_products.enabled,
             "mark_regions": bool(self.mark_regions.regions),
             "compile_whole": self.compile_whole.enabled,
         }

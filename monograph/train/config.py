@@ -284,6 +284,12 @@ class TrainerConfig(Configurable.Config):
                 why="an artifact holds the step, not the optimizer: training from one compiles nothing",
                 do="--optimizer.implementation auto",
             )
+        if self.passes.narrow_gradients.enabled and self.optimizer.implementation != "compiled":
+            raise ConfigError(
+                f"passes.narrow_gradients is enabled and optimizer.implementation is {self.optimizer.implementation}",
+                why="torch's own loops want gradients of their parameters' dtype",
+                do="--optimizer.implementation compiled",
+            )
         if self.compile.partition == "min_cut" and self.passes.choose_saved.policy not in ("default", "min_cut"):
             raise ConfigError(
                 f"compile.partition is min_cut and passes.choose_saved.policy is {self.passes.choose_saved.policy}",

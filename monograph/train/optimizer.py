@@ -169,7 +169,7 @@ def make_update(beta1: float, beta2: float, eps: float) -> Callable[..., None]:
         excess: Tensor,
         broken: Tensor,
     ) -> None:
-        gradient = gradient / excess
+        gradient = gradient.to(parameter.dtype) / excess
         mean = exp_avg + (gradient - exp_avg) * (1 - beta1)
         square = exp_avg_sq * beta2 + gradient * gradient * (1 - beta2)
         root = square.sqrt() / correction2.sqrt() + eps

@@ -14,7 +14,9 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.base import Pass
 from monograph.passes.config import (
     CompileWholeConfig,
+    JoinProductsConfig,
     MarkRegionsConfig,
+    NarrowGradientsConfig,
     OffloadSavedConfig,
     PassesConfig,
 )
@@ -24,6 +26,8 @@ from tests.execute.updates import CPU, small
 
 ASKED = PassesConfig(
     offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
+    narrow_gradients=NarrowGradientsConfig(enabled=True),
+    join_products=JoinProductsConfig(enabled=True),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
     compile_whole=CompileWholeConfig(enabled=True),
 )

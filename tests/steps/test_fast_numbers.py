@@ -10,6 +10,8 @@ FAST = {
     "compile.mode": "graph",
     "optimizer.implementation": "compiled",
     "passes.choose_saved.policy": "min_cut",
+    "passes.narrow_gradients.enabled": True,
+    "passes.join_products.enabled": True,
     "passes.mark_regions.regions": ("blocks", "outside"),
 }
 TOLERANCE = 0.01

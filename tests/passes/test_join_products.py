@@ -1,0 +1,103 @@
+"""join_products: products with a common operand, and sums of products, are computed as one."""
+
+import pytest
+import torch
+
+from monograph.compat import ATEN
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import JoinProductsConfig, PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from monograph.run import build_step
+from tests.execute.updates import one_rank, read_batches, small
+from tests.passes.kit import capture_small
+from tests.passes.written import BACKWARD, ByHand, check_text, run
+
+ASKED = PassesConfig(join_products=JoinProductsConfig(enabled=True))
+JOINED = {"passes.join_products.enabled": True}
+
+
+def test_shared_left_operands_sums_and_shared_right_operands_become_one_product_each():
+    hand = ByHand()
+    x, a, b = hand.input("x", 4, 3), hand.input("a", 2, 3), hand.input("b", 5, 3)
+    paths = {"path": "layers.0.attention.wa"}, {"path": "layers.0.attention.wb"}
+    outs = []
+    for w, path in zip((a, b), paths, strict=True):
+        same, turned = hand.call(ATEN.view.default, x, [4, 3], **path), hand.call(ATEN.t.default, w, **path)
+        outs.append(hand.call(ATEN.mm.default, same, turned, **path))
+    loss = hand.call(ATEN.add.Tensor, *(hand.call(ATEN.sum.default, out) for out in outs))
+    backs = [{**path, "direction": BACKWARD} for path in paths]
+    turned = [hand.call(ATEN.t.default, out, **path) for out, path in zip(outs, backs, strict=True)]
+    wgrads = [hand.call(ATEN.mm.default, out, x, **path) for out, path in zip(turned, backs, strict=True)]
+    dgrads = [hand.call(ATEN.mm.default, out, w, **path) for out, w, path in zip(outs, (a, b), backs, strict=True)]
+    graph = hand.done(
+        loss,
+        x=hand.call(ATEN.add.Tensor, *dgrads, path="layers.0", direction=BACKWARD),
+        a=wgrads[0],
+        b=wgrads[1],
+    )
+    assert run("join_products", graph, config=ASKED) == "6 products became 3"
+    check_text(
+        graph,
+        """
+        forward block 0:
+          0: float32[4, 3] = view(%x, [4, 3])  # layers.*.attention.wa
+          1: float32[7, 3] = cat([%a, %b], 0)  # layers.*.attention by join_products
+          2: float32[3, 7] = t(f.1)  # layers.*.attention by join_products
+          3: float32[4, 7] = mm(f.0, f.2)  # layers.*.attention by join_products
+          4: 2 values = split_with_sizes(f.3, [2, 5], 1)  # layers.*.attention by join_products
+          5: float32[4, 2] = getitem(f.4, 0)  # layers.*.attention.wa by join_products
+          6: float32[4, 5] = getitem(f.4, 1)  # layers.*.attention.wb by join_products
+          7: float32[4, 7] = cat([f.5, f.6], 1)  # layers.*.attention by join_products
+        forward:
+          0: float32[] = sum(f0.5)
+          1: float32[] = sum(f0.6)
+          2: float32[] = add.Tensor(f.0, f.1)
+        backward block 0:
+          0: float32[7, 4] = t(f.7)  # layers.*.attention by join_products
+          1: float32[7, 3] = mm(b.0, %x)  # layers.*.attention by join_products
+          2: 2 values = split_with_sizes(b.1, [2, 5], 0)  # layers.*.attention by join_products
+          3: float32[2, 3] = getitem(b.2, 0)  # layers.*.attention.wa by join_products
+          4: float32[5, 3] = getitem(b.2, 1)  # layers.*.attention.wb by join_products
+          5: float32[7, 3] = cat([%a, %b], 0)  # layers.*.attention by join_products
+          6: float32[4, 3] = mm(f.7, b.5)  # layers.*.attention by join_products
+          7: float32[4, 3] = view(b.6, [4, 3])  # layers.*.attention by join_products
+        backward:
+          return f.2, b0.7, b0.3, b0.4
+        """,
+    )
+
+
+def test_a_second_run_finds_nothing_more_to_join():
+    graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
+    run_passes(graph, build_passes(PassesConfig()), (), facts)
+    before = count(graph)
+    run("join_products", graph, config=ASKED)
+    once = graph.text()
+    assert count(graph) < before
+    assert run("join_products", graph, config=ASKED) == "0 products became 0"
+    assert graph.text() == once
+
+
+def count(graph):
+    return sum(node.target is ATEN.mm.default for node in graph.nodes)
+
+
+def results_of(config):
+    with one_rank(config) as groups:
+        step = build_step(config, groups)
+        (batch,) = read_batches(config, step, 1)
+        tensors = {"tokens": batch.tokens, "labels": batch.labels}
+        loss = step(tensors | {"positions": batch.positions, "documents": batch.documents}, torch.tensor(7))
+        return {"loss": loss} | {name: value.grad for name, value in step.parameters.items()}
+
+
+@pytest.mark.parametrize("policy", ["min_cut", "full"])
+@pytest.mark.parametrize("model", ["llama3", "qwen3_moe", "deepseek_v3"])
+def test_loss_and_gradients_are_the_same_within_rounding(model, policy, tmp_path):
+    changes = {"compile.mode": "graph", "passes.choose_saved.policy": policy}
+    wanted = results_of(small(model, tmp_path, changes))
+    found = results_of(small(model, tmp_path, {**changes, **JOINED}))
+    largest = max(value.abs().max() for value in wanted.values())
+    for name, value in wanted.items():  # a gradient that is zero but for rounding is compared with the others
+        scale = torch.maximum(value.abs().max(), 1e-3 * largest)
+        assert (value - found[name]).abs().max() <= 2e-5 * scale, name

@@ -1,0 +1,74 @@
+"""narrow_gradients: a cast at the very end of a gradient is left to whoever needs it."""
+
+import pytest
+import torch
+
+from monograph.compat import ATEN
+from monograph.config.configurable import check_config
+from monograph.errors import ConfigError
+from monograph.passes.config import NarrowGradientsConfig, PassesConfig
+from monograph.run import build_step
+from tests.execute.updates import one_rank, read_batches, small
+from tests.passes.written import BACKWARD, ByHand, check_text, run
+
+ASKED = PassesConfig(narrow_gradients=NarrowGradientsConfig(enabled=True))
+BF16 = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "model.n_layers": 1}
+NARROW = {"passes.narrow_gradients.enabled": True, "optimizer.implementation": "compiled"}
+
+
+def test_only_a_cast_that_nothing_follows_is_left_out():
+    hand = ByHand()
+    v, w = hand.input("v", 4), hand.input("w", 4)
+    loss = hand.call(ATEN.sum.default, w)
+    narrow = hand.call(ATEN._to_copy.default, v, dtype=torch.bfloat16, direction=BACKWARD)
+    other = hand.call(ATEN._to_copy.default, w, dtype=torch.bfloat16, direction=BACKWARD)
+    wide = hand.call(ATEN._to_copy.default, other, dtype=torch.float32, direction=BACKWARD)
+    graph = hand.done(
+        loss,
+        v=hand.call(ATEN._to_copy.default, narrow, dtype=torch.float32, direction=BACKWARD),
+        w=hand.call(ATEN.add.Tensor, wide, wide, direction=BACKWARD),
+    )
+    assert run("narrow_gradients", graph, config=ASKED) == "1 gradients keep the dtype they were computed in"
+    check_text(
+        graph,
+        """
+        forward:
+          0: float32[] = sum(%w)
+        backward:
+          0: bfloat16[4] = _to_copy(%v, dtype=bfloat16)
+          1: bfloat16[4] = _to_copy(%w, dtype=bfloat16)
+          2: float32[4] = _to_copy(b.1, dtype=float32)
+          3: float32[4] = add.Tensor(b.2, b.2)
+        backward:
+          return f.0, b.0, b.3
+        """,
+    )
+
+
+def gradients_of(config):
+    """After one micro-batch and after three."""
+    with one_rank(config) as groups:
+        step = build_step(config, groups)
+        found = []
+        for batch in read_batches(config, step, 3):
+            tensors = {"tokens": batch.tokens, "labels": batch.labels}
+            step(tensors | {"positions": batch.positions, "documents": batch.documents}, torch.tensor(7))
+            found.append({name: value.grad.clone() for name, value in step.parameters.items()})
+        return found
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen3_moe"])
+def test_gradients_are_the_same_numbers_also_when_more_are_added(model, tmp_path):
+    wide = gradients_of(small(model, tmp_path, BF16, experts="grouped"))
+    narrow = gradients_of(small(model, tmp_path, {**BF16, **NARROW}, experts="grouped"))
+    for wanted, found in zip(wide, narrow, strict=True):
+        for name, gradient in wanted.items():
+            assert torch.equal(gradient, found[name].float()), name
+    first, *others = ({gradient.dtype for gradient in found.values()} for found in narrow)
+    assert torch.bfloat16 in first and all(found == {torch.float32} for found in others)
+
+
+def test_an_optimizer_that_cannot_read_them_is_refused(tmp_path):
+    config = small("llama3", tmp_path, {**BF16, **NARROW})
+    with pytest.raises(ConfigError, match="implementation compiled"):
+        check_config(config.replace(optimizer=config.optimizer.replace(implementation="fused")))

@@ -59,7 +59,7 @@ class Row:
     """CUDA only: what one process of several modes held cannot be told apart on a CPU."""
     first_step_seconds: float
     first_step_shares: dict[str, float]
-    """Seconds of it, by what was done; `step: ...` is part of `step`. Compiling is a pass."""
+    """Seconds of it, by what was done; `graph: ...` is part of `graph`. Compiling is a pass."""
     is_recorded: bool
     """Whether steps are replays of a CUDA graph."""
     compilations: int
@@ -231,11 +231,11 @@ def summarize(
 
 
 def find_shares(step: MeshStep) -> dict[str, float]:
-    """What of a graph's first step was not running it: capture, and passes that took a tenth of a second or more."""
+    """What making a graph consists of: capture, and passes that took a tenth of a second or more."""
     if not isinstance(step, GraphStep):
         return {}
     passes = {record.name: record.seconds for record in step.records if record.seconds >= 0.1}
-    return {"step: capture": step.capture_seconds} | {f"step: {name}": seconds for name, seconds in passes.items()}
+    return {"graph: capture": step.capture_seconds} | {f"graph: {name}": seconds for name, seconds in passes.items()}
 
 
 def write_json(path: Path, rows: Sequence[Row], recipe: str, words: Sequence[str]) -> None:

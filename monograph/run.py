@@ -63,11 +63,21 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
             kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
             return kind(model, table, groups, settings)
         step = GraphStep(model, table, groups, settings)
+    example = make_example(config, step)
     if artifact is not None:
         with startup.phase("artifact"):
-            found = artifact.misfits(table, step.schema(*make_example(config, step)), groups.device)
+            found = artifact.misfits(table, step.schema(*example), groups.device)
             if not is_refused(config.compile, found, groups):
                 step.use(artifact)
+    if not groups.is_pretended:
+        try:
+            with startup.phase("graph"):
+                step.build(*example)
+        except BaseException:
+            step.close()
+            raise
+        with startup.phase("weights"):
+            step.wait()
     return step
 
 

@@ -31,6 +31,8 @@ STEPS = 3
 """Profiled steps; times are per step."""
 MARK = "@ "
 ELSEWHERE = "outside of the model"
+COMPILED = "triton_"
+"""What the names of compiled kernels begin with."""
 _NUMBER = re.compile(r"\.\d+(?=[. ])")
 KINDS = {
     "compiled": r"triton|cpp_fused",
@@ -197,7 +199,7 @@ def add_up(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> P
 
 def find_pieces(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> Iterator[Piece]:
     """All time once. Left out: calls of CUDA's runtime, whose numbers may be those of ops, and what a GPU lists beside
-    kernels, the ranges of the host seen from there."""
+    kernels, the ranges of the host seen from there. (Launching a compiled kernel is a range of the kernel's name.)"""
     if kernels is None:
         for event in events:
             yield from ((event, name, taken) for name, taken in _own_time(event))
@@ -206,7 +208,7 @@ def find_pieces(events: list[Any], kernels: list[tuple[int, str, float]] | None)
     ops = {event.id: event for event in on_host if not event.name.startswith("cu")}
     ranges = {event.name for event in on_host}
     for number, name, taken in kernels:
-        if name not in ranges:
+        if name not in ranges or name.startswith(COMPILED):
             yield ops.get(number), name, taken
 
 

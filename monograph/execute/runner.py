@@ -1,4 +1,4 @@
-"""The step of graph mode: captured when the first batch shows its shape, improved by the passes, run as a program."""
+"""The step of graph mode: captured for batches of one shape, improved by the passes, run as a program."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class GraphStep(MeshStep):
         self.groups, self.settings = groups, settings
         if settings.passes.has_compiler and not settings.compile.artifact:
             start_compiler()
-        self.parameters = make_shards(table, groups, settings)
+        self.parameters, self._filling = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
         self.chunks = find_chunks(model, settings.compile.expert_overlap)
@@ -62,9 +62,7 @@ class GraphStep(MeshStep):
     def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         inputs = self.inputs(batch)
-        if self.program is None:
-            self.build(inputs, valid_tokens)
-        assert self.program is not None
+        assert self.program is not None, "the step was not built"
         if isinstance(self.program, SplitProgram):
             loss, loads = self.program.loss(self.sources(inputs, valid_tokens))
             loss.backward()
@@ -99,6 +97,12 @@ class GraphStep(MeshStep):
         program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
         is_recorded = self.can_record(self.graph)
         self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
+
+    def wait(self) -> None:
+        """Until the weights are there: they are drawn while the step is captured, which needs their shapes only."""
+        if self._filling is not None:
+            self._filling.wait()
+            self._filling = None
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
@@ -185,6 +189,8 @@ class GraphStep(MeshStep):
 
     def close(self) -> None:
         """Let go of what was captured, while the groups it talks over still exist."""
+        if self._filling is not None:
+            self._filling.stop()
         for program in (self.program, self._evaluation):
             if program is not None:
                 program.close()

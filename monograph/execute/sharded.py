@@ -19,7 +19,7 @@ from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
-from monograph.parallel.start import fill_shards
+from monograph.parallel.start import Filling, start_filling
 
 
 class RunBlocks:
@@ -34,16 +34,21 @@ class RunBlocks:
         return function(unit, *args)
 
 
-def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> dict[str, nn.Parameter]:
-    """This rank's shards in their first state; a rank that is only pretended has their shapes, and no memory."""
+def make_shards(
+    table: ParamTable, groups: Groups, settings: StepSettings
+) -> tuple[dict[str, nn.Parameter], Filling | None]:
+    """This rank's shards, and whoever brings them into their first state; wait for it before they are read.
+
+    A rank that is only pretended has the shards' shapes, and no memory.
+    """
     with fake_tensors() if groups.is_pretended else nullcontext():
         shards = {
             slot.name: torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device) for slot in table
         }
         parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
-    if not groups.is_pretended:
-        fill_shards(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
-    return parameters
+    if groups.is_pretended:
+        return parameters, None
+    return parameters, start_filling(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
 
 
 class ShardedStep(ModuleStep):
@@ -51,7 +56,9 @@ class ShardedStep(ModuleStep):
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        self.parameters = make_shards(table, groups, settings)
+        self.parameters, filling = make_shards(table, groups, settings)
+        if filling is not None:
+            filling.wait()
         runner = find_runner(settings.remat)
         self.call = ShardedCall(
             model,

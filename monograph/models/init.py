@@ -9,19 +9,16 @@ brings everything else (tables, biases, counters, ties) into its first state.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 PIECE_NUMEL = 1 << 18
 """Values drawn by one generator: small enough to waste little at a shard's border, large enough to be fast."""
-SERIAL_NUMEL = 1 << 15
-"""The most values that torch handles in one thread."""
 CUT = 3.0
 """No value lies further than this many standard deviations from zero."""
 
@@ -54,13 +51,13 @@ def draw_piece(
 ) -> Tensor:
     """The values of one whole piece, in fp32 on the CPU; written to `out` when there is one.
 
-    Cut part by part: torch would divide one large op among threads, of which there are many here already.
+    Cut by numpy: torch would divide the work among threads, of which there are many here already.
     """
     generator = torch.Generator().manual_seed(seed_of(seed, name, piece))
     values = torch.empty(rows, width, dtype=torch.float32, device="cpu") if out is None else out
     values.normal_(0.0, std, generator=generator)
-    for part in values.view(-1).split(SERIAL_NUMEL):
-        part.clamp_(-CUT * std, CUT * std)
+    plain = values.numpy()
+    np.clip(plain, np.float32(-CUT * std), np.float32(CUT * std), out=plain)
     return values
 
 
@@ -73,23 +70,17 @@ class Piece:
     stop: int
 
 
+def rows_in_piece(width: int) -> int:
+    """How many rows of this width one generator draws."""
+    return max(1, PIECE_NUMEL // width)
+
+
 def plan_pieces(rows: int, width: int, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
     """The pieces that the rows [start, stop) of a parameter lie in; their borders do not depend on the range."""
-    step = max(1, PIECE_NUMEL // width)
+    step = rows_in_piece(width)
     stop = rows if stop is None else stop
     for index in range(start // step, -(-stop // step)):
         yield Piece(index, index * step, min(rows, (index + 1) * step))
-
-
-Each = Callable[..., Iterable[Any]]
-"""`map`, or that of a pool of threads."""
-
-
-@contextmanager
-def drawing() -> Iterator[Each]:
-    """A `map` that draws several pieces at once."""
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        yield pool.map
 
 
 def draw_rows(
@@ -99,25 +90,20 @@ def draw_rows(
     std: float,
     start: int = 0,
     stop: int | None = None,
-    *,
-    each: Each = map,
 ) -> Tensor:
     """Rows [start, stop) of a parameter with this GLOBAL shape, as [stop - start, shape[-1]]."""
     width = shape[-1]
     rows = torch.Size(shape).numel() // width
     stop = rows if stop is None else stop
     out = torch.empty(stop - start, width, dtype=torch.float32, device="cpu")
-
-    def fill(piece: Piece) -> None:
+    for piece in plan_pieces(rows, width, start, stop):
         first, last = max(start, piece.start), min(stop, piece.stop)
-        rows, place = piece.stop - piece.start, out[first - start : last - start]
-        if len(place) == rows:
-            draw_piece(seed, name, piece.index, rows, width, std, place)
+        height, place = piece.stop - piece.start, out[first - start : last - start]
+        if len(place) == height:
+            draw_piece(seed, name, piece.index, height, width, std, place)
         else:
-            place.copy_(draw_piece(seed, name, piece.index, rows, width, std)[first - piece.start : last - piece.start])
-
-    for _ in each(fill, plan_pieces(rows, width, start, stop)):
-        pass
+            drawn = draw_piece(seed, name, piece.index, height, width, std)
+            place.copy_(drawn[first - piece.start : last - piece.start])
     return out
 
 
@@ -164,8 +150,8 @@ def initialize(model: nn.Module, seed: int) -> None:
         with torch.no_grad():
             rows[piece.start : piece.stop].copy_(values)
 
-    with drawing() as each:
-        for _ in each(fill, jobs):
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(fill, jobs):
             pass
 
 

@@ -1,43 +1,88 @@
 """Starting values of one rank's shards: each rank draws only the rows it stores, and gets what one device would."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from monograph.models.init import Constant, Each, Start, draw_rows, drawing
+from monograph.models.init import Constant, Start, draw_rows, rows_in_piece
 from monograph.parallel.param_table import ParamTable, Slot
+
+PIECES_AT_ONCE = 16
+"""What one thread draws and copies at a time: enough to keep it busy, few enough for all threads to end together."""
+
+
+class Filling:
+    """Shards that threads are writing; nobody may read them before `wait` returns."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+        self.parts: list[Future[None]] = []
+
+    def wait(self) -> None:
+        """Until everything is written; what went wrong in a thread is raised here."""
+        for part in self.parts:
+            part.result()
+        self.stop()
+
+    def stop(self) -> None:
+        """Write nothing more."""
+        self.pool.shutdown(cancel_futures=True)
+
+
+def start_filling(
+    shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
+) -> Filling:
+    """Begin to write the starting values of all of a rank's shards, with every processor this machine has."""
+    filling = Filling()
+    for slot in table:
+        fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank, filling=filling)
+    return filling
 
 
 def fill_shards(
     shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
 ) -> None:
-    """Write the starting values into all of a rank's shards, with every processor this machine has."""
-    with drawing() as each:
-        for slot in table:
-            fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank, each=each)
+    """Write the starting values into all of a rank's shards."""
+    start_filling(shards, table, starts, seed=seed, rank=rank).wait()
 
 
 @torch.no_grad()
-def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int, each: Each = map) -> None:
-    """Write the starting values into a shard; padding becomes zero."""
-    local.zero_()
+def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int, filling: Filling) -> None:
+    """Begin to write the starting values of one shard; padding becomes zero."""
     target = slot.valid_part(local, rank)
-    if not target.numel():
-        return
+    if target.numel() < local.numel():
+        local.zero_()
     if isinstance(start, Constant):
         target.fill_(start.value)
         return
-    first, last = slot.extents(rank)[0], slot.extents(rank)[-1]
+    last = slot.extents(rank)[-1]
     columns = slice(last.start, last.start + last.size)
+
+    @torch.no_grad()
+    def fill(first: int, stop: int, rows: Tensor) -> None:
+        rows.copy_(draw_rows(seed, slot.name, slot.shape, start.std, first, stop)[:, columns])
+
+    for part in plan_parts(target, slot, rank) if target.numel() else ():
+        filling.parts.append(filling.pool.submit(fill, *part))
+
+
+def plan_parts(target: Tensor, slot: Slot, rank: int) -> Iterator[tuple[int, int, Tensor]]:
+    """First and last row of the whole parameter, and the place in this rank's shard they belong to, part by part."""
+    extents = slot.extents(rank)
+    step = PIECES_AT_ONCE * rows_in_piece(slot.shape[-1])
     if len(slot.shape) == 1:
-        target.copy_(draw_rows(seed, slot.name, slot.shape, start.std, each=each)[0, columns])
+        yield 0, 1, target.unsqueeze(0)
     elif len(slot.shape) == 2:
-        rows = draw_rows(seed, slot.name, slot.shape, start.std, first.start, first.start + first.size, each=each)
-        target.copy_(rows[:, columns])
+        for row in range(0, extents[0].size, step):
+            stop = min(extents[0].size, row + step)
+            yield extents[0].start + row, extents[0].start + stop, target[row:stop]
     else:
-        middle, height = slot.extents(rank)[1], slot.shape[1]
+        first, middle = extents[:2]
         for index in range(first.size):
-            top = (first.start + index) * height + middle.start
-            drawn = draw_rows(seed, slot.name, slot.shape, start.std, top, top + middle.size, each=each)
-            target[index].copy_(drawn[:, columns])
+            top = (first.start + index) * slot.shape[1] + middle.start
+            for row in range(0, middle.size, step):
+                stop = min(middle.size, row + step)
+                yield top + row, top + stop, target[index, row:stop]

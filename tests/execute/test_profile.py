@@ -28,15 +28,17 @@ def test_a_kernel_belongs_to_the_range_of_its_op_and_is_counted_once():
     back = Event(4, "autograd::engine::evaluate_function: MmBackward0", sequence_nr=7)
     back_product = Event(5, "aten::mm", back)
     seen_from_gpu = Event(2, "gemm", device_type=DeviceType.CUDA)
+    compiled = Event(6, "triton_poi_fused_add_0", block)
     kernels = [(2, "gemm", 1000.0), (5, "gemm", 2000.0), (77, "fill", 500.0), (1, "@ layers.3.mlp forward", 9000.0)]
-    profile = add_up([block, product, launch, back, back_product, seen_from_gpu], kernels)
-    assert profile.ms * STEPS == pytest.approx(3.5)
+    kernels.append((6, "triton_poi_fused_add_0", 250.0))
+    profile = add_up([block, product, launch, back, back_product, seen_from_gpu, compiled], kernels)
+    assert profile.ms * STEPS == pytest.approx(3.75)
     assert shares(profile.by_path) == {
-        "layers.*.mlp forward": (1.0, 1),
+        "layers.*.mlp forward": (1.25, 2),
         "layers.*.mlp backward": (2.0, 1),
         "outside of the model": (0.5, 1),
     }
-    assert shares(profile.by_kind) == {"products": (3.0, 2), "copies": (0.5, 1)}
+    assert shares(profile.by_kind) == {"products": (3.0, 2), "copies": (0.5, 1), "compiled": (0.25, 1)}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def measure_peak(recipe, mode, **options):
     config = load_recipe(recipe)
     config = config.replace(
         model=config.model.replace(n_layers=3),
+        training=config.training.replace(local_batch_size=TOKENS[0], seq_len=TOKENS[1]),
         parallelism=config.parallelism.replace(fsdp="graph"),
         compile=config.compile.replace(mode=mode),
         passes=config.passes.replace(choose_saved=config.passes.choose_saved.replace(**options)),

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from monograph.compat import ATEN
+from monograph.graph.memory import find_memory
+from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import JoinProductsConfig, PassesConfig
+from monograph.passes.config import ChooseSavedConfig, JoinProductsConfig, PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from tests.execute.updates import one_rank, read_batches, small
@@ -80,6 +82,24 @@ def test_a_second_run_finds_nothing_more_to_join():
 
 def count(graph):
     return sum(node.target is ATEN.mm.default for node in graph.nodes)
+
+
+def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
+    graph, facts = capture_small("llama3", Mesh(), **{"training.compute_dtype": "bfloat16"})
+    config = ASKED.replace(choose_saved=ChooseSavedConfig(policy="min_cut"))
+    before = find_memory(graph_after(graph, facts, config, "join_products")).peak_bytes
+    graph, facts = capture_small("llama3", Mesh(), **{"training.compute_dtype": "bfloat16"})
+    run_passes(graph, build_passes(config), (), facts)
+    copies = [
+        node for node in graph.nodes if tag_of(node).made_by == "join_products" and node.target is ATEN.clone.default
+    ]
+    assert {tag_of(node).path.split(".", 2)[2] for node in copies} == {"attention.wv"}
+    assert find_memory(graph).peak_bytes <= 1.02 * before
+
+
+def graph_after(graph, facts, config, off):
+    run_passes(graph, build_passes(config), (off,), facts)
+    return graph
 
 
 def results_of(config):

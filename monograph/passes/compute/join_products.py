@@ -3,12 +3,14 @@
 import operator
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch.fx import Graph, Node
 
+from monograph.annotate import Direction
 from monograph.compat import ATEN
 from monograph.graph.edit import call_before, erase, redirect, refresh
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_compute, value_of
+from monograph.graph.query import alias_of, is_backward, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass
@@ -88,11 +90,24 @@ def apply_group(graph: Graph, plan: Group, packs: Packs) -> None:
     dim = 1 if plan.is_left_shared else 0
     sizes = [value_of(product).shape[dim] for product in plan.products]
     parts = call_before(graph, plan.anchor, ATEN.split_with_sizes.default, (joined, sizes, dim), tag)
+    kept = [is_kept(product) for product in plan.products]
     for place, product in enumerate(plan.products):
         own = replace(tag_of(product), made_by=tag.made_by)
         part = call_before(graph, plan.anchor, operator.getitem, (parts, place), own)
+        if kept[place] and not all(kept):  # what backward reads must not hold on to what it does not
+            part = call_before(
+                graph, plan.anchor, ATEN.clone.default, (part,), own, memory_format=torch.contiguous_format
+            )
         redirect(product, part)
         refresh(graph, part)
+
+
+def is_kept(node: Node) -> bool:
+    """Whether backward reads the memory of a forward node's value."""
+    if tag_of(node).direction is Direction.BACKWARD:
+        return False
+    users = list(node.users)
+    return any(is_backward(user) or (alias_of(user) is node and is_kept(user)) for user in users)
 
 
 def _common_tag(nodes: list[Node], keep: bool | None = None) -> Tag:

@@ -10,7 +10,7 @@ recorded the same way, where they are made: nothing has to be guessed from the g
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
-from monograph.compat import annotate_nodes
+from monograph.compat.ops import annotate_nodes
 
 REGION, ROLE, SLOT, PATH, DIRECTION, CHUNK = "region", "role", "slot", "path", "direction", "chunk"
 """The keys of the annotations on a captured node."""

@@ -70,14 +70,8 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
             if not is_refused(config.compile, found, groups):
                 step.use(artifact)
     if not groups.is_pretended:
-        try:
-            with startup.phase("graph"):
-                step.build(*example)
-        except BaseException:
-            step.close()
-            raise
-        with startup.phase("weights"):
-            step.wait()
+        with startup.phase("graph"):
+            step.build(*example)
     return step
 
 

@@ -6,7 +6,7 @@ would forbid moving, copying and sharing nodes; the arithmetic is the same eithe
 
 from torch.fx import GraphModule, Node
 
-from monograph.compat import find_pure_form
+from monograph.compat.capture import find_pure_form
 from monograph.graph.query import alias_of, is_mutation
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from monograph.annotate import Direction, annotate_direction
-from monograph.compat import mark_backward
+from monograph.compat.capture import mark_backward
 from monograph.models.decoder import Decoder
 from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.pure import make_pure
-from monograph.compat import fake_tensors, is_gradient_sum, trace_function
+from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.graph.promises import find_promises, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from monograph.commands.terminal import print_plain
-from monograph.compat import compiler_folder
+from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.folder import read_key, write_artifact
 from monograph.execute.artifact.load import EVALUATION, STEP
 from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_sections

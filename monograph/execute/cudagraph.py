@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.compat import READ_SIZE
+from monograph.compat.ops import READ_SIZE
 from monograph.errors import ConfigError
 from monograph.execute.gradients import Gradients
 from monograph.execute.program import Program, Results, Sources

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
-from monograph.compat import has_parameter_meshes, placements_on
+from monograph.compat.modules import has_parameter_meshes, placements_on
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
 from monograph.execute.remat import find_runner

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat import (
+from monograph.compat.modules import (
     compile_function,
     compile_in_place,
     find_backend,

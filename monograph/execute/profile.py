@@ -20,7 +20,8 @@ from torch.autograd import DeviceType
 from torch.fx import GraphModule, Interpreter, Node
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from monograph.compat import compiled_calls_in, find_kernels, is_compiled_in_place
+from monograph.compat.compiler import find_kernels
+from monograph.compat.modules import compiled_calls_in, is_compiled_in_place
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.program import Program

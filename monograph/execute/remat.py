@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from monograph.compat import READ_SIZE, find_collective_ops, find_costly_ops
+from monograph.compat.ops import READ_SIZE, find_collective_ops, find_costly_ops
 
 Remat = Literal["none", "full", "selective"]
 

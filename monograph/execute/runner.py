@@ -11,7 +11,7 @@ from monograph.axes import Axis, Group
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.compat import start_compiler
+from monograph.compat.compiler import start_compiler
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
@@ -40,7 +40,7 @@ class GraphStep(MeshStep):
         self.groups, self.settings = groups, settings
         if settings.passes.has_compiler and not settings.compile.artifact:
             start_compiler()
-        self.parameters, self._filling = make_shards(table, groups, settings)
+        self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
         self.chunks = find_chunks(model, settings.compile.expert_overlap)
@@ -97,12 +97,6 @@ class GraphStep(MeshStep):
         program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
         is_recorded = self.can_record(self.graph)
         self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
-
-    def wait(self) -> None:
-        """Until the weights are there: they are drawn while the step is captured, which needs their shapes only."""
-        if self._filling is not None:
-            self._filling.wait()
-            self._filling = None
 
     def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
@@ -174,6 +168,7 @@ class GraphStep(MeshStep):
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,
+            is_saved=self.groups.is_pretended,
             overlap=self.settings.compile.expert_overlap,
         )
 
@@ -189,8 +184,6 @@ class GraphStep(MeshStep):
 
     def close(self) -> None:
         """Let go of what was captured, while the groups it talks over still exist."""
-        if self._filling is not None:
-            self._filling.stop()
         for program in (self.program, self._evaluation):
             if program is not None:
                 program.close()

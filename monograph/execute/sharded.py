@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from monograph.compat import fake_tensors
+from monograph.compat.capture import fake_tensors
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
@@ -19,7 +19,7 @@ from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
-from monograph.parallel.start import Filling, start_filling
+from monograph.parallel.start import fill_shards
 
 
 class RunBlocks:
@@ -34,21 +34,16 @@ class RunBlocks:
         return function(unit, *args)
 
 
-def make_shards(
-    table: ParamTable, groups: Groups, settings: StepSettings
-) -> tuple[dict[str, nn.Parameter], Filling | None]:
-    """This rank's shards, and whoever brings them into their first state; wait for it before they are read.
-
-    A rank that is only pretended has the shards' shapes, and no memory.
-    """
+def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> dict[str, nn.Parameter]:
+    """This rank's shards in their first state; a rank that is only pretended has their shapes, and no memory."""
     with fake_tensors() if groups.is_pretended else nullcontext():
         shards = {
             slot.name: torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device) for slot in table
         }
         parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
-    if groups.is_pretended:
-        return parameters, None
-    return parameters, start_filling(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+    if not groups.is_pretended:
+        fill_shards(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+    return parameters
 
 
 class ShardedStep(ModuleStep):
@@ -56,9 +51,7 @@ class ShardedStep(ModuleStep):
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
-        self.parameters, filling = make_shards(table, groups, settings)
-        if filling is not None:
-            filling.wait()
+        self.parameters = make_shards(table, groups, settings)
         runner = find_runner(settings.remat)
         self.call = ShardedCall(
             model,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat import GATHER, REDUCE
+from monograph.compat.ops import GATHER, REDUCE
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.likely_sizes import Sizes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat import fake_mode_of
+from monograph.compat.capture import fake_mode_of
 from monograph.graph.query import value_of
 from monograph.graph.tags import Tag, set_tag, tag_of
 

@@ -21,6 +21,8 @@ class Facts:
     """Gathered parameters are freed after forward and gathered again for backward."""
     device: str = "cpu"
     """Where the step will run; the passes themselves need no device."""
+    is_saved: bool = False
+    """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """What is run chunk by chunk, so that experts' exchanges travel meanwhile."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from monograph.compat import is_op, make_lazy_module
+from monograph.compat.capture import is_op, make_lazy_module
 from monograph.graph.encode import (
     GraphFileError,
     decode_argument,

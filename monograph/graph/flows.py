@@ -15,7 +15,8 @@ from torch.fx import Node
 
 from monograph.annotate import Direction, Role
 from monograph.axes import Group
-from monograph.compat import ATEN, UNSAFE_VIEW, WAIT, is_op
+from monograph.compat.capture import is_op
+from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT
 from monograph.graph.query import LAUNCHES, group_of, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat import expression_of
+from monograph.compat.capture import expression_of
 
 FormSize = int | str
 

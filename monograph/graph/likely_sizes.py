@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat import ATEN, EXCHANGE, expression_of
+from monograph.compat.capture import expression_of
+from monograph.compat.ops import ATEN, EXCHANGE
 from monograph.graph.query import value_of
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat import ATEN, REDUCE, SCATTER
+from monograph.compat.ops import ATEN, REDUCE, SCATTER
 from monograph.graph.facts import Facts
 from monograph.graph.flows import Flows, find_flows, is_pack, moves, ranks_of, reads_shape_only
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
-from monograph.compat import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT, is_op
+from monograph.compat.capture import is_op
+from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT
 from monograph.graph.forms import Form
 from monograph.graph.tags import tag_of
 

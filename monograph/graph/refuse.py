@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from monograph.compat import is_op
+from monograph.compat.capture import is_op
 from monograph.errors import MonographError
 from monograph.graph.tags import has_tag, tag_of
 

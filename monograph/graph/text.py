@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
-from monograph.compat import is_op
+from monograph.compat.capture import is_op
 from monograph.graph.forms import Form, SizeForm
 from monograph.graph.tags import Tag, has_tag, tag_of
 

@@ -9,7 +9,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from monograph.annotate import Role
-from monograph.compat import EXCHANGE, GATHER, READ_SIZE, SCATTER, WAIT, is_op
+from monograph.compat.capture import is_op
+from monograph.compat.ops import EXCHANGE, GATHER, READ_SIZE, SCATTER, WAIT
 from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
 from monograph.graph.query import LAUNCHES, group_of, group_size_of, is_launch, is_size, is_wait, value_of

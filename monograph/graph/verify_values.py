@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.compat import READ_SIZE, is_op, values_recomputed
+from monograph.compat.capture import is_op, values_recomputed
+from monograph.compat.ops import READ_SIZE
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import value_of
 from monograph.graph.refuse import broken

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.annotate import annotate
-from monograph.compat import cast
+from monograph.compat.ops import cast
 
 
 class Routed(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from monograph.compat import grouped_mm, has_grouped_mm
+from monograph.compat.ops import grouped_mm, has_grouped_mm
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.models.config import ExpertsConfig, Stream

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.annotate import annotate
-from monograph.compat import cast
+from monograph.compat.ops import cast
 from monograph.config.configurable import Configurable
 from monograph.models.config import LossConfig
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from monograph.compat import cast
+from monograph.compat.ops import cast
 from monograph.config.configurable import Configurable
 from monograph.models.config import RopeConfig
 

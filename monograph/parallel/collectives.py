@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
-from monograph.compat import all_gather, all_reduce, all_to_all, reduce_scatter
+from monograph.compat.ops import all_gather, all_reduce, all_to_all, reduce_scatter
 
 
 def gather_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:

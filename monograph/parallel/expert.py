@@ -15,7 +15,7 @@ from torch import Tensor
 
 from monograph.annotate import Role, annotate, annotate_role
 from monograph.axes import Group
-from monograph.compat import all_gather, all_to_all
+from monograph.compat.ops import all_gather, all_to_all
 from monograph.models.dispatch import GatherRows, SpreadRows, sort_by_expert
 from monograph.parallel.collectives import exchange
 

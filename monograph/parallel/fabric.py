@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monograph.axes import SAME_LINK, Group
-from monograph.compat import alias_process_group, fake_store, remove_group_alias, sleep_on_device
+from monograph.compat.ops import alias_process_group, fake_store, remove_group_alias, sleep_on_device
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 

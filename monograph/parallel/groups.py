@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from monograph.axes import COORDS, Group
-from monograph.compat import alias_process_group, fake_store, remove_group_alias
+from monograph.compat.ops import alias_process_group, fake_store, remove_group_alias
 from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.mesh import Mesh

@@ -14,50 +14,29 @@ PIECES_AT_ONCE = 16
 """What one thread draws and copies at a time: enough to keep it busy, few enough for all threads to end together."""
 
 
-class Filling:
-    """Shards that threads are writing; nobody may read them before `wait` returns."""
-
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
-        self.parts: list[Future[None]] = []
-
-    def wait(self) -> None:
-        """Until everything is written; what went wrong in a thread is raised here."""
-        for part in self.parts:
-            part.result()
-        self.stop()
-
-    def stop(self) -> None:
-        """Write nothing more."""
-        self.pool.shutdown(cancel_futures=True)
-
-
-def start_filling(
-    shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
-) -> Filling:
-    """Begin to write the starting values of all of a rank's shards, with every processor this machine has."""
-    filling = Filling()
-    for slot in table:
-        fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank, filling=filling)
-    return filling
-
-
 def fill_shards(
     shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
 ) -> None:
-    """Write the starting values into all of a rank's shards."""
-    start_filling(shards, table, starts, seed=seed, rank=rank).wait()
+    """Write the starting values into all of a rank's shards, with every processor this machine has."""
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        parts: list[Future[None]] = []
+        for slot in table:
+            parts += fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank, pool=pool)
+        for part in parts:
+            part.result()
 
 
 @torch.no_grad()
-def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int, filling: Filling) -> None:
-    """Begin to write the starting values of one shard; padding becomes zero."""
+def fill_shard(
+    local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int, pool: ThreadPoolExecutor
+) -> list[Future[None]]:
+    """Begin to write the starting values of one shard, part by part; padding becomes zero."""
     target = slot.valid_part(local, rank)
     if target.numel() < local.numel():
         local.zero_()
     if isinstance(start, Constant):
         target.fill_(start.value)
-        return
+        return []
     last = slot.extents(rank)[-1]
     columns = slice(last.start, last.start + last.size)
 
@@ -65,8 +44,7 @@ def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int,
     def fill(first: int, stop: int, rows: Tensor) -> None:
         rows.copy_(draw_rows(seed, slot.name, slot.shape, start.std, first, stop)[:, columns])
 
-    for part in plan_parts(target, slot, rank) if target.numel() else ():
-        filling.parts.append(filling.pool.submit(fill, *part))
+    return [pool.submit(fill, *part) for part in plan_parts(target, slot, rank)] if target.numel() else []
 
 
 def plan_parts(target: Tensor, slot: Slot, rank: int) -> Iterator[tuple[int, int, Tensor]]:

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
-from monograph.compat import cast
+from monograph.compat.ops import cast
 from monograph.models.loss import IGNORED, SlicedLoss
 from monograph.parallel.collectives import gather, scatter, total
 from monograph.parallel.plan import Border

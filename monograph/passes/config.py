@@ -127,6 +127,12 @@ class JoinProductsConfig(Configurable.Config):
     owner: ClassVar[str] = "monograph.passes.compute.join_products:JoinProducts"
     enabled: bool = False
     """Join products that share an operand or are added up; numbers change within rounding."""
+    max_columns: int = 1024
+    """Join only where one of the products has no more columns than this: wide ones keep a GPU busy by themselves."""
+
+    def check(self) -> None:
+        if self.max_columns < 1:
+            raise ConfigError(f"max_columns is {self.max_columns}", why="every matrix has a column")
 
 
 @dataclass(kw_only=True, slots=True)

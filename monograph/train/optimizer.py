@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat import compile_function
+from monograph.compat.modules import compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.execute.layer import explained

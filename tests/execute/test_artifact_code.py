@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat import compiler_folder
+from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.folder import read_manifest, write_artifact
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.make import Captured, make_files
@@ -19,7 +19,9 @@ def compile_sum(graph):
     """Hand a sum to the compiler, as the pass for regions does; inputs of the form it was compiled for."""
     sums = [node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor]
     region = find_region(sums[:1])
-    put_in_place(graph, region, "compiled_0", compile_region(graph, region), Tag(made_by="compile_regions"))
+    put_in_place(
+        graph, region, "compiled_0", compile_region(graph, region, is_saved=True), Tag(made_by="compile_regions")
+    )
     graph.compiled = 1
     values = [node.meta["val"] for node in region.inputs]
     return [

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.execute.partition import SplitProgram
 from monograph.execute.runner import GraphStep
 from monograph.parallel.groups import joined_groups

@@ -5,7 +5,7 @@ from torch.fx import Graph, GraphModule
 from torch.nn import Module
 
 from monograph.annotate import Direction
-from monograph.compat import fake_tensors
+from monograph.compat.capture import fake_tensors
 from monograph.graph.signature import InputKind, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag

@@ -10,7 +10,7 @@ from monograph.annotate import Direction, annotate_direction
 from monograph.axes import Axis, Group
 from monograph.capture.step import StepOutputs, make_step
 from monograph.capture.trace import Example, capture
-from monograph.compat import mark_backward
+from monograph.compat.capture import mark_backward
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_values import trust_values

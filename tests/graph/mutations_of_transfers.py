@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from monograph.annotate import Role
-from monograph.compat import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
 from monograph.graph.edit import call_after, call_before, redirect
 from monograph.graph.query import group_of, is_compute, is_wait, value_of, wait_of
 from monograph.graph.tags import set_tag, tag_of

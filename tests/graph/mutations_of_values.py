@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from monograph.annotate import Direction, Role
-from monograph.compat import ATEN, SCATTER
+from monograph.compat.ops import ATEN, SCATTER
 from monograph.graph.edit import call_after, call_before, infer_value, redirect
 from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.tags import set_tag, tag_of

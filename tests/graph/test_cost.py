@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from monograph.compat import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.graph.cost import Machine, count_sent, measure
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import Sizes

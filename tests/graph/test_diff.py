@@ -1,6 +1,6 @@
 """The difference between two graphs: only what changed, and what changed in many blocks once."""
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.diff import LEGEND, diff_texts
 from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.tags import tag_of

@@ -6,7 +6,7 @@ import operator
 import pytest
 import torch
 
-from monograph.compat import ATEN, GATHER, WAIT
+from monograph.compat.ops import ATEN, GATHER, WAIT
 from monograph.graph.memory import find_memory
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monograph.compat import ATEN, GATHER, WAIT
+from monograph.compat.ops import ATEN, GATHER, WAIT
 from monograph.graph.timeline import find_timeline
 from tests.graph.by_hand import ByHand
 

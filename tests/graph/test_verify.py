@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from monograph.annotate import Direction
-from monograph.compat import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
 from monograph.graph import verify_values
 from monograph.graph.edit import call_after, redirect
 from monograph.graph.query import is_random, wait_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monograph.axes import Group
-from monograph.compat import EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.mesh import Mesh
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from monograph.axes import COORDS, Group
-from monograph.compat import all_gather
+from monograph.compat.ops import all_gather
 from monograph.errors import ConfigError
 from monograph.parallel.groups import joined_groups, pretended_groups
 from monograph.parallel.mesh import Mesh

@@ -1,7 +1,7 @@
 """bucket_collectives: one transfer per block and kind, packed in the order of the table, without a rank in sight."""
 
 from monograph.annotate import Role
-from monograph.compat import ATEN, GATHER, SCATTER, WAIT
+from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import BucketCollectivesConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import ChooseSavedConfig, PassesConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat import EXCHANGE, SCATTER
+from monograph.compat.ops import EXCHANGE, SCATTER
 from monograph.errors import ConfigError
 from monograph.graph.query import is_launch
 from monograph.graph.refuse import GraphError

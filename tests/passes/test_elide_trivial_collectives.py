@@ -1,6 +1,6 @@
 """elide_trivial_collectives: a group of one rank transfers nothing; other groups are left alone."""
 
-from monograph.compat import ATEN, GATHER, REDUCE, WAIT
+from monograph.compat.ops import ATEN, GATHER, REDUCE, WAIT
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 

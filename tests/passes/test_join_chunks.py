@@ -2,7 +2,7 @@
 
 import operator
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind
 from monograph.parallel.overlap_config import ExpertOverlapConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh

@@ -1,8 +1,11 @@
 """mark_regions: blocks or named regions are marked, parts end at transfers, wrong names are refused."""
 
+import operator
+
 import pytest
 import torch
 
+from monograph.compat.ops import ATEN, REDUCE, WAIT
 from monograph.errors import ConfigError
 from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
@@ -10,6 +13,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.compile.regions import find_kind, find_region, find_runs
 from monograph.passes.config import MarkRegionsConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass
+from tests.passes.written import BACKWARD, ByHand, run
 
 SPREAD = Mesh(dp_shard=2, ep=2)
 
@@ -58,3 +62,16 @@ def test_sums_that_a_compiler_would_make_atomic_stay_as_they_are():
     make_pass("mark_regions", PassesConfig(mark_regions=regions)).run(graph, facts)
     rows = [node for node in graph.nodes if node.target is torch.ops.aten.embedding_dense_backward.default]
     assert rows and not any(tag_of(node).compile for node in rows)
+
+
+def test_the_results_of_an_op_stay_with_it():
+    hand = ByHand()
+    w = hand.input("w", 4)
+    pieces = hand.call(ATEN.split.Tensor, w, 2, path="layers.0")
+    moved = hand.call(WAIT, hand.call(REDUCE, w, "sum", "tp"))
+    parts = [hand.call(operator.getitem, pieces, place, path="layers.0") for place in (0, 1)]
+    loss = hand.call(ATEN.sum.default, hand.call(ATEN.mul.Tensor, *parts, path="layers.0"))
+    graph = hand.done(loss, w=hand.call(ATEN.mul.Tensor, moved, 2, direction=BACKWARD))
+    run("mark_regions", graph, config=PassesConfig(mark_regions=MarkRegionsConfig(regions=("blocks",))))
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    assert calls[:3] == [pieces, *parts], "else a part to compile would end between them"

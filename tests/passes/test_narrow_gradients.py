@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
 from monograph.passes.config import NarrowGradientsConfig, PassesConfig

@@ -1,6 +1,6 @@
 """offload_saved: kept values travel to the host and back, in time, and their views are made again there."""
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.passes.config import OffloadSavedConfig, PassesConfig
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 

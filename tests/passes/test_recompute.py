@@ -1,7 +1,7 @@
 """recompute: what was not kept is computed where backward first needs it, once, from what was kept."""
 
 from monograph.annotate import Direction
-from monograph.compat import ATEN, READ_SIZE
+from monograph.compat.ops import ATEN, READ_SIZE
 from monograph.graph.query import is_size
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh

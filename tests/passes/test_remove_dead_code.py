@@ -1,6 +1,6 @@
 """remove_dead_code: what reaches no output goes, transfers included."""
 
-from monograph.compat import ATEN, REDUCE, WAIT
+from monograph.compat.ops import ATEN, REDUCE, WAIT
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 

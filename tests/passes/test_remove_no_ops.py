@@ -1,6 +1,6 @@
 """remove_no_ops: views that change nothing go, views that change something stay."""
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.signature import InputKind
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 

@@ -3,7 +3,7 @@
 import torch
 
 from monograph.annotate import Role
-from monograph.compat import ATEN, GATHER, WAIT
+from monograph.compat.ops import ATEN, GATHER, WAIT
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 GATHERED = {"role": Role.PARAM_GATHER, "slot": "w"}

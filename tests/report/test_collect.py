@@ -5,7 +5,7 @@ import json
 import pytest
 
 from monograph.annotate import Direction, Role
-from monograph.compat import ATEN, GATHER, WAIT
+from monograph.compat.ops import ATEN, GATHER, WAIT
 from monograph.graph.cost import Cost, Machine
 from monograph.passes.runner import Record
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out

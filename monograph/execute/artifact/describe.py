@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat import find_cuda_driver
+from monograph.compat.compiler import find_cuda_driver
 from monograph.execute.artifact.machine import find_processor
 from monograph.graph.signature import InputSpec
 from monograph.parallel.param_table import ParamTable, Slot

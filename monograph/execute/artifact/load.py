@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from monograph.compat import KernelMissing, compiler_folder, load_compiled
+from monograph.compat.compiler import KernelMissing, compiler_folder, load_compiled
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_inputs, describe_table
 from monograph.execute.artifact.folder import read_file

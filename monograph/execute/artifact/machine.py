@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).parent.parent.parent
 _SHAPING = (
     "annotate.py",
     "axes.py",
-    "compat.py",
+    "compat",
     "run.py",
     "models",
     "parallel",

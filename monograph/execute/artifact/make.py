@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat import save_compiled
+from monograph.compat.compiler import save_compiled
 from monograph.config.configurable import BaseConfig
 from monograph.errors import MonographError
 from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle

@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from monograph.annotate import Direction, Role
-from monograph.compat import GATHER
+from monograph.compat.ops import GATHER
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_wait, wait_of

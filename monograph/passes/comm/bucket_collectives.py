@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Role
 from monograph.axes import Axis
-from monograph.compat import ATEN, GATHER, SCATTER, WAIT
+from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_launch, value_of, wait_of

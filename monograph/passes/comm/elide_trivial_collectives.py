@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from monograph.compat import EXCHANGE, GATHER, SCATTER
+from monograph.compat.ops import EXCHANGE, GATHER, SCATTER
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import group_of, is_launch, wait_of

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import Axis
-from monograph.compat import GATHER, SCATTER
+from monograph.compat.ops import GATHER, SCATTER
 from monograph.graph.facts import Facts
 from monograph.graph.query import wait_of
 from monograph.graph.schedule import find_early_readers, find_late_arguments, move_after, move_before

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from monograph.compat.compiler import kernels_built_together
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
@@ -32,9 +33,11 @@ class CompileRegions(Pass):
         runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
         kinds = [find_kind(find_region(run)) for run in runs]
         codes: dict[str, tuple[str, CompiledRegion]] = {}
-        for run, kind in zip(runs, kinds, strict=True):
-            if kind not in codes:
-                codes[kind] = f"compiled_{len(codes)}", compile_region(graph, find_region(run))
+        with kernels_built_together(wanted=not facts.is_saved):
+            for run, kind in zip(runs, kinds, strict=True):
+                if kind not in codes:
+                    code = compile_region(graph, find_region(run), is_saved=facts.is_saved)
+                    codes[kind] = f"compiled_{len(codes)}", code
         for run, kind in zip(runs, kinds, strict=True):
             tag = tag_of(run[0])
             path = f"layers.{tag.block}" if tag.block is not None else tag.path

@@ -32,7 +32,7 @@ class CompileWhole(Pass):
         region = find_region(nodes)
         has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
         tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
-        put_in_place(graph, region, "compiled", compile_region(graph, region), tag)
+        put_in_place(graph, region, "compiled", compile_region(graph, region, is_saved=facts.is_saved), tag)
         graph.compiled += 1
         graph.promises = None  # they were kept up to here; inside of the compiled code nobody can look
         return f"{len(nodes)} nodes became one call"

@@ -1,5 +1,6 @@
 """Say which parts of the step are compiled."""
 
+import operator
 from collections import Counter
 from dataclasses import replace
 
@@ -36,11 +37,22 @@ class MarkRegions(Pass):
         return "" if self.config.regions else "mark_regions.regions is empty"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
+        bring_results_home(graph)
         plan = plan_marks(graph, self.config.regions)
         for mark, nodes in plan.items():
             for node in nodes:
                 set_tag(node, replace(tag_of(node), compile=mark))
         return f"{len(plan)} parts with {sum(map(len, plan.values()))} nodes are to be compiled"
+
+
+def bring_results_home(graph: StepGraph) -> None:
+    """Put the results of an op with several right after it: a part that ends in between would have to hand on all of
+    them as one value, which compiled code cannot."""
+    for node in graph.nodes:
+        results = [user for user in node.users if user.target is operator.getitem]
+        for last, result in zip((node, *results), results, strict=False):
+            if result is not last.next:
+                last.append(result)
 
 
 def plan_marks(graph: StepGraph, regions: tuple[str, ...]) -> dict[str, list[Node]]:

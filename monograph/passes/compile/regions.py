@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from monograph.compat import CompiledCode, compile_graph, expression_of
+from monograph.compat.capture import expression_of
+from monograph.compat.compiler import CompiledCode, compile_graph
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
@@ -136,12 +137,10 @@ def _form(value: Any) -> str:
     return str(value)
 
 
-def compile_region(graph: StepGraph, region: Region) -> CompiledRegion:
+def compile_region(graph: StepGraph, region: Region, *, is_saved: bool) -> CompiledRegion:
     """Compile a region for values of the form its inputs have."""
-    module = cut_out(region)
-    return CompiledRegion(
-        compile_graph(module, [value_of(value) for value in region.inputs], fake_mode(graph.module.graph))
-    )
+    values = [value_of(value) for value in region.inputs]
+    return CompiledRegion(compile_graph(cut_out(region), values, fake_mode(graph.module.graph), is_saved=is_saved))
 
 
 def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegion, tag: Tag) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.edit import call_before, erase, redirect, refresh
 from monograph.graph.facts import Facts
 from monograph.graph.query import alias_of, is_backward, is_compute, value_of
@@ -24,8 +24,9 @@ class JoinProducts(Pass):
 
     Before:  q = mm(x, t(wq));  k = mm(x, t(wk));  ...  dx = add(mm(dq, wq), mm(dk, wk))
     After:   w = cat([wq, wk]);  q, k = split(mm(x, t(w)));  ...  dx = mm(cat([dq, dk]), w)
-    Why:     one large product keeps a GPU busier than several small ones, reads the shared operand once, and adds up
-             in fp32 inside of the product. A compiler that casts the weights writes them into one matrix at no cost.
+    Why:     one large product keeps a GPU busier than a small one beside a large one, reads the shared operand once,
+             and adds up in fp32 inside of the product. A compiler that casts the weights writes them into one matrix
+             at no cost.
     """
 
     Config = JoinProductsConfig
@@ -37,11 +38,11 @@ class JoinProducts(Pass):
     def run(self, graph: StepGraph, facts: Facts) -> str:
         inside = graph.module.graph
         packs = Packs(inside)
-        sums = plan_sums(graph.nodes)
+        sums = plan_sums(graph.nodes, self.config.max_columns)
         ranks = {key: place for each in sums for place, key in enumerate(each.left_keys)}
         for each in sums:
             apply_sum(inside, each, packs)
-        groups = plan_groups(graph.nodes, ranks)
+        groups = plan_groups(graph.nodes, ranks, self.config.max_columns)
         for group in groups:
             apply_group(inside, group, packs)
         erase(plan_dead(graph))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from monograph.compat import ATEN, UNSAFE_VIEW
+from monograph.compat.ops import ATEN, UNSAFE_VIEW
 from monograph.graph.edit import can_refresh
 from monograph.graph.query import has_symbols, value_of
 from monograph.graph.tags import tag_of
@@ -56,8 +56,8 @@ def key_of(node: Node) -> Key:
     return node
 
 
-def plan_sums(nodes: Sequence[Node]) -> list[Sum]:
-    """Every sum in which two or more addends are products that nobody else reads."""
+def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[Sum]:
+    """Every sum in which two or more addends are products that nobody else reads, one of them narrow inside."""
     found = []
     for node in nodes:
         if not _is_sum(node) or any(_is_sum(user) and _is_partial(node, user) for user in node.users):
@@ -74,6 +74,8 @@ def plan_sums(nodes: Sequence[Node]) -> list[Sum]:
             continue
         products.sort(key=lambda each: _operand(each, 1))  # in the order of the weights
         lefts, rights = ([_operand(each, place) for each in products] for place in (0, 1))
+        if min(value_of(left).shape[1] for left in lefts) > max_columns:
+            continue
         found.append(Sum(node, products, others, lefts, [*map(key_of, lefts)], rights, [*map(key_of, rights)]))
     return found
 
@@ -95,8 +97,11 @@ def find_product(node: Node) -> Node | None:
     return node if is_product and not has_symbols(value_of(node)) else None
 
 
-def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int]) -> list[Group]:
-    """Every set of products in one block that share an operand. `ranks` says how parts were put side by side before."""
+def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int], max_columns: int) -> list[Group]:
+    """Every set of products in one block that share an operand and of which one is narrow.
+
+    `ranks` says how parts were put side by side before.
+    """
     sharing: dict[Any, list[Node]] = defaultdict(list)
     for node in nodes:
         if node.target is not ATEN.mm.default or has_symbols(value_of(node)):
@@ -107,7 +112,8 @@ def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int]) -> list[Group]:
                 sharing[is_left, key_of(_operand(node, int(not is_left))), _place(node)].append(node)
     found = []
     for (is_left, *_), products in sharing.items():
-        if len(products) > 1:
+        narrow = min(value_of(product).shape[int(is_left)] for product in products)
+        if len(products) > 1 and narrow <= max_columns:
             group = _make_group(products, is_left, ranks)
             found += [group] if group else []
     return found

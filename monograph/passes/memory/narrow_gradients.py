@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
 from monograph.graph.promises import find_gradients

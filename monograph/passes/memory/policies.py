@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat import EXCHANGE, SCATTER, find_costly_ops
+from monograph.compat.ops import EXCHANGE, SCATTER, find_costly_ops
 from monograph.errors import ConfigError
 from monograph.graph.cost import H200, find_node_costs
 from monograph.graph.likely_sizes import Sizes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.graph.edit import call_after, call_before, copy_value, erase, infer_value, redirect
 from monograph.graph.facts import Facts

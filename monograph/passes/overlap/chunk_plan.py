@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from monograph.annotate import Direction, Role
 from monograph.axes import Axis
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_compute, is_launch, is_random, value_of

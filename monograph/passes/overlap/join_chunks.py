@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from monograph.compat import ATEN
+from monograph.compat.ops import ATEN
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import value_of

@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.annotate import Direction
-from monograph.compat import WAIT
+from monograph.compat.ops import WAIT
 from monograph.graph.cost import NodeCosts
 from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import is_compute, is_launch, is_wait, value_of

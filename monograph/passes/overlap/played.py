@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import SAME_LINK
-from monograph.compat import EXCHANGE
+from monograph.compat.ops import EXCHANGE
 from monograph.graph.cost import NodeCosts
 from monograph.graph.query import group_of, is_launch, is_wait
 from monograph.graph.tags import tag_of

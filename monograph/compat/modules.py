@@ -1,0 +1,91 @@
+"""torch.compile in place and FSDP2, where they are private or differ between versions."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+# --- FSDP2 with parameters of one module on two meshes: torch 2.12 and later (absent in 2.11). ---
+
+
+def has_parameter_meshes() -> bool:
+    """Whether `fully_shard` can put some of a module's parameters on another mesh."""
+    return hasattr(fsdp_common, "ShardPlacementResult")
+
+
+def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
+    """dim -> what a `shard_placement_fn` returns to shard a parameter along `dim` over `mesh` (replicas by) shards."""
+    if mesh.ndim == 1:
+        info = fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    else:
+        info = fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    return lambda dim: fsdp_common.ShardPlacementResult(placement=Shard(dim), mesh_info=info)
+
+
+# --- torch.compile: in place, without graph breaks, with settings that end with the block that set them. ---
+
+
+def is_capture_error(error: Exception) -> bool:
+    """Whether dynamo says that a frame cannot become one graph.
+
+    dynamo is reached through torch's attribute, which imports it on first use: eager runs never pay for it.
+    """
+    errors = torch._dynamo.exc
+    return isinstance(error, errors.Unsupported | errors.UserError | errors.TorchRuntimeError)
+
+
+def is_recompile_limit(error: Exception) -> bool:
+    """Whether dynamo refuses to compile a frame once more."""
+    return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+
+def find_raised(error: Exception) -> str:
+    """What the captured code itself raised, when that is why its capture ended."""
+    cause = error.__cause__
+    return str(cause) if isinstance(cause, torch._dynamo.exc.ObservedException) else ""
+
+
+def find_backend(name: str) -> Any:
+    """The compiler registered under a name."""
+    return torch._dynamo.backends.registry.lookup_backend(name)
+
+
+def compile_in_place(module: nn.Module, backend: Any) -> None:
+    """Compile a module's forward as one graph with static shapes; hooks on the module itself stay outside."""
+    module.compile(fullgraph=True, dynamic=False, backend=backend)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether `compile_in_place` was here already."""
+    return module._compiled_call_impl is not None
+
+
+@contextmanager
+def compiled_calls_in(module: nn.Module, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside, every call of a module that was compiled in place happens within `around`: hooks would be compiled."""
+    compiled: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return compiled(*args, **kwargs)
+
+    module._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = compiled
+
+
+def compile_function(function: Callable[..., Any], backend: Any, *, is_dynamic: bool = False) -> Callable[..., Any]:
+    """A function as one compiled graph, for the sizes of its first call or for all."""
+    return torch.compile(function, fullgraph=True, dynamic=is_dynamic, backend=backend)
+
+
+def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
+    """Change dynamo's settings inside the block only."""
+    return torch._dynamo.config.patch(**settings)

@@ -1,0 +1,146 @@
+"""Ops: those whose names are private, those that differ between versions, and collectives as graphs hold them.
+
+This folder has every torch API we use that is private, or differs between the versions we serve. Checked on 2.11 and
+2.13.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.traceback import annotate as annotate_fx_nodes
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+def grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """rows [n, in] by weights [groups, in, out]: group g multiplies the rows from ends[g - 1] to ends[g] (int32).
+
+    Public as torch.nn.functional.grouped_mm since 2.10; here because what it accepts still changes.
+    """
+    return F.grouped_mm(rows, weights, offs=ends)
+
+
+def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value.to(dtype)` for use inside an autograd.Function, where a cast that changes nothing must leave no trace.
+
+    On torch 2.11, a Function whose forward ends in such a cast gets zero gradients under dynamo, without a word.
+    """
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether grouped_mm serves this device and dtype without reading the offsets on the host.
+
+    CUDA: a real kernel from compute capability 9.0 on; below it torch copies the offsets to the host. Without a GPU in
+    this process, CUDA tensors are fake ones and stand for a machine that has one. CPU: a loop inside torch.
+    """
+    if dtype != torch.bfloat16:
+        return False
+    if device.type == "cuda":
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type == "cpu"
+
+
+# --- Ops that graphs contain and whose names are private. ---
+
+ATEN = torch.ops.aten
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+REDUCE = torch.ops._c10d_functional.all_reduce.default
+EXCHANGE = torch.ops._c10d_functional.all_to_all_single.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+READ_SIZE = ATEN._local_scalar_dense.default
+"""Brings a number from data to the host, where it becomes a size."""
+UNSAFE_VIEW = ATEN._unsafe_view.default
+
+
+def find_costly_ops() -> frozenset[Any]:
+    """Ops worth remembering: products, attention and top-k."""
+    names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
+    attention = (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
+    return frozenset(getattr(ATEN, name).default for name in (*names, *attention))
+
+
+# --- Functional collectives by group name: the only ops whose results a graph can hold. ---
+
+
+def all_gather(value: Tensor, size: int, group: str) -> Tensor:
+    """Every rank's tensor, concatenated along dim 0.
+
+    Several ranks that share a GPU talk over gloo, whose gather of CUDA tensors crashes torch 2.11; there, everyone
+    sends a copy to everyone instead.
+    """
+    ops = torch.ops._c10d_functional
+    if value.is_cuda and is_gloo(group):
+        copies = value.unsqueeze(0).expand(size, *value.shape).flatten(0, 1).contiguous()
+        return all_to_all(copies, [value.shape[0]] * size, [value.shape[0]] * size, group)
+    return ops.wait_tensor(ops.all_gather_into_tensor(value, size, group))
+
+
+def reduce_scatter(value: Tensor, size: int, group: str) -> Tensor:
+    """The sum over ranks, of which each rank gets its piece along dim 0."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.reduce_scatter_tensor(value, "sum", size, group))
+
+
+def all_reduce(value: Tensor, operation: str, group: str) -> Tensor:
+    """The sum or max over ranks, out of place."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(value, operation, group))
+
+
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+    """Row exchange: sent[i] rows go to rank i, received[i] come from it."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_to_all_single(rows, received, sent, group))
+
+
+def is_gloo(group: str) -> bool:
+    """Whether a group's collectives are gloo's."""
+    native = torch._C._distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    return dist.get_backend(native) == "gloo"
+
+
+def find_collective_ops() -> set[Any]:
+    """The ops that the functions above are made of: each start of a transfer, and the end of all of them."""
+    ops = torch.ops._c10d_functional
+    starts = (ops.all_gather_into_tensor, ops.reduce_scatter_tensor, ops.all_reduce, ops.all_to_all_single)
+    return {op.default for op in (*starts, ops.wait_tensor)}
+
+
+def alias_process_group(name: str, group: dist.ProcessGroup) -> None:
+    """Let collectives find `group` under a second name; the group's own name stays what it was."""
+    torch._C._distributed_c10d._register_process_group(name, group)  # type: ignore[arg-type]
+
+
+def remove_group_alias(name: str) -> None:
+    """Forget a name given by `alias_process_group`."""
+    torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
+
+
+_CYCLES_PER_SECOND = 1.5e9
+"""About what the clock that `sleep_on_device` counts makes; only emulated transfers depend on it."""
+
+
+def sleep_on_device(seconds: float) -> None:
+    """Keep the current CUDA stream busy without using the device."""
+    torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))
+
+
+def fake_store() -> dist.Store:
+    """A store for the `fake` backend, which pretends to be one rank of any world."""
+    return FakeStore()
+
+
+def annotate_nodes(values: dict[str, str]) -> AbstractContextManager[None]:
+    """Put `values` into the custom metadata of every node traced inside (torch.fx.traceback, since 2.9)."""
+    return annotate_fx_nodes(values)

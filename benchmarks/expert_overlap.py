@@ -255,7 +255,7 @@ def main(words: Sequence[str] | None = None) -> list[Row]:
     for name in dict.fromkeys(["off", *options.ways]):
         config = make_config(options, WAYS[name], work.find_machine(options.share))
         rows.append(measure(config, name, work, steps=options.steps, share=options.share))
-        print(f"{name}: {1e3 * rows[-1].step_seconds:.1f} ms", flush=True)
+        print(format_table(rows).splitlines()[-1], flush=True)
     print(format_table(rows))
     return rows
 

@@ -124,12 +124,11 @@ def main() -> int:
         results = []
         for check, result in zip(checks, pool.map(lambda check: run(check, Path(folder)), checks), strict=True):
             results.append(result)
-            if not result[0]:
-                print(f"--- {check.name}\n{result[2]}\n", flush=True)
-    for check, (passed, taken, text) in zip(checks, results, strict=True):
-        print(
-            f"{'ok  ' if passed else 'FAIL'} {check.name:42s} {taken:6.1f} s  {text.splitlines()[-1] if text else ''}"
-        )
+            passed, taken, text = result
+            if not passed:
+                print(f"--- {check.name}\n{text}\n", flush=True)
+            said = text.splitlines()[-1] if text else ""
+            print(f"{'ok  ' if passed else 'FAIL'} {check.name:42s} {taken:6.1f} s  {said}", flush=True)
     return 0 if all(passed for passed, _, _ in results) else 1
 
 

@@ -105,9 +105,12 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -
 
 
 def is_gloo(group: str) -> bool:
-    """Whether a group's collectives are gloo's."""
+    """Whether a group's collectives are gloo's. A group that torch did not make itself, of an emulated network, is not."""
     native = torch._C._distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-    return dist.get_backend(native) == "gloo"
+    try:
+        return dist.get_backend(native) == "gloo"
+    except ValueError:
+        return False
 
 
 def find_collective_ops() -> set[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from monograph.annotate import Direction, annotate_direction
 from monograph.compat.capture import mark_backward
@@ -40,15 +40,25 @@ def make_forward(
     compute_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
     chunks: ByUnit | None = None,
+    skipped: frozenset[nn.Module] = frozenset(),
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
     """The forward half of the step, which is all that evaluation needs.
 
-    `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk.
+    `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk, blocks in
+    `skipped` not at all.
     """
     places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
     def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        call = ShardedCall(model, table, state, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, chunks=chunks)
+        call = ShardedCall(
+            model,
+            table,
+            state,
+            compute_dtype=compute_dtype,
+            reduce_dtype=reduce_dtype,
+            chunks=chunks,
+            skipped=skipped,
+        )
         known = dict(buffers) | {name: coords for name in places}
         output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
         return StepOutputs(output.value, {}, output.loads)
@@ -57,18 +67,19 @@ def make_forward(
 
 
 def make_step(
-    model: Decoder, table: ParamTable, **settings: Any
+    model: Decoder, table: ParamTable, *, skipped: frozenset[nn.Module] = frozenset(), **settings: Any
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
     """The whole step: the forward half as `make_forward` has it, and the gradient of its loss."""
-    forward = make_forward(model, table, **settings)
+    forward = make_forward(model, table, skipped=skipped, **settings)
+    slots = [slot for slot in table if model.get_submodule(slot.unit) not in skipped]
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
         output = forward(state, buffers, batch, coords, scalars)
-        wanted = [state[slot.name] for slot in table]
+        wanted = [state[slot.name] for slot in slots]
         mark_backward(output.loss)
         with annotate_direction(Direction.BACKWARD):
             gradients = torch.autograd.grad(output.loss, wanted)
-        named = {slot.name: gradient for slot, gradient in zip(table, gradients, strict=True)}
+        named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
         return StepOutputs(output.loss.detach(), named, output.loads)
 
     return step

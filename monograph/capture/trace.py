@@ -1,7 +1,7 @@
 """Capture: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
+from monograph.capture.alike import Run
 from monograph.capture.pure import make_pure
+from monograph.capture.unfold import unfold
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.graph.promises import find_promises, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
@@ -47,11 +49,13 @@ def capture(
     *,
     has_sources: bool = False,
     mode: AbstractContextManager[Any] | None = None,
+    runs: Sequence[Run] = (),
 ) -> StepGraph:
     """The step as a graph; `model` is only asked for the names of its modules.
 
     With `has_sources` nodes know the line of model code they come from, which takes longer. Captures in one `mode`,
-    that of another capture, can lend each other values: sizes read from data have different names in each.
+    that of another capture, can lend each other values: sizes read from data have different names in each. A step that
+    skips most blocks of some `runs` is unfolded to one that has them all; `NotAlike` when that cannot be done.
     """
     named = example.flat()
     specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
@@ -79,12 +83,37 @@ def capture(
     drop_missing(module.graph)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
+    if runs:
+        outputs = unfold_outputs(module, specs, outputs, runs)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
     tag_inner_nodes(graph)
     trust_values(graph)
     mark_gradients(graph)
     graph.promises = find_promises(graph)
     return graph
+
+
+def unfold_outputs(
+    module: torch.fx.GraphModule, specs: Sequence[InputSpec], outputs: Sequence[OutputSpec], runs: Sequence[Run]
+) -> list[OutputSpec]:
+    """Unfold the graph; its outputs are then those of a step with all blocks."""
+    inside = module.graph
+    names = {
+        spec.name: node
+        for spec, node in zip(specs, inside.find_nodes(op="placeholder"), strict=True)
+        if spec.kind in (InputKind.STATE, InputKind.BUFFER)
+    }
+    output = inside.output_node()
+    pairs = list(zip(outputs, output.args[0], strict=True))  # type: ignore[arg-type]
+    gradients = {spec.name: node for spec, node in pairs if spec.kind is OutputKind.GRADIENT}
+    has_gradients = bool(gradients)
+    unfold(inside, names, gradients, runs)
+    slots = [spec.name for spec in specs if spec.kind is InputKind.STATE] if has_gradients else []
+    others = {spec.kind: [(spec, node)] for spec, node in pairs if spec.kind is not OutputKind.GRADIENT}
+    found = [(OutputSpec(kind=OutputKind.GRADIENT, name=slot), gradients[slot]) for slot in slots]
+    ordered = [*others[OutputKind.LOSS], *found, *others.get(OutputKind.LOADS, [])]
+    output.args = ([node for _, node in ordered],)
+    return [spec for spec, _ in ordered]
 
 
 def drop_missing(graph: torch.fx.Graph) -> None:

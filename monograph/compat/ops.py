@@ -105,7 +105,7 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -
 
 
 def is_gloo(group: str) -> bool:
-    """Whether a group's collectives are gloo's. A group that torch did not make itself, of an emulated network, is not."""
+    """Whether a group's collectives are gloo's. A group of an emulated network, which torch did not make, is not."""
     native = torch._C._distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     try:
         return dist.get_backend(native) == "gloo"

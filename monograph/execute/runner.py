@@ -1,16 +1,18 @@
 """The step of graph mode: captured for batches of one shape, improved by the passes, run as a program."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from monograph.axes import Axis, Group
+from monograph.capture.alike import Run, find_runs, find_skipped
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
+from monograph.capture.unfold import NotAlike
 from monograph.compat.compiler import start_compiler
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
@@ -131,21 +133,36 @@ class GraphStep(MeshStep):
     ) -> StepGraph:
         """The step for this batch's shapes as the model is written, before any pass; source lines on demand."""
         overlap = self.settings.compile.expert_overlap
-        make: Callable[..., Any] = make_forward if is_forward else make_step
-        step = make(
-            self.model,
-            self.table,
-            compute_dtype=self.settings.compute_dtype,
-            reduce_dtype=self.settings.reduce_dtype,
-            chunks=self.chunks if overlap.strategy == "trace" else None,
-        )
         example = self.example(inputs, valid_tokens)
-        with torch.set_grad_enabled(not is_forward):
-            graph = capture(step, self.model, example, has_sources=has_sources)
+        make: Callable[..., Any] = make_forward if is_forward else make_step
+
+        def trace(runs: Sequence[Run]) -> StepGraph:
+            with torch.set_grad_enabled(not is_forward):
+                return capture(make_part(runs), self.model, example, has_sources=has_sources, runs=runs)
+
+        def make_part(runs: Sequence[Run]) -> Callable[..., Any]:
+            return make(
+                self.model,
+                self.table,
+                compute_dtype=self.settings.compute_dtype,
+                reduce_dtype=self.settings.reduce_dtype,
+                chunks=self.chunks if overlap.strategy == "trace" else None,
+                skipped=find_skipped(self.model, runs),
+            )
+
+        try:
+            graph = trace([] if overlap.is_on else self.find_runs())
+        except NotAlike as reason:
+            log.debug("all blocks are captured: %s", reason)
+            graph = trace([])
         if overlap.strategy == "graph" and not is_forward:
             roots = [chunks.path for chunks in self.chunks.values()]
-            capture_twins(graph, step, self.model, example, overlap, roots, has_sources=has_sources)
+            capture_twins(graph, make_part([]), self.model, example, overlap, roots, has_sources=has_sources)
         return graph
+
+    def find_runs(self) -> list[Run]:
+        """The blocks that capture may leave out."""
+        return find_runs(self.model, self.table, self.settings.compute_dtype, self.device)
 
     def can_record(self, graph: StepGraph) -> bool:
         """Whether the step runs as a CUDA graph: as asked, with the reasons when it cannot."""

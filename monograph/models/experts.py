@@ -38,20 +38,20 @@ class Experts(nn.Module, Configurable):
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
         if self.config.backend == "grouped_reference":
             return self.compute_grouped(rows, ends, grouped_product)
-        if self.is_grouped(rows):
+        if self.is_grouped(rows.dtype, rows.device):
             return self.compute_grouped(rows, ends, grouped_mm)
         return self.compute_in_loop(rows, ends)
 
-    def is_grouped(self, rows: Tensor) -> bool:
-        """Which backend serves these rows; an explicit wish that cannot be met is an error."""
+    def is_grouped(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Which backend serves such rows; an explicit wish that cannot be met is an error."""
         backend = self.config.backend
-        if backend == "grouped_mm" and rows.dtype != torch.bfloat16:
+        if backend == "grouped_mm" and dtype != torch.bfloat16:
             raise ConfigError(
-                f"experts.backend is grouped_mm but the experts compute in {str(rows.dtype).removeprefix('torch.')}",
+                f"experts.backend is grouped_mm but the experts compute in {str(dtype).removeprefix('torch.')}",
                 why="the grouped kernel takes bfloat16 only",
                 do="--training.compute_dtype bfloat16, or experts.backend auto",
             )
-        return backend == "grouped_mm" or (backend == "auto" and has_grouped_mm(rows.device, rows.dtype))
+        return backend == "grouped_mm" or (backend == "auto" and has_grouped_mm(device, dtype))
 
     def compute_grouped(self, rows: Tensor, ends: Tensor, product: Callable[..., Tensor]) -> Tensor:
         """All experts in three products; nothing is read on the host."""

@@ -6,7 +6,7 @@ the axes that replicate the parameter.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -98,7 +98,7 @@ class ShardedCall:
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
-    Units in `chunks` are run, or have a module that is run, chunk by chunk.
+    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` hand the stream on.
     """
 
     def __init__(
@@ -112,13 +112,16 @@ class ShardedCall:
         reshard: bool = False,
         run: Callable[..., Any] = call_function,
         chunks: ByUnit | None = None,
+        skipped: Collection[nn.Module] = (),
     ) -> None:
-        self.state, self.run, self.chunks = state, run, chunks or {}
+        self.state, self.run, self.chunks, self.skipped = state, run, chunks or {}, skipped
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
         units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
+        if unit in self.skipped:
+            return args[0], None
         slots = self.slots[unit]
         chunks = self.chunks.get(unit) if torch.is_grad_enabled() else None  # evaluation runs whole
         pieces: dict[tuple[int | None, str], Tensor] = {}

@@ -1,6 +1,6 @@
 """Tensor and sequence parallelism: borders of the stream, and the two layers that know the vocabulary is cut."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,22 +19,41 @@ SEQUENCE = 1
 """The dim of the stream [batch, sequence, dim] that is sliced between the borders."""
 
 
-def cross(border: Border, degree: int) -> Callable[[Tensor], Tensor]:
-    """The function that takes the stream across a border."""
-    collective = gather if border is Border.GATHER_SEQUENCE else scatter
-    return lambda stream: collective(stream, SEQUENCE, degree, Group.TP)
+@dataclass(frozen=True)
+class Crossing:
+    """Takes the stream across a border of a module. Equal ones do the same: so blocks are found to be alike."""
+
+    border: Border
+    degree: int
+
+    def cross(self, stream: Tensor) -> Tensor:
+        """The stream on the other side."""
+        collective = gather if self.border is Border.GATHER_SEQUENCE else scatter
+        return collective(stream, SEQUENCE, self.degree, Group.TP)
+
+
+class InputCrossing(Crossing):
+    """For a module's first argument, before it runs."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.cross(args[0]), *args[1:]
+
+
+class OutputCrossing(Crossing):
+    """For a module's result, after it ran."""
+
+    def __call__(self, _module: nn.Module, _args: Any, result: Tensor) -> Tensor:
+        return self.cross(result)
 
 
 def add_input_border(module: nn.Module, border: Border, degree: int) -> None:
     """Take the module's first argument across the border before it runs."""
-    crossing = cross(border, degree)
-    module.register_forward_pre_hook(lambda _module, args: (crossing(args[0]), *args[1:]))
+    module.register_forward_pre_hook(InputCrossing(border, degree))
 
 
 def add_output_border(module: nn.Module, border: Border, degree: int) -> None:
     """Take the module's result across the border after it ran."""
-    crossing = cross(border, degree)
-    module.register_forward_hook(lambda _module, _args, result: crossing(result))
+    module.register_forward_hook(OutputCrossing(border, degree))
 
 
 class VocabEmbedding(nn.Module):

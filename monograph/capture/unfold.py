@@ -1,0 +1,245 @@
+"""From a capture of three blocks that are alike to all of them: the second is copied once for every block left out.
+
+Tracing an op costs a hundred times as much as copying its node. That the blocks are alike is known from their modules
+(alike.py) and checked here once more on the captured nodes: the second and the last must do the same, op by op, on what
+comes from before, from their own parameters and from outside. Where they do not, the whole step is captured.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from monograph.annotate import Direction
+from monograph.capture.alike import Run
+from monograph.compat.ops import ATEN
+from monograph.graph.edit import copy_value, infer_value
+from monograph.graph.query import has_symbols, is_compute, is_size, value_of
+from monograph.graph.tags import set_tag, tag_of
+
+
+class NotAlike(Exception):
+    """The captured blocks cannot stand for the others."""
+
+
+Half = list[Node]
+"""The nodes of one direction of one block, in order."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The nodes of every captured block, by number."""
+
+    forward: dict[int, Half]
+    backward: dict[int, Half]
+
+    def of(self, direction: Direction) -> dict[int, Half]:
+        """One direction of all blocks."""
+        return self.backward if direction is Direction.BACKWARD else self.forward
+
+
+def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[Run]) -> None:
+    """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
+    halves = find_halves(graph)
+    plans = [make_plan(run, halves, names) for run in runs]  # all are checked before anything is changed
+    for plan in plans:
+        unfold_run(graph, plan, names, gradients)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run whose captured blocks were found alike."""
+
+    run: Run
+    halves: Halves
+
+
+def find_halves(graph: Graph) -> Halves:
+    """Nodes by block and direction; those of one half must stand together."""
+    forward: dict[int, Half] = {}
+    backward: dict[int, Half] = {}
+    last: tuple[int | None, Direction] | None = None
+    for node in graph.nodes:
+        if not is_compute(node):
+            continue
+        tag = tag_of(node)
+        place = tag.block, tag.direction
+        if tag.block is not None:
+            half = (backward if tag.direction is Direction.BACKWARD else forward).setdefault(tag.block, [])
+            if half and place != last:
+                raise NotAlike(f"nodes of block {tag.block} stand apart, at {node.name}")
+            half.append(node)
+        last = place
+    return Halves(forward, backward)
+
+
+def make_plan(run: Run, halves: Halves, names: Mapping[str, Node]) -> Plan:
+    """Check that the captured blocks of a run do the same, and that nothing in them depends on data."""
+    slots = {node: name for name, node in names.items()}
+    places = [find_places(halves, number, slots) for number in run.captured]
+    for direction in (Direction.FORWARD, Direction.BACKWARD):
+        found = [halves.of(direction).get(number, []) for number in run.captured]
+        if len(set(map(len, found))) != 1:
+            raise NotAlike(f"blocks {run.captured} have {list(map(len, found))} nodes, {direction}")
+        for nodes in zip(*found, strict=True):
+            check_alike(nodes, places)
+    return Plan(run, halves)
+
+
+def check_alike(nodes: Sequence[Node], places: Sequence[Callable[[Node], Any]]) -> None:
+    """The same node of the first, the second and the last block.
+
+    The first has something else before it and the last something else after it; so each argument of the second must be
+    the same in one of them, and all else in both.
+    """
+    if any(has_symbols(value_of(node)) or is_size(node) or node.op != "call_function" for node in nodes):
+        raise NotAlike(f"{nodes[1].name} depends on data, or runs a graph of its own")
+    first, second, last = (describe(node, find) for node, find in zip(nodes, places, strict=True))
+    is_same = first.rest == second.rest == last.rest and len(first.args) == len(second.args) == len(last.args)
+    if not is_same or any(arg not in others for arg, *others in zip(second.args, first.args, last.args, strict=True)):
+        raise NotAlike(f"{', '.join(node.name for node in nodes)} differ")
+
+
+def find_places(halves: Halves, number: int, slots: Mapping[Node, str]) -> Callable[[Node], Any]:
+    """What a node is to a block: one of its own, its neighbour's before or after it, its parameter, or common."""
+    known: dict[Node, Any] = {}
+    for step in (-1, 0, 1):
+        for direction in (Direction.FORWARD, Direction.BACKWARD):
+            near = find_neighbour(halves.of(direction), number, step)
+            known |= {node: (step, direction, place) for place, node in enumerate(near)}
+    prefix = f"layers.{number}."
+
+    def find(node: Node) -> Any:
+        if node in known:
+            return known[node]
+        slot = slots.get(node, "")
+        return ("own", slot.removeprefix(prefix)) if slot.startswith(prefix) else node
+
+    return find
+
+
+def find_neighbour(halves: Mapping[int, Half], number: int, step: int) -> Half:
+    """A block's own half, or that of the captured block before or after it."""
+    numbers = sorted(halves)
+    if number not in numbers:
+        return []
+    place = numbers.index(number) + step
+    return halves[numbers[place]] if 0 <= place < len(numbers) else []
+
+
+class Description(NamedTuple):
+    """A node without its names."""
+
+    rest: Any
+    args: list[Any]
+
+
+def describe(node: Node, find: Callable[[Node], Any]) -> Description:
+    """What a node does, and what each of its arguments is to its block."""
+    value = value_of(node)
+    values = value if isinstance(value, list | tuple) else [value]
+    forms = [(tuple(each.shape), each.stride(), each.dtype) for each in values if each is not None]
+    shape = torch.fx.node.map_arg((node.args, node.kwargs), lambda _each: "value")
+    return Description((node.target, repr(shape), forms, tag_of(node).role), [*map(find, node.all_input_nodes)])
+
+
+def unfold_run(graph: Graph, plan: Plan, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:
+    """Copy the second block for every one between it and the last, first all forwards, then all backwards."""
+    first, second, last = plan.run.captured
+    forward = {number: plan.halves.forward[number] for number in plan.run.captured}
+    anchor = forward[last][0]
+    for number in plan.run.skipped:
+        forward[number] = copy_block(
+            graph,
+            anchor,
+            forward[second],
+            number,
+            second,
+            names,
+            {
+                **pair(forward[first], forward[number - 1]),
+            },
+        )
+    follow(forward[last], pair(forward[second], forward[last - 1]))
+    for node in graph.find_nodes(op="call_function", target=ATEN.stack.default):
+        if tag_of(node).block is None:
+            extend(graph, node, forward, plan.run)
+    if not plan.halves.backward:
+        return
+    backward = {number: plan.halves.backward[number] for number in plan.run.captured}
+    anchor = backward[second][0]
+    follow(backward[last], pair(forward[second], forward[last - 1]))
+    for number in reversed(plan.run.skipped):
+        known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
+        known |= pair(backward[last], backward[number + 1])
+        backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known)
+    follow(backward[second], pair(backward[last], backward[second + 1]))
+    places = {node: place for place, node in enumerate(backward[second])}
+    for slot, node in list(gradients.items()):
+        if node in places and slot.startswith(f"layers.{second}."):
+            for number in plan.run.skipped:
+                gradients[rename(slot, second, number)] = backward[number][places[node]]
+
+
+def pair(old: Iterable[Node], new: Iterable[Node]) -> dict[Node, Node]:
+    """Node by node."""
+    return dict(zip(old, new, strict=True))
+
+
+def copy_block(
+    graph: Graph,
+    anchor: Node,
+    nodes: Half,
+    number: int,
+    second: int,
+    names: Mapping[str, Node],
+    known: dict[Node, Node],
+) -> Half:
+    """The nodes once more before `anchor`, for another block: with its parameters, and others as `known` says."""
+    own = {node: names[rename(name, second, number)] for name, node in names.items() if is_of(name, second)}
+    mapped = known | own
+    copies = []
+    for node in nodes:
+        with graph.inserting_before(anchor):
+            copy = graph.node_copy(node, lambda each: mapped.get(each, each))
+        copy.meta = dict(node.meta)
+        copy.meta["val"] = copy_value(graph, value_of(node))
+        tag = tag_of(node)
+        set_tag(copy, replace(tag, path=rename(tag.path, second, number), slot=rename(tag.slot, second, number)))
+        mapped[node] = copy
+        copies.append(copy)
+    return copies
+
+
+def follow(nodes: Half, known: Mapping[Node, Node]) -> None:
+    """Let nodes read the copies instead of the originals."""
+    for node in nodes:
+        for each in node.all_input_nodes:
+            if each in known:
+                node.replace_input_with(each, known[each])
+
+
+def extend(graph: Graph, stack: Node, forward: Mapping[int, Half], run: Run) -> None:
+    """A stack of one value a block gets the new blocks' values, in their order."""
+    second = run.captured[1]
+    items: list[Node] = list(stack.args[0])  # type: ignore[arg-type]
+    places = {node: place for place, node in enumerate(forward[second])}
+    found = [item for item in items if item in places]
+    if found:
+        (item,) = found
+        where = items.index(item) + 1
+        items[where:where] = [forward[number][places[item]] for number in run.skipped]
+        stack.args = (items, *stack.args[1:])
+        stack.meta["val"] = infer_value(graph, stack)
+
+
+def is_of(name: str, number: int) -> bool:
+    """Whether a path or slot lies in a block."""
+    return name == f"layers.{number}" or name.startswith(f"layers.{number}.")
+
+
+def rename(name: str, old: int, new: int) -> str:
+    """The same place in another block."""
+    return f"layers.{new}{name.removeprefix(f'layers.{old}')}" if is_of(name, old) else name

@@ -1,0 +1,121 @@
+"""A capture of three blocks that are alike, unfolded, is the capture of all of them: the same text and promises."""
+
+import pytest
+import torch
+
+from monograph.capture.alike import Run, find_runs
+from monograph.execute.runner import GraphStep
+from monograph.graph.tags import tag_of
+from monograph.models.feed_forward import FeedForward
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, make_example
+from tests.execute.updates import CPU, small
+
+GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
+GROUPED = {"experts": "grouped"}
+
+
+ALONE = Mesh()
+
+
+def build(model, folder, mesh=ALONE, layers=6, changes=None, **how):
+    """A step that was not captured yet."""
+    degrees = {name: getattr(mesh, name) for name in ("tp", "ep", "etp") if getattr(mesh, name) > 1}
+    config = small(model, folder, {**GRAPH, "model.n_layers": layers, **(changes or {})}, **how, **degrees)
+    groups = pretended_groups(mesh, 0, CPU)
+    return config, groups
+
+
+def trace_both(model, folder, monkeypatch, *, change=None, **how):
+    """Unfolded and whole, each with its evaluation; and the runs of blocks that were left out."""
+    config, pretended = build(model, folder, **how)
+    with pretended as groups:
+        step = build_step(config, groups)
+        if change is not None:
+            change(step.model)
+        example = make_example(config, step)
+        runs = step.find_runs()
+        unfolded = [step.trace(*example, is_forward=is_forward) for is_forward in (False, True)]
+        monkeypatch.setattr(GraphStep, "find_runs", lambda _: [])
+        whole = [step.trace(*example, is_forward=is_forward) for is_forward in (False, True)]
+    return unfolded, whole, runs
+
+
+def check_same(unfolded, whole):
+    for one, other in zip(unfolded, whole, strict=True):
+        assert one.text(folded=False) == other.text(folded=False)
+        assert one.promises == other.promises
+        assert one.outputs == other.outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "run"),
+    [
+        ("llama3", {"mesh": Mesh(dp_shard=2, tp=2), "changes": {"model.mask": "document"}}, Run(0, 5)),
+        ("qwen3_moe", GROUPED, Run(0, 5)),
+        ("deepseek_v3", GROUPED, Run(1, 5)),
+        pytest.param("llama3", {"layers": 12}, Run(0, 11), marks=pytest.mark.long),
+        pytest.param("qwen3_moe", {**GROUPED, "mesh": Mesh(dp_shard=2, tp=2)}, Run(0, 5), marks=pytest.mark.long),
+        pytest.param(
+            "deepseek_v3", {**GROUPED, "mesh": Mesh(dp_replicate=2, dp_shard=2)}, Run(1, 5), marks=pytest.mark.long
+        ),
+    ],
+)
+def test_an_unfolded_capture_is_the_capture_of_all_blocks(model, how, run, tmp_path, monkeypatch):
+    unfolded, whole, runs = trace_both(model, tmp_path, monkeypatch, **how)
+    assert runs == [run], "something was left out"
+    check_same(unfolded, whole)
+
+
+def test_blocks_whose_sizes_depend_on_data_are_all_captured(tmp_path, monkeypatch):
+    config, pretended = build("deepseek_v3", tmp_path, mesh=Mesh(dp_shard=2, ep=2))
+    with pretended as groups:
+        assert build_step(config, groups).find_runs() == []
+
+
+def change_setting(model):
+    model.layers[3].attention_norm.eps = 0.5
+
+
+def add_hook(model):
+    model.layers[3].register_forward_hook(lambda _module, _args, result: (result[0] * 2, result[1]))
+
+
+def replace_forward(model):
+    block = model.layers[3]
+    honest = block.compute
+    block.compute = lambda *args: (honest(*args)[0] + 1, None)
+
+
+@pytest.mark.parametrize("change", [change_setting, add_hook, replace_forward])
+def test_a_block_that_differs_in_anything_is_captured_itself(change, tmp_path, monkeypatch):
+    unfolded, whole, runs = trace_both("llama3", tmp_path, monkeypatch, change=change, layers=8)
+    assert runs == [Run(4, 7)], "blocks 0 to 2 are too few to leave one out, block 3 is unlike them"
+    check_same(unfolded, whole)
+
+
+def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_path, monkeypatch):
+    """What modules do not show: something that depends on how often it was called."""
+    calls = []
+    honest = FeedForward.forward
+
+    def forward(self, x):
+        calls.append(x)
+        return honest(self, x).neg() if len(calls) == 3 else honest(self, x)
+
+    monkeypatch.setattr(FeedForward, "forward", forward)
+    config, pretended = build("llama3", tmp_path)
+    with pretended as groups:
+        step = build_step(config, groups)
+        assert step.find_runs() == [Run(0, 5)]
+        graph = step.trace(*make_example(config, step))
+    assert len(calls) == 9, "three blocks, of which the last did something else; then all six"
+    assert len({tag_of(node).block for node in graph.nodes} - {None}) == 6
+
+
+def test_runs_of_three_have_nothing_to_leave_out(tmp_path):
+    config, pretended = build("llama3", tmp_path, layers=3)
+    with pretended as groups:
+        step = build_step(config, groups)
+        assert find_runs(step.model, step.table, torch.float32, CPU) == []

@@ -22,7 +22,7 @@ def shallow(recipe, mode, layers=2, compute="float32"):
     config = load_recipe(recipe)
     return config.replace(
         model=config.model.replace(n_layers=layers),
-        training=config.training.replace(compute_dtype=compute),
+        training=config.training.replace(compute_dtype=compute, local_batch_size=2, seq_len=32),
         parallelism=config.parallelism.replace(fsdp="graph"),
         compile=config.compile.replace(mode=mode),
     )

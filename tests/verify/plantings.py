@@ -182,8 +182,8 @@ def same_data_everywhere() -> Iterator[None]:
 def starting_rows_of_rank_0() -> Iterator[None]:
     honest = monograph.parallel.start.fill_shard
 
-    def fill(local: Any, slot: Slot, start: Any, *, rank: int, **how: Any) -> None:
-        honest(local, slot, start, rank=0 if slot.name == "layers.1.attention.wq_b.weight" else rank, **how)
+    def fill(local: Any, slot: Slot, start: Any, *, rank: int, **how: Any) -> Any:
+        return honest(local, slot, start, rank=0 if slot.name == "layers.1.attention.wq_b.weight" else rank, **how)
 
     with patch.object(monograph.parallel.start, "fill_shard", fill):
         yield

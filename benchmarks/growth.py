@@ -76,12 +76,15 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         batch = {name: tokens for name in ("tokens", "labels", "positions", "documents")}
+        gc.collect()
+        gc.disable()  # what it costs depends on all that the process has made before
         start = time.process_time()
         graph = step.trace(step.inputs(batch), torch.tensor(64))
         captured = time.process_time()
         run_passes(graph, build_passes(config.passes), config.passes.off, step.facts())
         done = time.process_time()
         size, load = measure_artifact(config, step, graph)
+        gc.enable()
     runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
     kinds = {find_kind(find_region(run)) for run in runs}
     return Built(recipe, layers, ranks, captured - start, done - captured, len(graph.nodes), len(kinds), size, load)

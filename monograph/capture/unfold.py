@@ -18,12 +18,10 @@ from monograph.compat.ops import ATEN
 from monograph.graph.edit import copy_value, infer_value
 from monograph.graph.query import has_symbols, is_compute, is_size, value_of
 from monograph.graph.tags import set_tag, tag_of
+from monograph.parallel.shard import NotAlike
 
-
-class NotAlike(Exception):
-    """The captured blocks cannot stand for the others."""
-
-
+BEFORE, HERE, AFTER = -1, 0, 1
+"""Where a node stands as seen from a block."""
 Half = list[Node]
 """The nodes of one direction of one block, in order."""
 
@@ -91,21 +89,27 @@ def make_plan(run: Run, halves: Halves, names: Mapping[str, Node]) -> Plan:
 def check_alike(nodes: Sequence[Node], places: Sequence[Callable[[Node], Any]]) -> None:
     """The same node of the first, the second and the last block.
 
-    The first has something else before it and the last something else after it; so each argument of the second must be
-    the same in one of them, and all else in both.
+    The first has something else before it, so what the second reads of it is compared with the last; the last has
+    something else after it, so what comes back from there is compared with the first. All else must agree in all three.
     """
     if any(has_symbols(value_of(node)) or is_size(node) or node.op != "call_function" for node in nodes):
         raise NotAlike(f"{nodes[1].name} depends on data, or runs a graph of its own")
     first, second, last = (describe(node, find) for node, find in zip(nodes, places, strict=True))
     is_same = first.rest == second.rest == last.rest and len(first.args) == len(second.args) == len(last.args)
-    if not is_same or any(arg not in others for arg, *others in zip(second.args, first.args, last.args, strict=True)):
+    if not is_same or not all(map(is_same_argument, first.args, second.args, last.args)):
         raise NotAlike(f"{', '.join(node.name for node in nodes)} differ")
+
+
+def is_same_argument(first: Any, second: Any, last: Any) -> bool:
+    """Whether an argument is the same thing to its block in all three, as far as they can be compared."""
+    step = second[0] if isinstance(second, tuple) else None
+    return (step == BEFORE or second == first) and (step == AFTER or second == last)
 
 
 def find_places(halves: Halves, number: int, slots: Mapping[Node, str]) -> Callable[[Node], Any]:
     """What a node is to a block: one of its own, its neighbour's before or after it, its parameter, or common."""
     known: dict[Node, Any] = {}
-    for step in (-1, 0, 1):
+    for step in (BEFORE, HERE, AFTER):
         for direction in (Direction.FORWARD, Direction.BACKWARD):
             near = find_neighbour(halves.of(direction), number, step)
             known |= {node: (step, direction, place) for place, node in enumerate(near)}

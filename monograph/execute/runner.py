@@ -12,7 +12,6 @@ from monograph.capture.alike import Run, find_runs, find_skipped
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.capture.unfold import NotAlike
 from monograph.compat.compiler import start_compiler
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
@@ -29,6 +28,7 @@ from monograph.models.decoder import Decoder
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
+from monograph.parallel.shard import NotAlike
 from monograph.passes.runner import Record, build_passes, run_passes
 
 log = get_log("graph")

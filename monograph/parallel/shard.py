@@ -93,12 +93,17 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
     return total(shard, Group.DP_REPLICATE)
 
 
+class NotAlike(Exception):
+    """Blocks that were left out are not like those that were captured."""
+
+
 class ShardedCall:
     """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
-    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` hand the stream on.
+    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` hand the stream on;
+    they must be called like those around them.
     """
 
     def __init__(
@@ -116,13 +121,16 @@ class ShardedCall:
     ) -> None:
         self.state, self.run, self.chunks, self.skipped = state, run, chunks or {}, skipped
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
+        self.others: list[int] = []
         units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
         if unit in self.skipped:
+            if [*map(id, args[1:])] != self.others:
+                raise NotAlike("a block that is left out is called with other arguments than the one before it")
             return args[0], None
-        slots = self.slots[unit]
+        slots, self.others = self.slots[unit], [*map(id, args[1:])]
         chunks = self.chunks.get(unit) if torch.is_grad_enabled() else None  # evaluation runs whole
         pieces: dict[tuple[int | None, str], Tensor] = {}
         for name, slot in slots:

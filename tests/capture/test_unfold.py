@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from monograph.capture.alike import Run, find_runs
+from monograph.compat.ops import ATEN
 from monograph.execute.runner import GraphStep
 from monograph.graph.tags import tag_of
 from monograph.models.feed_forward import FeedForward
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.shard import ShardedCall
 from monograph.run import build_step, make_example
 from tests.execute.updates import CPU, small
 
@@ -112,6 +114,27 @@ def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_pat
         graph = step.trace(*make_example(config, step))
     assert len(calls) == 9, "three blocks, of which the last did something else; then all six"
     assert len({tag_of(node).block for node in graph.nodes} - {None}) == 6
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_path, monkeypatch):
+    """Block 0 is captured, block 3 is left out: both get another table of cosines than the others."""
+    honest = ShardedCall.__call__
+
+    def call(self, unit, *args):
+        number = next((n for n, block in enumerate(unit_owner[0].layers) if block is unit), None)
+        if number == odd:
+            h, cos, *rest = args
+            args = (h, cos * 2, *rest)
+        return honest(self, unit, *args)
+
+    unit_owner = []
+    monkeypatch.setattr(ShardedCall, "__call__", call)
+    unfolded, whole, runs = trace_both("llama3", tmp_path, monkeypatch, change=unit_owner.append)
+    assert runs == [Run(0, 5)], "their modules are alike"
+    check_same(unfolded, whole)
+    doubled = [node for node in unfolded[1].nodes if node.target is ATEN.mul.Tensor and node.args[1] == 2]
+    assert len(doubled) == 1
 
 
 def test_runs_of_three_have_nothing_to_leave_out(tmp_path):

@@ -55,7 +55,7 @@ def check_same(unfolded, whole):
     ("model", "how", "run"),
     [
         ("llama3", {"mesh": Mesh(dp_shard=2, tp=2), "changes": {"model.mask": "document"}}, Run(0, 5)),
-        ("qwen3_moe", GROUPED, Run(0, 5)),
+        pytest.param("qwen3_moe", GROUPED, Run(0, 5), marks=pytest.mark.long),
         ("deepseek_v3", GROUPED, Run(1, 5)),
         pytest.param("llama3", {"layers": 12}, Run(0, 11), marks=pytest.mark.long),
         pytest.param("qwen3_moe", {**GROUPED, "mesh": Mesh(dp_shard=2, tp=2)}, Run(0, 5), marks=pytest.mark.long),
@@ -90,7 +90,7 @@ def replace_forward(model):
     block.compute = lambda *args: (honest(*args)[0] + 1, None)
 
 
-@pytest.mark.parametrize("change", [change_setting, add_hook, replace_forward])
+@pytest.mark.parametrize("change", [change_setting, add_hook, pytest.param(replace_forward, marks=pytest.mark.long)])
 def test_a_block_that_differs_in_anything_is_captured_itself(change, tmp_path, monkeypatch):
     unfolded, whole, runs = trace_both("llama3", tmp_path, monkeypatch, change=change, layers=8)
     assert runs == [Run(4, 7)], "blocks 0 to 2 are too few to leave one out, block 3 is unlike them"
@@ -116,7 +116,7 @@ def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_pat
     assert len({tag_of(node).block for node in graph.nodes} - {None}) == 6
 
 
-@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("odd", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_path, monkeypatch):
     """Block 0 is captured, block 3 is left out: both get another table of cosines than the others."""
     honest = ShardedCall.__call__

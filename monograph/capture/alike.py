@@ -15,9 +15,6 @@ from torch import nn
 from monograph.models.decoder import Block, Decoder
 from monograph.parallel.param_table import ParamTable
 
-CAPTURED = 3
-"""Of a run of blocks that are alike: the first, the second and the last. What the second reads of the first and gives
-to the last is what every block between them does."""
 _PRIVATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
 
 
@@ -30,7 +27,7 @@ class Run:
 
     @property
     def captured(self) -> tuple[int, int, int]:
-        """Those that stand for all."""
+        """Those that stand for all: all between do what the second reads of the first and gives to the last."""
         return self.first, self.first + 1, self.last
 
     @property

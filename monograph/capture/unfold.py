@@ -41,17 +41,10 @@ class Halves:
 def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[Run]) -> None:
     """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
     halves = find_halves(graph)
-    plans = [make_plan(run, halves, names) for run in runs]  # all are checked before anything is changed
-    for plan in plans:
-        unfold_run(graph, plan, names, gradients)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One run whose captured blocks were found alike."""
-
-    run: Run
-    halves: Halves
+    for run in runs:  # all are checked before anything is changed
+        check_run(run, halves, names)
+    for run in runs:
+        unfold_run(graph, run, halves, names, gradients)
 
 
 def find_halves(graph: Graph) -> Halves:
@@ -73,7 +66,7 @@ def find_halves(graph: Graph) -> Halves:
     return Halves(forward, backward)
 
 
-def make_plan(run: Run, halves: Halves, names: Mapping[str, Node]) -> Plan:
+def check_run(run: Run, halves: Halves, names: Mapping[str, Node]) -> None:
     """Check that the captured blocks of a run do the same, and that nothing in them depends on data."""
     slots = {node: name for name, node in names.items()}
     places = [find_places(halves, number, slots) for number in run.captured]
@@ -83,7 +76,6 @@ def make_plan(run: Run, halves: Halves, names: Mapping[str, Node]) -> Plan:
             raise NotAlike(f"blocks {run.captured} have {list(map(len, found))} nodes, {direction}")
         for nodes in zip(*found, strict=True):
             check_alike(nodes, places)
-    return Plan(run, halves)
 
 
 def check_alike(nodes: Sequence[Node], places: Sequence[Callable[[Node], Any]]) -> None:
@@ -149,33 +141,24 @@ def describe(node: Node, find: Callable[[Node], Any]) -> Description:
     return Description((node.target, repr(shape), forms, tag_of(node).role), [*map(find, node.all_input_nodes)])
 
 
-def unfold_run(graph: Graph, plan: Plan, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:
+def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:
     """Copy the second block for every one between it and the last, first all forwards, then all backwards."""
-    first, second, last = plan.run.captured
-    forward = {number: plan.halves.forward[number] for number in plan.run.captured}
+    first, second, last = run.captured
+    forward = {number: halves.forward[number] for number in run.captured}
     anchor = forward[last][0]
-    for number in plan.run.skipped:
-        forward[number] = copy_block(
-            graph,
-            anchor,
-            forward[second],
-            number,
-            second,
-            names,
-            {
-                **pair(forward[first], forward[number - 1]),
-            },
-        )
+    for number in run.skipped:
+        known = pair(forward[first], forward[number - 1])
+        forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known)
     follow(forward[last], pair(forward[second], forward[last - 1]))
     for node in graph.find_nodes(op="call_function", target=ATEN.stack.default):
         if tag_of(node).block is None:
-            extend(graph, node, forward, plan.run)
-    if not plan.halves.backward:
+            extend(graph, node, forward, run)
+    if not halves.backward:
         return
-    backward = {number: plan.halves.backward[number] for number in plan.run.captured}
+    backward = {number: halves.backward[number] for number in run.captured}
     anchor = backward[second][0]
     follow(backward[last], pair(forward[second], forward[last - 1]))
-    for number in reversed(plan.run.skipped):
+    for number in reversed(run.skipped):
         known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
         known |= pair(backward[last], backward[number + 1])
         backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known)
@@ -183,7 +166,7 @@ def unfold_run(graph: Graph, plan: Plan, names: Mapping[str, Node], gradients: d
     places = {node: place for place, node in enumerate(backward[second])}
     for slot, node in list(gradients.items()):
         if node in places and slot.startswith(f"layers.{second}."):
-            for number in plan.run.skipped:
+            for number in run.skipped:
                 gradients[rename(slot, second, number)] = backward[number][places[node]]
 
 

@@ -111,6 +111,8 @@ class Runner:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         self.step, self.device = step, groups.device
+        if groups.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         shape = (config.training.local_batch_size, config.training.seq_len)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator).to(groups.device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
@@ -135,10 +136,14 @@ class Description(NamedTuple):
 def describe(node: Node, find: Callable[[Node], Any]) -> Description:
     """What a node does, and what each of its arguments is to its block."""
     value = value_of(node)
-    values = value if isinstance(value, list | tuple) else [value]
-    forms = [(tuple(each.shape), each.stride(), each.dtype) for each in values if each is not None]
+    forms = [describe_value(each) for each in (value if isinstance(value, list | tuple) else [value])]
     shape = torch.fx.node.map_arg((node.args, node.kwargs), lambda _each: "value")
     return Description((node.target, repr(shape), forms, tag_of(node).role), [*map(find, node.all_input_nodes)])
+
+
+def describe_value(value: Any) -> Any:
+    """A tensor by its form; anything else (attention's kernels also yield numbers) as it is."""
+    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
 def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:

@@ -116,6 +116,33 @@ def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_pat
     assert len({tag_of(node).block for node in graph.nodes} - {None}) == 6
 
 
+@pytest.fixture
+def with_number():
+    """An op that yields a number beside its tensor, as attention does on a GPU."""
+    library = torch.library.Library("monograph_test", "FRAGMENT")
+    library.define("with_number(Tensor x) -> (Tensor, SymInt)")
+    name = "monograph_test::with_number"
+    torch.library.impl(name, "default", lambda x: (x.sin(), 7), lib=library)
+    torch.library.register_fake(name, lambda x: (torch.empty_like(x), 7), lib=library)
+    torch.library.register_autograd(
+        name,
+        lambda ctx, grad, _: grad * ctx.saved_tensors[0].cos(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+        lib=library,
+    )
+    yield torch.ops.monograph_test.with_number.default
+    library._destroy()
+
+
+def test_ops_that_yield_numbers_as_well_are_copied(with_number, tmp_path, monkeypatch):
+    honest = FeedForward.forward
+    monkeypatch.setattr(FeedForward, "forward", lambda self, x: with_number(honest(self, x))[0])
+    unfolded, whole, runs = trace_both("llama3", tmp_path, monkeypatch)
+    assert runs == [Run(0, 5)]
+    assert sum(node.target is with_number for node in unfolded[0].nodes) == 6
+    check_same(unfolded, whole)
+
+
 @pytest.mark.parametrize("odd", [pytest.param(0, marks=pytest.mark.long), 3, 5])
 def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_path, monkeypatch):
     """Blocks 0 and 5 are captured, block 3 is left out: one of them gets another table of cosines than the others."""

@@ -1,4 +1,7 @@
-"""The longest files first, so that the workers of a parallel run finish together."""
+"""The longest files first, so that the workers of a parallel run finish together; no GPU, no tests of one."""
+
+import pytest
+import torch
 
 LONGEST = (
     "tests/test_launch.py",
@@ -20,6 +23,10 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
-    """Order the files; tests within a file keep their order."""
+    """Order the files (tests within a file keep their order); skip what needs a device that is not here."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     places = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

@@ -3,7 +3,7 @@
 import ctypes
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ def start_compiler() -> None:
     """Start Inductor's workers early: until they are there, a GPU's kernels are built one after another."""
     if torch.cuda.is_available():
         importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+
+
+def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:
+    """Have Inductor replace ops by what these functions do. It copies its table once, so both get them."""
+    known: Any = importlib.import_module("torch._inductor.decomposition")
+    for table in (known.decompositions, known.fast_random_decomps()):
+        table.update(forms)
 
 
 def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, is_saved: bool) -> CompiledCode:

@@ -23,8 +23,10 @@ from monograph.compat.modules import (
     scoped_dynamo,
 )
 from monograph.errors import MonographError
+from monograph.kernels.forms import teach_compiler
 from monograph.models.decoder import Block, Decoder
 
+INDUCTOR = "inductor"
 MOST_GRAPHS = 64
 """Graphs of one kind of block, over all models of the process and all shapes they have seen. Torch would stop at 8."""
 _TORCH = str(Path(torch.__file__).parent)
@@ -41,6 +43,8 @@ class CountingBackend:
         self.name = name
         self.graphs = 0
         self._compile = find_backend(name)
+        if name == INDUCTOR:
+            teach_compiler()
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         self.graphs += 1

@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from monograph.config.configurable import Configurable
+from monograph.kernels.rotation import Rotation, rotate
 from monograph.models.config import AttentionConfig, RopeConfig, SdpaConfig, Stream
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
-from monograph.models.rope import Rotation, compute_score_scale, rotate
+from monograph.models.rope import compute_score_scale
 
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -50,7 +51,7 @@ class Attention(nn.Module, Configurable):
         self.config = config
         self.head_dim = config.find_head_dim(stream.dim)
         self.scale = self.head_dim**-0.5 * compute_score_scale(rope)
-        self.interleaved = rope.layout == "interleaved"
+        self.interleaved, self.kernels = rope.layout == "interleaved", stream.kernels
         self.wq = Linear(stream.dim, config.n_heads * self.head_dim, init_std=stream.init_std)
         self.wk = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
         self.wv = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
@@ -62,5 +63,5 @@ class Attention(nn.Module, Configurable):
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(heads, rotation, interleaved=self.interleaved) for heads in (q, k))
+        q, k = (rotate(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
         return self.wo(attend(q, k, v, mask, scale=self.scale, config=self.config.sdpa).flatten(2))

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 
+Kernels = Literal["auto", "plain", "fused"]
 AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
 
 
@@ -32,6 +33,8 @@ class Stream:
     """How wide the weights start that read from it."""
     out_std: float
     """How wide the weights start that write to it: narrower with depth, so that the sum over blocks does not grow."""
+    kernels: Kernels = "auto"
+    """Who computes gates and rotations."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -310,6 +313,8 @@ class DecoderConfig(Configurable.Config):
     """What a token sees: everything before it, or only its own packed document."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; what writes to the residual stream starts smaller with depth."""
+    kernels: Kernels = "auto"
+    """Gates, rotations and the loss: ops of our own, each one Triton kernel on a GPU; torch's ops; auto: by device."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary positions."""
     loss: LossConfig = field(default_factory=LossConfig)
@@ -324,7 +329,8 @@ class DecoderConfig(Configurable.Config):
 
     def stream(self) -> Stream:
         """The residual stream, as its parts see it; two of them write to it in every block."""
-        return Stream(self.dim, self.norm_eps, self.init_std, self.init_std / math.sqrt(2 * self.n_layers))
+        out_std = self.init_std / math.sqrt(2 * self.n_layers)
+        return Stream(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)
 
     def find_moe(self) -> MoeConfig | None:
         """The experts of this model, None when every layer is dense."""

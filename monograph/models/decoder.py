@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.kernels.rotation import Rotation
 from monograph.models.attention import build_document_mask
 from monograph.models.config import DecoderConfig, LossConfig, Stream
 from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
-from monograph.models.rope import Rotation
 
 
 class DecoderOutput(NamedTuple):
@@ -74,7 +74,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm = RMSNorm(stream.dim, stream.norm_eps)
         self.output = Linear(stream.dim, vocab_size, init_std=stream.init_std)
-        self.loss = loss.build()
+        self.loss = loss.build(kernels=stream.kernels)
 
     def forward(self, h: Tensor, labels: Tensor | None = None, valid_tokens: Tensor | None = None) -> Tensor:
         h = self.norm(h)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from monograph.compat.ops import grouped_mm, has_grouped_mm
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.kernels.gate import gate
 from monograph.models.config import ExpertsConfig, Stream
 from monograph.models.init import Normal, Start
 
@@ -55,9 +56,9 @@ class Experts(nn.Module, Configurable):
 
     def compute_grouped(self, rows: Tensor, ends: Tensor, product: Callable[..., Tensor]) -> Tensor:
         """All experts in three products; nothing is read on the host."""
-        gate = product(rows, self.w1.transpose(1, 2), ends)
+        x = product(rows, self.w1.transpose(1, 2), ends)
         up = product(rows, self.w3.transpose(1, 2), ends)
-        return product(F.silu(gate) * up, self.w2.transpose(1, 2), ends)
+        return product(gate(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
 
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""
@@ -70,7 +71,7 @@ class Experts(nn.Module, Configurable):
         # unbind, not w1[i]: its backward stacks the gradients once, where indexing would add up full-sized ones.
         weights = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
         answers = [
-            F.linear(F.silu(F.linear(part, w1)) * F.linear(part, w3), w2)
+            F.linear(gate(F.linear(part, w1), F.linear(part, w3), kernels=self.stream.kernels), w2)
             for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
         ]
         return torch.cat(answers)

@@ -1,9 +1,9 @@
 """The gated feed-forward layer (SwiGLU)."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
+from monograph.kernels.gate import gate
 from monograph.models.config import FeedForwardConfig, Stream
 from monograph.models.linear import Linear
 
@@ -15,9 +15,10 @@ class FeedForward(nn.Module, Configurable):
 
     def __init__(self, config: FeedForwardConfig, *, stream: Stream) -> None:
         super().__init__()
+        self.kernels = stream.kernels
         self.w1 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
         self.w2 = Linear(config.hidden_dim, stream.dim, init_std=stream.out_std)
         self.w3 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return self.w2(gate(self.w1(x), self.w3(x), kernels=self.kernels))

@@ -1,14 +1,17 @@
 """Multi-head latent attention: keys and values come from one small latent, and positions travel in extra channels."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
+from monograph.kernels.rotation import Rotation, rotate
 from monograph.models.attention import attend
 from monograph.models.config import LatentAttentionConfig, RopeConfig, Stream
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
-from monograph.models.rope import Rotation, compute_score_scale, rotate
+from monograph.models.rope import compute_score_scale
 
 
 class LatentAttention(nn.Module, Configurable):
@@ -25,7 +28,7 @@ class LatentAttention(nn.Module, Configurable):
         self.config = config
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
         self.scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
-        self.interleaved = rope.layout == "interleaved"
+        self.interleaved, self.kernels = rope.layout == "interleaved", stream.kernels
         dim, std, rank = stream.dim, stream.init_std, config.q_lora_rank
         if rank:
             self.wq_a = Linear(dim, rank, init_std=std)
@@ -46,15 +49,15 @@ class LatentAttention(nn.Module, Configurable):
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, sequence, heads, channels], positions applied."""
-        config = self.config
+        config, turn = self.config, partial(rotate, interleaved=self.interleaved, kernels=self.kernels)
         nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
         q = self.wq_b(self.q_norm(self.wq_a(x))) if config.q_lora_rank else self.wq(x)
         q_nope, q_rope = q.unflatten(-1, (-1, self.qk_head_dim)).split((nope, rope), dim=-1)
-        q = torch.cat((q_nope, rotate(q_rope, rotation, interleaved=self.interleaved)), dim=-1)
+        q = torch.cat((q_nope, turn(q_rope, rotation)), dim=-1)
 
         latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, rope), dim=-1)
         kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, nope + config.v_head_dim))
         k_nope, v = kv.split((nope, config.v_head_dim), dim=-1)
-        k_rope = rotate(k_rope.unsqueeze(2), rotation, interleaved=self.interleaved)
+        k_rope = turn(k_rope.unsqueeze(2), rotation)
         k = torch.cat((k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)), dim=-1)
         return q, k, v

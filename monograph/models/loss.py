@@ -15,10 +15,8 @@ from torch.autograd import Function
 from monograph.annotate import annotate
 from monograph.compat.ops import cast
 from monograph.config.configurable import Configurable
-from monograph.models.config import LossConfig
-
-IGNORED = -100
-"""The label of tokens that do not count."""
+from monograph.kernels.cross_entropy import IGNORED, cross_entropy
+from monograph.models.config import Kernels, LossConfig
 
 
 class SlicedLoss(Configurable):
@@ -26,8 +24,8 @@ class SlicedLoss(Configurable):
 
     Config = LossConfig
 
-    def __init__(self, config: LossConfig) -> None:
-        self.slice_tokens = config.slice_tokens
+    def __init__(self, config: LossConfig, *, kernels: Kernels = "auto") -> None:
+        self.slice_tokens, self.kernels = config.slice_tokens, kernels
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
         """hidden [..., dim], weight [vocab, dim], labels [...] (-100: ignored) -> scalar fp32.
@@ -40,10 +38,10 @@ class SlicedLoss(Configurable):
             valid_tokens = (labels != IGNORED).sum().clamp(min=1)
         scale = valid_tokens.to(torch.float32).reciprocal()
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.slice_tokens)
+            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.slice_tokens, self.kernels)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows, targets in zip(hidden.split(self.slice_tokens), labels.split(self.slice_tokens), strict=True):
-            total = total + measure_slice(rows, weight, targets)[0]
+            total = total + measure_slice(rows, weight, targets)
         return total * scale
 
 
@@ -51,7 +49,9 @@ class SlicedCrossEntropy(Function):
     """Loss and gradients of a projection followed by cross entropy, one slice at a time."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int, kernels: Kernels
+    ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         # Partial sums in fp32: adding many slices in bf16 would lose the small ones.
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
@@ -59,12 +59,12 @@ class SlicedCrossEntropy(Function):
         slices = zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True)
         for number, (rows, targets) in enumerate(slices):
             with annotate(f"slice {number}"):
-                loss, log_probs = measure_slice(rows, weight, targets)
-                total = total + loss
-                grad_logits = differentiate_slice(log_probs, targets, hidden.dtype)
+                losses, grad_logits = cross_entropy(F.linear(rows, weight), targets, kernels=kernels)
+                valid = targets != IGNORED
+                total = total + losses.where(valid, 0.0).sum()
                 # Whether a token counts is a factor of its row, one for all that of the sums: both are much smaller
                 # than the logits.
-                counts = cast(targets != IGNORED, hidden.dtype).unsqueeze(-1)
+                counts = cast(valid, hidden.dtype).unsqueeze(-1)
                 grad_hidden.append((grad_logits @ weight) * counts)
                 grad_weight = grad_weight + grad_logits.T @ (rows * counts)
         ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight * scale, weight.dtype), scale)
@@ -73,31 +73,12 @@ class SlicedCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, scale = ctx.saved_tensors
-        return grad_hidden * (grad * scale), grad_weight * grad, None, None, None
+        return grad_hidden * (grad * scale), grad_weight * grad, None, None, None, None
 
 
-def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss of one slice, and the fp32 log-probabilities it came from."""
+def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The summed loss of one slice."""
     log_probs = F.log_softmax(F.linear(rows, weight), dim=-1, dtype=torch.float32)
     valid = targets != IGNORED
-    return -pick(log_probs, targets).squeeze(-1).where(valid, 0.0).sum(), log_probs
-
-
-def differentiate_slice(log_probs: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of each token's loss with respect to its logits: probabilities, less one at the label.
-
-    The label's is computed on its own, in fp32: a probability close to one would be rounded to it.
-    """
-    probabilities = cast(log_probs.exp(), dtype)
-    places, values = find_labels(targets), cast(pick(log_probs, targets).expm1(), dtype)
-    return probabilities.scatter(-1, places, values)
-
-
-def pick(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Each row's value at its label, [rows, 1]; some other value where the label does not count."""
-    return log_probs.gather(-1, find_labels(targets))
-
-
-def find_labels(targets: Tensor) -> Tensor:
-    """The labels as indices, [rows, 1]; 0 where they do not count."""
-    return targets.where(targets != IGNORED, 0).unsqueeze(-1)
+    labels = targets.where(valid, 0).unsqueeze(-1)
+    return -log_probs.gather(-1, labels).squeeze(-1).where(valid, 0.0).sum()

@@ -5,18 +5,13 @@ Two layouts of the pairs exist in published weights, `half` (channel i with i + 
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from monograph.compat.ops import cast
 from monograph.config.configurable import Configurable
+from monograph.kernels.rotation import Rotation
 from monograph.models.config import RopeConfig
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, fp32 [batch or 1, sequence, 1, pairs], to turn heads with."""
 
 
 class Rope(nn.Module, Configurable):
@@ -49,41 +44,6 @@ class Rope(nn.Module, Configurable):
         if positions is None:
             return self.cos[None, :seq_len, None], self.sin[None, :seq_len, None]
         return self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
-
-
-def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool) -> Tensor:
-    """Turn the pairs of channels of x [batch, sequence, heads, dim]; computed in fp32, returned in x's dtype."""
-    cos, sin = rotation
-    return Rotate.apply(x, cos, sin, interleaved)
-
-
-class Rotate(Function):
-    """A rotation, whose backward is the rotation the other way.
-
-    A Function because autograd would go back op by op: over twice the memory, and remembering both halves in fp32.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.interleaved = interleaved
-        return turn(x, cos, sin, interleaved=interleaved)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return turn(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """The rotation itself, with as few passes over memory as plain ops allow."""
-    if interleaved:
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-    else:
-        first, second = x.chunk(2, dim=-1)
-    turned = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
-    parts = [cast(part, x.dtype) for part in turned]
-    return torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
 
 
 def compute_frequencies(config: RopeConfig, dim: int) -> Tensor:

@@ -11,7 +11,8 @@ from torch.autograd import Function
 from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
-from monograph.models.loss import IGNORED, SlicedLoss
+from monograph.kernels.cross_entropy import IGNORED
+from monograph.models.loss import SlicedLoss
 from monograph.parallel.collectives import gather, scatter, total
 from monograph.parallel.plan import Border
 

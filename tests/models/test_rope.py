@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from monograph.kernels.rotation import rotate
 from monograph.models.config import RopeConfig
-from monograph.models.rope import compute_frequencies, compute_rotation_scale, compute_score_scale, rotate
+from monograph.models.rope import compute_frequencies, compute_rotation_scale, compute_score_scale
 
 INTERLEAVED = pytest.mark.parametrize("interleaved", [False, True])
 

@@ -17,6 +17,7 @@ from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
 from monograph.graph.text import render_inner
+from monograph.kernels.forms import teach_compiler
 
 _SYMBOL = re.compile(r"\b[us]\d+\b")
 
@@ -139,6 +140,7 @@ def _form(value: Any) -> str:
 
 def compile_region(graph: StepGraph, region: Region, *, is_saved: bool) -> CompiledRegion:
     """Compile a region for values of the form its inputs have."""
+    teach_compiler()
     values = [value_of(value) for value in region.inputs]
     return CompiledRegion(compile_graph(cut_out(region), values, fake_mode(graph.module.graph), is_saved=is_saved))
 

@@ -1,0 +1,196 @@
+"""The kernels themselves, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
+
+Each reads its inputs by their strides (gates and heads are often parts of wider products), computes in fp32 and writes
+a contiguous result. No sum crosses programs, so results do not depend on the order in which these run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_COLUMNS = 1024
+"""Of a gate that one program computes."""
+_PAIRS = 1024
+"""Pairs of channels that one program turns at most."""
+_LOGITS = 4096
+"""Of a row of logits that are read at a time."""
+
+
+def as_rows(value: Tensor) -> Tensor:
+    """[rows, columns], the columns next to each other."""
+    rows = value.reshape(-1, value.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+@triton.jit
+def gate_kernel(x, up, out, columns, x_row, up_row, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
+    tl.store(out + row * columns + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), is_in)
+
+
+@triton.jit
+def gate_backward_kernel(grad, x, up, of_x, of_up, columns, grad_row, x_row, up_row, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    g = tl.load(grad + row * grad_row + column, is_in).to(tl.float32)
+    a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
+    s = tl.sigmoid(a)
+    to = row * columns + column
+    tl.store(of_x + to, (g * b * s * (1.0 + a * (1.0 - s))).to(of_x.dtype.element_ty), is_in)
+    tl.store(of_up + to, (g * a * s).to(of_up.dtype.element_ty), is_in)
+
+
+def gate(x: Tensor, up: Tensor) -> Tensor:
+    """silu(x) * up."""
+    out = x.new_empty(x.shape)
+    if out.numel():
+        a, b = as_rows(x), as_rows(up)
+        rows, columns = a.shape
+        grid = (rows, triton.cdiv(columns, _COLUMNS))
+        gate_kernel[grid](a, b, out, columns, a.stride(0), b.stride(0), block=_COLUMNS)
+    return out
+
+
+def gate_backward(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both."""
+    of_x, of_up = x.new_empty(x.shape), up.new_empty(up.shape)
+    if of_x.numel():
+        g, a, b = as_rows(grad), as_rows(x), as_rows(up)
+        rows, columns = a.shape
+        grid = (rows, triton.cdiv(columns, _COLUMNS))
+        strides = g.stride(0), a.stride(0), b.stride(0)
+        gate_backward_kernel[grid](g, a, b, of_x, of_up, columns, *strides, block=_COLUMNS)
+    return of_x, of_up
+
+
+@triton.jit
+def rotate_kernel(
+    x,
+    cos,
+    sin,
+    out,
+    seq_len,
+    heads,
+    x_batch,
+    x_place,
+    x_head,
+    angle_batch,
+    half: tl.constexpr,
+    pairs: tl.constexpr,
+    together: tl.constexpr,
+    interleaved: tl.constexpr,
+    inverse: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    batch, place = token // seq_len, token % seq_len
+    head = (tl.program_id(1) * together + tl.arange(0, together))[:, None]
+    pair = tl.arange(0, pairs)[None, :]
+    angle = batch * angle_batch + place * half + pair
+    c = tl.load(cos + angle, pair < half)
+    s = tl.load(sin + angle, pair < half)
+    if inverse:
+        s = -s
+    source = x + batch * x_batch + place * x_place + head * x_head
+    to = out + (token * heads + head) * (2 * half)
+    if interleaved:  # whole rows are read and written: neighbours that go apart would each fetch the same memory
+        channel = tl.arange(0, 2 * pairs)[None, :]
+        is_in = (head < heads) & (channel < 2 * half)
+        row = tl.load(source + channel, is_in).to(tl.float32)
+        first, second = tl.split(tl.reshape(row, (together, pairs, 2)))
+        row = tl.interleave(first * c - second * s, second * c + first * s)
+        tl.store(to + channel, row.to(out.dtype.element_ty), is_in)
+    else:
+        is_in = (head < heads) & (pair < half)
+        first = tl.load(source + pair, is_in).to(tl.float32)
+        second = tl.load(source + pair + half, is_in).to(tl.float32)
+        tl.store(to + pair, (first * c - second * s).to(out.dtype.element_ty), is_in)
+        tl.store(to + pair + half, (second * c + first * s).to(out.dtype.element_ty), is_in)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    """Turn the pairs of channels of x [batch, sequence, heads, dim]."""
+    out = x.new_empty(x.shape)
+    if not out.numel():
+        return out
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    batch, seq_len, heads, dim = x.shape
+    half = dim // 2
+    pairs = triton.next_power_of_2(half)
+    together = min(triton.next_power_of_2(heads), max(1, _PAIRS // pairs))
+    rotate_kernel[(batch * seq_len, triton.cdiv(heads, together))](
+        x,
+        cos,
+        sin,
+        out,
+        seq_len,
+        heads,
+        *x.stride()[:3],
+        seq_len * half if cos.shape[0] > 1 else 0,
+        half=half,
+        pairs=pairs,
+        together=together,
+        interleaved=interleaved,
+        inverse=inverse,
+    )
+    return out
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits, targets, losses, grads, logits_row, columns: tl.constexpr, ignored: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_row
+    grads += row * columns
+    label = tl.load(targets + row)
+    label = tl.where(label == ignored, 0, label)
+    top = tl.full([block], -1e30, tl.float32)
+    total = tl.zeros([block], tl.float32)
+    for start in range(0, columns, block):
+        column = start + tl.arange(0, block)
+        x = tl.load(logits + column, column < columns, float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, x)
+        total = total * tl.exp(top - higher) + tl.exp(x - higher)
+        top = higher
+    peak = tl.max(top, 0)
+    amount = tl.sum(total * tl.exp(top - peak), 0)
+    log_prob = tl.load(logits + label).to(tl.float32) - peak - tl.log(amount)
+    tl.store(losses + row, -log_prob)
+    # exp(x) - 1 loses what is left of a probability close to one; its series does not.
+    series = log_prob * (1.0 + log_prob / 2 * (1.0 + log_prob / 3 * (1.0 + log_prob / 4 * (1.0 + log_prob / 5))))
+    of_label = tl.where(log_prob > -0.1, series, tl.exp(log_prob) - 1.0)
+    share = 1.0 / amount
+    for start in range(0, columns, block):
+        column = start + tl.arange(0, block)
+        x = tl.load(logits + column, column < columns, float("-inf")).to(tl.float32)
+        value = tl.where(column == label, of_label, tl.exp(x - peak) * share)
+        tl.store(grads + column, value.to(grads.dtype.element_ty), column < columns)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Losses and gradients of rows of logits."""
+    rows, columns = logits.shape
+    losses, grads = logits.new_empty(rows, dtype=torch.float32), logits.new_empty(logits.shape)
+    if grads.numel():
+        logits = as_rows(logits)
+        block = min(_LOGITS, triton.next_power_of_2(columns))
+        cross_entropy_kernel[(rows,)](
+            logits,
+            targets.contiguous(),
+            losses,
+            grads,
+            logits.stride(0),
+            columns=columns,
+            ignored=ignored,
+            block=block,
+            num_warps=8,
+        )
+    return losses, grads

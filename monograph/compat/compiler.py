@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,27 @@ from torch.autograd import DeviceType
 CompiledCode = Callable[..., Any]
 
 
+@contextmanager
+def starting_compiler(*, wanted: bool) -> Iterator[None]:
+    """Meanwhile, on a thread of its own, import Inductor and start the workers that build a GPU's kernels.
+
+    Both take seconds, so this is for work that needs neither Python's lock nor any import, such as drawing weights.
+    """
+    if not (wanted and torch.cuda.is_available()):
+        yield
+        return
+    thread = threading.Thread(target=start_compiler, name="start compiler")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 def start_compiler() -> None:
-    """Start Inductor's workers early: until they are there, a GPU's kernels are built one after another."""
-    if torch.cuda.is_available():
-        importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+    """The workers first: they import torch themselves, which takes longest."""
+    importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+    importlib.import_module("torch._inductor.compile_fx")
 
 
 def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:
@@ -39,7 +57,7 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, is_sa
     guards = torch._guards
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     settings = {"triton.autotune_at_compile_time": is_saved, "deterministic": is_deterministic}
-    if torch.cuda.is_available():
+    if is_saved and torch.cuda.is_available():
         importlib.import_module("torch._inductor.async_compile").AsyncCompile.wait_pool_ready()
     with guards.tracing(guards.TracingContext(mode)):
         return torch._inductor.standalone_compile(
@@ -51,14 +69,22 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, is_sa
 def kernels_built_together(*, wanted: bool) -> Iterator[None]:
     """Inside, code is written without waiting for its kernels, which workers build meanwhile; all are there at the end.
 
+    Workers that are not there yet find their work waiting for them: torch would do it itself, one kernel after another.
     Not for code that is saved: what is not there yet would be missing in the file.
     """
     if not wanted:
         yield
         return
     kind: Any = importlib.import_module("torch._inductor.async_compile").AsyncCompile
-    honest, waiting = kind.wait, []
-    with mock.patch.object(kind, "wait", lambda owner, scope: waiting.append((owner, scope))):
+    honest, waiting, has_workers = kind.wait, [], kind.use_process_pool
+
+    def use_process_pool() -> bool:
+        return has_workers() or kind._ready_future is not None
+
+    with (
+        mock.patch.object(kind, "wait", lambda owner, scope: waiting.append((owner, scope))),
+        mock.patch.object(kind, "use_process_pool", staticmethod(use_process_pool)),
+    ):
         yield
     for owner, scope in waiting:
         honest(owner, scope)

@@ -12,7 +12,7 @@ from monograph.capture.alike import Run, find_runs, find_skipped
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.compat.compiler import start_compiler
+from monograph.compat.compiler import starting_compiler
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
@@ -40,9 +40,8 @@ class GraphStep(MeshStep):
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.groups, self.settings = groups, settings
-        if settings.passes.has_compiler and not settings.compile.artifact:
-            start_compiler()
-        self.parameters = make_shards(table, groups, settings)
+        with starting_compiler(wanted=settings.passes.has_compiler and not settings.compile.artifact):
+            self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
         self.chunks = find_chunks(model, settings.compile.expert_overlap)

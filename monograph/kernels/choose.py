@@ -1,6 +1,5 @@
 """Fused kernels or plain ops: who computes what torch has no kernel for."""
 
-import functools
 import importlib.util
 
 import torch
@@ -8,6 +7,8 @@ from torch import Tensor
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 """The dtypes that the kernels read and write; they compute in fp32."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Whether the language the kernels are written in is installed. A constant: a compiler that reads along cannot ask."""
 
 
 def is_fused(kernels: str, value: Tensor) -> bool:
@@ -16,11 +17,5 @@ def is_fused(kernels: str, value: Tensor) -> bool:
     `auto` does so on GPUs only: on a CPU there is nothing to gain, and plain ops are what a compiler there fuses.
     """
     if kernels == "auto":
-        return value.is_cuda and value.dtype in SERVED and has_triton()
+        return value.is_cuda and value.dtype in SERVED and HAS_TRITON
     return kernels == "fused"
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether the language the kernels are written in is installed."""
-    return importlib.util.find_spec("triton") is not None

@@ -1,6 +1,7 @@
 """One compiler for everything."""
 
 from monograph.annotate import Direction
+from monograph.compat.compiler import kernels_built_together
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
@@ -32,7 +33,9 @@ class CompileWhole(Pass):
         region = find_region(nodes)
         has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
         tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
-        put_in_place(graph, region, "compiled", compile_region(graph, region, is_saved=facts.is_saved), tag)
+        with kernels_built_together(wanted=not facts.is_saved):
+            code = compile_region(graph, region, is_saved=facts.is_saved)
+        put_in_place(graph, region, "compiled", code, tag)
         graph.compiled += 1
         graph.promises = None  # they were kept up to here; inside of the compiled code nobody can look
         return f"{len(nodes)} nodes became one call"

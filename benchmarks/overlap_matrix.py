@@ -33,7 +33,7 @@ ROUTINGS = ((), (0,), (2, 3), (3,), (0, 1))
 FULL = {"passes.choose_saved.policy": "full"}
 
 
-def find_ways(ranks: int) -> dict[str, dict[str, Any]]:
+def find_ways(ranks: int, wanted: str) -> dict[str, dict[str, Any]]:
     """Strategies, each with and without recomputation; where rows travel also with turns."""
     found: dict[str, dict[str, Any]] = {}
     for strategy in ("trace", "graph"):
@@ -41,7 +41,7 @@ def find_ways(ranks: int) -> dict[str, dict[str, Any]]:
             name = f"{strategy}, {'turns' if schedule == 'on' else 'as it comes'}"
             found[name] = {"strategy": strategy, "schedule": schedule}
             found[f"{name}, full recompute"] = {**found[name], **FULL}
-    return found
+    return {name: way for name, way in found.items() if wanted in name}
 
 
 def find_cases(options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, str, int, str, dict[str, int]]]]:
@@ -78,14 +78,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunks", nargs="+", type=int, default=(2, 4))
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--only", default="", help="cases whose line contains this")
+    parser.add_argument("--ways", default="", help="ways whose name contains this, for example: turns")
     options = parser.parse_args(words)
+    ways = find_ways(options.ranks, options.ways)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="overlap-matrix-") as folder:
         for said, (model, mode, chunks, sums, degrees) in find_cases(options):
             start = time.perf_counter()
             overlap = {**MODES[mode], "num_chunks": chunks, "grad_sum": sums}
             extra = {"training.local_batch_size": 2 * chunks}
-            given = (model, folder, overlap, find_ways(options.ranks), options.updates, extra, degrees)
+            given = (model, folder, overlap, ways, options.updates, extra, degrees)
             answers = pool.run(options.ranks, compare, *given, timeout_seconds=3600.0)
             for way in answers[0]:
                 different = sorted({name for answer in answers for name in answer[way]})

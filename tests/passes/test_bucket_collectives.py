@@ -2,6 +2,7 @@
 
 from monograph.annotate import Role
 from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
+from monograph.graph.query import value_of
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import BucketCollectivesConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass
@@ -67,16 +68,29 @@ def test_gathers_start_with_the_first_and_scatters_with_the_last_in_the_order_of
           5: float32[10] = view(b.4, [10])  # layers.* grad_scatter by bucket_collectives
           6: float32[5] = reduce_scatter_tensor(b.5, sum, 2, fsdp_scatter)  <<  # layers.* grad_scatter by bucket_collectives
           7: float32[5] = wait_tensor(b.6)  # layers.* grad_scatter by bucket_collectives
-          8: float32[1, 5] = view(b.7, [1, 5])  # layers.* grad_scatter by bucket_collectives
-          9: 2 values = split_with_sizes(b.8, [2, 3], 1)  # layers.* grad_scatter by bucket_collectives
-          10: float32[1, 2] = getitem(b.9, 0)  # layers.* grad_scatter by bucket_collectives
-          11: float32[2] = view(b.10, [2])  # layers.* grad_scatter by bucket_collectives
-          12: float32[1, 3] = getitem(b.9, 1)  # layers.* grad_scatter by bucket_collectives
-          13: float32[3] = view(b.12, [3])  # layers.* grad_scatter by bucket_collectives
+          8: 2 values = split_with_sizes(b.7, [2, 3], 0)  # layers.* grad_scatter by bucket_collectives
+          9: float32[2] = getitem(b.8, 0)  # layers.* grad_scatter by bucket_collectives
+          10: float32[2] = view(b.9, [2])  # layers.* grad_scatter by bucket_collectives
+          11: float32[3] = getitem(b.8, 1)  # layers.* grad_scatter by bucket_collectives
+          12: float32[3] = view(b.11, [3])  # layers.* grad_scatter by bucket_collectives
         backward:
-          return f.2, b0.11, b0.13
+          return f.2, b0.10, b0.12
         """,  # noqa: E501 - the text as it is printed
     )
+
+
+def test_pieces_of_one_row_are_laid_out_like_the_originals():
+    """One expert, one rank that holds it: the gradient of each weight is a table of one row."""
+    hand = ByHand()
+    shards = []
+    for slot, width in zip(SLOTS, (2, 3), strict=True):
+        where = {"slot": slot, "path": "layers.0", "direction": BACKWARD, "role": Role.GRAD_SCATTER}
+        started = hand.call(SCATTER, hand.input(slot, 1, width), "sum", 1, "efsdp_scatter", **where)
+        shards.append(hand.call(WAIT, started, **where))
+    read = [hand.call(ATEN.mul.Tensor, shard, 2, path="layers.0", direction=BACKWARD) for shard in shards]
+    graph = hand.done(hand.call(ATEN.sum.default, read[0]), layers__0__a=read[0], layers__0__b=read[1])
+    assert run("bucket_collectives", graph, slots=SLOTS) == "2 transfers became 1"
+    assert [value_of(node.args[0]).stride() for node in read] == [(2, 1), (3, 1)]
 
 
 def count_gathers(graph):

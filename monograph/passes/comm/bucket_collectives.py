@@ -120,8 +120,9 @@ def pack_and_send(graph: Graph, bucket: Bucket, anchor: Node) -> list[Node]:
     flat = [call(ATEN.view.default, s, [before, n]) for s, n in zip(sources, lengths, strict=True)]
     packed = call(ATEN.view.default, call(ATEN.cat.default, flat, 1), [before * sum(lengths)])
     arrived = call(WAIT, call(first.target, packed, *first.args[1:]))
-    table = call(ATEN.view.default, arrived, [after, sum(lengths)])
-    pieces = call(ATEN.split_with_sizes.default, table, lengths, 1)
+    # One row is cut as a line: as a table, its pieces would remember the row's length in their strides.
+    table = arrived if after == 1 else call(ATEN.view.default, arrived, [after, sum(lengths)])
+    pieces = call(ATEN.split_with_sizes.default, table, lengths, 0 if after == 1 else 1)
     parts = []
     for place, launch in enumerate(bucket.launches):
         piece = call(operator.getitem, pieces, place)

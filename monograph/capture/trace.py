@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from monograph.capture.alike import Run
 from monograph.capture.pure import make_pure
 from monograph.capture.unfold import unfold
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
+from monograph.compat.ops import annotations_restored
 from monograph.graph.promises import find_promises, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
@@ -153,7 +154,11 @@ def _group(specs: tuple[InputSpec, ...], tensors: tuple[Tensor, ...]) -> dict[st
 
 @contextmanager
 def paths_recorded(model: nn.Module) -> Iterator[None]:
-    """While this lasts, ops know the path of the innermost module that runs them."""
+    """While this lasts, ops know the path of the innermost module that runs them.
+
+    A module that raises is not followed by its hook: what it leaves open is closed here. Left to the garbage collector,
+    it would be closed in the middle of the next capture, whose ops would lose their paths.
+    """
     running = ExitStack()
     open_paths: list[ExitStack] = []
 
@@ -162,14 +167,19 @@ def paths_recorded(model: nn.Module) -> Iterator[None]:
         scope.enter_context(annotate_path(path))
         open_paths.append(scope)
 
-    with running:
+    with annotations_restored(), running:
         for path, module in model.named_modules():
             if path:
                 before = module.register_forward_pre_hook(lambda _m, _a, path=path: enter(path), prepend=True)
                 after = module.register_forward_hook(lambda _m, _a, _r: open_paths.pop().close())
                 running.callback(before.remove)
                 running.callback(after.remove)
-        yield
+        try:
+            yield
+        finally:
+            for scope in reversed(open_paths):
+                with suppress(KeyError):  # one around it was closed before it, and took the annotations along
+                    scope.close()
 
 
 _UNDONE = {

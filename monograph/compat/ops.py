@@ -4,14 +4,15 @@ This folder has every torch API we use that is private, or differs between the v
 2.13.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.traceback import annotate as annotate_fx_nodes
+from torch.fx import traceback
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -144,6 +145,19 @@ def fake_store() -> dist.Store:
     return FakeStore()
 
 
+@contextmanager
+def annotations_restored() -> Iterator[None]:
+    """Annotations are what they were before, also after an error that left some open: torch keeps them in a global."""
+    before = dict(traceback.current_meta.get("custom", {}))
+    try:
+        yield
+    finally:
+        if before:
+            traceback.current_meta["custom"] = before
+        else:
+            traceback.current_meta.pop("custom", None)
+
+
 def annotate_nodes(values: dict[str, str]) -> AbstractContextManager[None]:
     """Put `values` into the custom metadata of every node traced inside (torch.fx.traceback, since 2.9)."""
-    return annotate_fx_nodes(values)
+    return traceback.annotate(values)

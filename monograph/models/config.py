@@ -314,7 +314,7 @@ class DecoderConfig(Configurable.Config):
     init_std: float = 0.02
     """Standard deviation of the initial weights; what writes to the residual stream starts smaller with depth."""
     kernels: Kernels = "auto"
-    """Gates, rotations and the loss: ops of our own, each one Triton kernel on a GPU; torch's ops; auto: by device."""
+    """fused: gates, rotations and the loss (if whole) by a Triton kernel each; plain: torch's ops; auto: by device."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary positions."""
     loss: LossConfig = field(default_factory=LossConfig)

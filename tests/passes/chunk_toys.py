@@ -7,6 +7,7 @@ from monograph.axes import Axis, Group
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import StepOutputs
 from monograph.capture.trace import Example, capture
+from monograph.compat.ops import all_reduce
 from monograph.graph.facts import Facts
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
@@ -47,6 +48,27 @@ class Leaking(Plain):
         return super().forward(x)
 
 
+class Noisy(Plain):
+    """Draws random numbers, which chunks would draw in another order."""
+
+    def forward(self, x):
+        return super().forward(x + torch.rand_like(x))
+
+
+class Talking(Plain):
+    """Adds up something over ranks that nobody said may be added up for a part of the rows."""
+
+    def forward(self, x):
+        return super().forward(all_reduce(x, "sum", Group.BATCH.value))
+
+
+class Crossing(Plain):
+    """Compares all rows with all rows of a table that comes from outside: cut in both dims."""
+
+    def forward(self, x):
+        return super().forward(self.table @ x) if hasattr(self, "table") else super().forward(x)
+
+
 class Stack(nn.Module):
     def __init__(self, layer, count):
         super().__init__()
@@ -54,6 +76,8 @@ class Stack(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
+            if isinstance(layer, Crossing):
+                layer.table = x @ x.T
             x = layer(x)
         return x + sum(layer.seen for layer in self.layers if getattr(layer, "seen", None) is not None)
 

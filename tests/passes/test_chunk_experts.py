@@ -13,7 +13,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.clean.remove_dead_code import RemoveDeadCode
 from monograph.passes.clean.remove_no_ops import RemoveNoOps
 from monograph.passes.overlap.chunk_experts import ChunkExperts
-from tests.passes.chunk_toys import Leaking, Looping, Plain, capture_stack
+from tests.passes.chunk_toys import Crossing, Leaking, Looping, Noisy, Plain, Talking, capture_stack
 from tests.passes.kit import capture_small
 
 BEFORE = """\
@@ -103,6 +103,20 @@ def test_a_module_whose_ops_depend_on_the_size_is_refused_with_both_ops():
 def test_a_value_over_all_rows_that_is_read_outside_is_refused():
     with pytest.raises(ConfigError, match=r"aten.sum(.|\n)*neither cut along dim 0 nor a parameter's gradient"):
         cut_stack(Leaking)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (Noisy, r"layers.0 cannot be cut into chunks at .*rand(.|\n)*drawn in another order"),
+        (Talking, r"layers.0 cannot be cut into chunks at .*all_reduce(.|\n)*not known to work for a part"),
+        (Crossing, r"layers.0 cannot be cut(.|\n)*is \[8, 8\] for the whole and \[4, 4\] for a chunk"),
+    ],
+)
+def test_what_would_mean_something_else_for_a_part_is_refused(layer, words):
+    graph, facts = capture_stack(layer)
+    with pytest.raises(ConfigError, match=words):
+        ChunkExperts().run(graph, facts)
 
 
 def test_a_cut_that_hides_no_exchange_is_refused_where_experts_are_spread():

@@ -124,8 +124,16 @@ def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
     assert spread.flops == alone.flops
 
 
-def test_measuring_is_quick_enough_to_do_after_every_pass():
-    graph = traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), layers=4)
-    start = time.process_time()
-    cost = measure(graph)
-    assert (time.process_time() - start) / cost.nodes * 60_000 < 10
+def time_per_node(graph):
+    """The best of three: seconds of the processor."""
+    found = []
+    for _ in range(3):
+        start = time.process_time()
+        cost = measure(graph)
+        found.append((time.process_time() - start) / cost.nodes)
+    return min(found)
+
+
+def test_measuring_is_linear_so_that_it_can_be_done_after_every_pass():
+    few, many = (time_per_node(traced("llama3_debugmodel", Mesh(dp_shard=2), layers=layers)) for layers in (2, 8))
+    assert many < 2 * few, "four times the layers"

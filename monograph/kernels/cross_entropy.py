@@ -1,8 +1,7 @@
 """Cross entropy of rows of logits, and its gradient with respect to them.
 
-Op by op this writes the log-probabilities in fp32, reads them again for the probabilities and again to cast them: ten
-times the memory traffic of a kernel that reads bf16 logits twice (the second time mostly from the cache) and writes
-bf16 gradients.
+Op by op this writes the log-probabilities in fp32, reads them again for the probabilities and again to cast them: four
+times the memory traffic of a kernel that reads bf16 logits twice and writes bf16 gradients.
 """
 
 import importlib

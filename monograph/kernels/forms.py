@@ -1,6 +1,6 @@
 """What our ops are to a compiler: torch's ops, which it fuses with their neighbours better than any kernel of ours.
 
-Cross entropy is not among them: a compiler keeps the fp32 row between its two passes.
+Cross entropy is not among them: there our kernel is faster than what the compiler makes (docs/decisions/0008).
 """
 
 from collections.abc import Callable

@@ -2,6 +2,10 @@
 
 import pytest
 
+from monograph.execute.runner import GraphStep
+from monograph.kernels.cross_entropy import CROSS_ENTROPY
+from monograph.kernels.gate import GATE, GATE_BACKWARD
+from monograph.kernels.rotation import ROTATE
 from tests.execute.updates import differences, make_updates, one_rank, small
 
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
@@ -10,7 +14,12 @@ FUSED = {"model.kernels": "fused"}
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
 def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
-    made = {}
+    made, seen = {}, set()
+
+    def look(step):
+        if isinstance(step, GraphStep):
+            seen.update(node.target for node in step.graph.nodes)
+
     for name, changes in {
         "plain": {},
         "eager": FUSED,
@@ -21,7 +30,8 @@ def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
     }.items():
         config = small(model, tmp_path, changes)
         with one_rank(config) as groups:
-            made[name] = make_updates(config, groups)
+            made[name] = make_updates(config, groups, prepare=look)
+    assert seen >= {GATE, GATE_BACKWARD, ROTATE, CROSS_ENTROPY}, "the ops were asked for, so the graph has them"
     for name in ("graph", "layer", "less memory", "min-cut"):
         assert differences(made["eager"], made[name]) == [], name
     assert differences(made["plain"], made["eager"]) == [], "on a CPU the ops are torch's own"

@@ -83,7 +83,7 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
         "graph-blocks": graph.replace(passes=graph.passes.replace(mark_regions=blocks)),
         "graph-fast": graph.replace(
             compile=graph.compile.replace(cuda_graph="auto"),
-            optimizer=graph.optimizer.replace(implementation="compiled"),
+            optimizer=graph.optimizer.replace(implementation="single_pass"),
             passes=graph.passes.replace(
                 mark_regions=units,
                 choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
@@ -98,7 +98,7 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
 
 def has_same_bits(config: TrainerConfig) -> bool:
     """Whether a mode promises eager's bits."""
-    if config.optimizer.implementation == "compiled":
+    if config.optimizer.implementation == "single_pass":
         return False
     if config.compile.mode == "graph":
         return not (config.passes.has_compiler or config.passes.join_products.enabled)

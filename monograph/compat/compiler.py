@@ -18,15 +18,16 @@ CompiledCode = Callable[..., Any]
 
 
 @contextmanager
-def starting_compiler(*, wanted: bool) -> Iterator[None]:
+def starting_compiler(*, wanted: bool, has_workers: bool = True) -> Iterator[None]:
     """Meanwhile, on a thread of its own, import Inductor and start the workers that build a GPU's kernels.
 
     Both take seconds, so this is for work that needs neither Python's lock nor any import, such as drawing weights.
+    Kernels that were built before need no workers.
     """
     if not (wanted and torch.cuda.is_available()):
         yield
         return
-    thread = threading.Thread(target=start_compiler, name="start compiler")
+    thread = threading.Thread(target=start_compiler, args=(has_workers,), name="start compiler")
     thread.start()
     try:
         yield
@@ -34,9 +35,10 @@ def starting_compiler(*, wanted: bool) -> Iterator[None]:
         thread.join()
 
 
-def start_compiler() -> None:
+def start_compiler(has_workers: bool = True) -> None:
     """The workers first: they import torch themselves, which takes longest."""
-    importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+    if has_workers:
+        importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
     importlib.import_module("torch._inductor.compile_fx")
 
 

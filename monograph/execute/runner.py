@@ -40,7 +40,7 @@ class GraphStep(MeshStep):
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.groups, self.settings = groups, settings
-        with starting_compiler(wanted=settings.passes.has_compiler and not settings.compile.artifact):
+        with starting_compiler(wanted=settings.passes.has_compiler, has_workers=not settings.compile.artifact):
             self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)

@@ -83,8 +83,9 @@ class OptimizerConfig(Configurable.Config):
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay."""
-    implementation: Literal["auto", "fused", "foreach", "for_loop", "compiled"] = "auto"
-    """Which of torch's loops to use, auto: the fused one where there is one; or compiled: one kernel a parameter."""
+    implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
+    """Which of torch's loops to use, auto: the fused one where there is one; or single_pass: a kernel of our own, which
+    reads and writes everything once."""
 
     def check(self) -> None:
         if self.lr <= 0:
@@ -278,17 +279,11 @@ class TrainerConfig(Configurable.Config):
                 why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
                 do="--parallelism.fsdp auto",
             )
-        if self.compile.artifact and self.optimizer.implementation == "compiled":
-            raise ConfigError(
-                "compile.artifact is set and optimizer.implementation is compiled",
-                why="an artifact holds the step, not the optimizer: training from one compiles nothing",
-                do="--optimizer.implementation auto",
-            )
-        if self.passes.narrow_gradients.enabled and self.optimizer.implementation != "compiled":
+        if self.passes.narrow_gradients.enabled and self.optimizer.implementation != "single_pass":
             raise ConfigError(
                 f"passes.narrow_gradients is enabled and optimizer.implementation is {self.optimizer.implementation}",
                 why="torch's own loops want gradients of their parameters' dtype",
-                do="--optimizer.implementation compiled",
+                do="--optimizer.implementation single_pass",
             )
         if self.compile.partition == "min_cut" and self.passes.choose_saved.policy not in ("default", "min_cut"):
             raise ConfigError(

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from monograph.errors import ConfigError
 from monograph.execute.layer import CountingBackend
 from monograph.train.config import OptimizerConfig
-from tests.train.kit import tiny_run
 
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 RATES = (1e-3, 5e-2, 2e-2, 1e-4)
@@ -99,15 +97,10 @@ def test_compiled_updates_clip_like_the_others(implementation):
     assert not torch.equal(copies(compiled)["bias"], copies(make_optimizer())["bias"])
 
 
-@pytest.mark.long
-def test_the_setting_compiled_does_the_same_by_itself():
-    compiled, plain = make_optimizer(implementation="compiled"), make_optimizer()
+def test_a_compiler_takes_over_an_update_of_a_single_pass():
+    backend = CountingBackend("aot_eager")
+    compiled, plain = make_optimizer(backend, implementation="single_pass"), make_optimizer()
     for optimizer in (compiled, plain):
-        update(optimizer, RATES[:2])
+        update(optimizer)
     assert_close(compiled, plain)
-
-
-def test_training_from_an_artifact_compiles_no_optimizer_either(tmp_path):
-    changes = {"compile.mode": "graph", "compile.artifact": "made", "optimizer.implementation": "compiled"}
-    with pytest.raises(ConfigError, match=r"optimizer\.implementation is compiled"):
-        tiny_run(tmp_path, changes)
+    assert backend.graphs == 1

@@ -13,7 +13,7 @@ from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 ASKED = PassesConfig(narrow_gradients=NarrowGradientsConfig(enabled=True))
 BF16 = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "model.n_layers": 1}
-NARROW = {"passes.narrow_gradients.enabled": True, "optimizer.implementation": "compiled"}
+NARROW = {"passes.narrow_gradients.enabled": True, "optimizer.implementation": "single_pass"}
 
 
 def test_only_a_cast_that_nothing_follows_is_left_out():
@@ -70,5 +70,5 @@ def test_gradients_are_the_same_numbers_also_when_more_are_added(model, tmp_path
 
 def test_an_optimizer_that_cannot_read_them_is_refused(tmp_path):
     config = small("llama3", tmp_path, {**BF16, **NARROW})
-    with pytest.raises(ConfigError, match="implementation compiled"):
+    with pytest.raises(ConfigError, match="implementation single_pass"):
         check_config(config.replace(optimizer=config.optimizer.replace(implementation="fused")))

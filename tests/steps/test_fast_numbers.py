@@ -8,7 +8,7 @@ from tests.train.kit import read_records, tiny_run
 STEPS = 200
 FAST = {
     "compile.mode": "graph",
-    "optimizer.implementation": "compiled",
+    "optimizer.implementation": "single_pass",
     "passes.choose_saved.policy": "min_cut",
     "passes.narrow_gradients.enabled": True,
     "passes.join_products.enabled": True,

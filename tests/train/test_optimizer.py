@@ -6,7 +6,8 @@ import torch
 from monograph.errors import ConfigError
 from monograph.train.config import OptimizerConfig
 
-IMPLEMENTATIONS = ("fused", "foreach", "for_loop")
+TORCHS = ("fused", "foreach", "for_loop")
+IMPLEMENTATIONS = (*TORCHS, "single_pass")
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 
 
@@ -35,7 +36,7 @@ def assert_same(one, other):
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", TORCHS)
 def test_updates_equal_those_of_torchs_adamw_bit_for_bit(implementation):
     mine, theirs = make_parameters(), make_parameters()
     config = OptimizerConfig(beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3, implementation=implementation)

@@ -1,0 +1,54 @@
+"""The kernel of AdamW's update, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_NUMBERS = 2048
+"""Of a parameter that one program updates."""
+
+
+@triton.jit(do_not_specialize_on_alignment=["correction1", "correction2"])
+def update_kernel(
+    parameter,
+    gradient,
+    exp_avg,
+    exp_avg_sq,
+    rate,
+    decay,
+    correction1,
+    correction2,
+    excess,
+    broken,
+    count,
+    new1,
+    keep2,
+    new2,
+    eps,
+    block: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_in = place < count
+    if tl.load(broken) > 0:
+        return
+    p = tl.load(parameter + place, is_in).to(tl.float32)
+    g = tl.load(gradient + place, is_in).to(tl.float32)
+    mean = tl.load(exp_avg + place, is_in).to(tl.float32)
+    square = tl.load(exp_avg_sq + place, is_in).to(tl.float32)
+    g = tl.div_rn(g, tl.load(excess))
+    mean = mean + (g - mean) * new1
+    square = square * keep2 + g * g * new2
+    root = tl.div_rn(tl.sqrt_rn(square), tl.sqrt_rn(tl.load(correction2))) + eps
+    step = tl.div_rn(tl.load(rate), tl.load(correction1))
+    p = p * tl.load(decay) - tl.div_rn(step * mean, root)
+    tl.store(parameter + place, p.to(parameter.dtype.element_ty), is_in)
+    tl.store(exp_avg + place, mean.to(exp_avg.dtype.element_ty), is_in)
+    tl.store(exp_avg_sq + place, square.to(exp_avg_sq.dtype.element_ty), is_in)
+
+
+def update(parameter: Tensor, *others: Tensor, beta1: float, beta2: float, eps: float) -> None:
+    """One update; `others` are those of `kernels.update.Update`."""
+    count = parameter.numel()
+    if count:
+        grid = (triton.cdiv(count, _NUMBERS),)
+        update_kernel[grid](parameter, *others, count, 1 - beta1, beta2, 1 - beta2, eps, block=_NUMBERS, num_warps=8)

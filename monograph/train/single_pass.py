@@ -1,0 +1,62 @@
+"""AdamW parameter by parameter, each by one call that reads and writes every number once."""
+
+import torch
+from torch import Tensor
+
+from monograph.execute.layer import explained
+from monograph.kernels.update import Update
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class SinglePass:
+    """An update of every parameter by a function of our own, on the state of torch's AdamW.
+
+    Everything that changes from step to step is a tensor: a rate given as a number would be compiled in. Nothing is
+    read on the host.
+    """
+
+    def __init__(self, optimizer: torch.optim.AdamW, parameters: list[Tensor], function: Update) -> None:
+        self.optimizer = optimizer
+        self._function = function
+        self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=parameters[0].device)
+        for place, parameter in enumerate(parameters):
+            state = optimizer.state[parameter]
+            self.steps[place] = state["step"]
+            state["step"] = self.steps[place]
+        self.places = {id(parameter): place for place, parameter in enumerate(parameters)}
+
+    def __call__(self, excess: Tensor | None, broken: Tensor) -> None:
+        """One update of every parameter that has a gradient; none when broken."""
+        device = self.steps.device
+        with torch.no_grad(), explained("the optimizer"):
+            self.count(broken)
+            beta1, beta2 = self.optimizer.param_groups[0]["betas"]
+            scale = torch.ones((), device=device) if excess is None else excess
+            corrections = (1 - beta1**self.steps).unbind(), (1 - beta2**self.steps).unbind()
+            for group in self.optimizer.param_groups:
+                rate, decay = (_number(x, device) for x in (group["lr"], 1 - group["lr"] * group["weight_decay"]))
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        place, state = self.places[id(parameter)], self.optimizer.state[parameter]
+                        tensors = (parameter, parameter.grad, *(state[kind] for kind in MOMENTS))
+                        # .data: a view that is known to be one is compiled once for every shape of its base.
+                        flat = [tensor.detach().view(-1).data for tensor in tensors]
+                        own = [correction[place].data for correction in corrections]
+                        self._function(*flat, rate, decay, *own, scale, broken)
+
+    def count(self, broken: Tensor) -> None:
+        """One more update, for parameters that get one."""
+        grads = [parameter.grad for group in self.optimizer.param_groups for parameter in group["params"]]
+        if all(grad is not None for grad in grads):
+            self.steps.add_(1 - broken)
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.steps[self.places[id(parameter)]].add_(1 - broken)
+
+
+def _number(value: float, device: torch.device) -> Tensor:
+    """A number on the device; filled there, because copying it from the host would wait for the device."""
+    return torch.full((), value, dtype=torch.float32, device=device)

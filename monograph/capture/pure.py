@@ -19,7 +19,6 @@ def make_pure(module: GraphModule) -> None:
         node.target = find_pure_form(node.target)
         for user in [user for user in written.users if node < user]:
             user.replace_input_with(written, node)
-    module.recompile()
 
 
 def check_is_private(written: Node, node: Node) -> None:

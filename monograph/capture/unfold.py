@@ -197,7 +197,7 @@ def copy_block(
         with graph.inserting_before(anchor):
             copy = graph.node_copy(node, lambda each: mapped.get(each, each))
         copy.meta = dict(node.meta)
-        copy.meta["val"] = copy_value(graph, value_of(node))
+        copy.meta["val"] = copy_value(value_of(node))
         tag = tag_of(node)
         set_tag(copy, replace(tag, path=rename(tag.path, second, number), slot=rename(tag.slot, second, number)))
         mapped[node] = copy

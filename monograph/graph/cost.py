@@ -5,8 +5,9 @@ sends. The numbers compare one graph with another; they do not promise a speed.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -16,7 +17,7 @@ from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.likely_sizes import Sizes
 from monograph.graph.memory import find_memory
-from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
+from monograph.graph.query import alias_of, group_of, group_size_of, has_symbols, is_compute, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 
@@ -78,6 +79,15 @@ class Cost:
     """How long compute waits for transfers."""
 
 
+class NodeCost(NamedTuple):
+    """What one node does."""
+
+    flops: int = 0
+    moved_bytes: int | None = None
+    """None for whatever is no transfer."""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class NodeCosts:
     """What each node does, by node; nodes that do nothing are left out."""
@@ -87,40 +97,73 @@ class NodeCosts:
     seconds: dict[Node, float] = field(default_factory=dict)
 
 
+class Meter:
+    """Measures one graph again and again: what a node costs is worked out again only when the node was touched."""
+
+    def __init__(self, machine: Machine, group_sizes: Mapping[str, int]) -> None:
+        self.machine, self.group_sizes = machine, group_sizes
+        self._known: dict[Node, NodeCost] = {}
+        self._bytes: dict[Node, list[int]] = {}
+
+    def measure(self, graph: StepGraph, touched: Collection[Node] = ()) -> Cost:
+        """Estimate a step's cost; linear in the number of nodes. `touched` has all that changed since the last time."""
+        for node in touched:
+            self._known.pop(node, None)
+            self._bytes.pop(node, None)
+        inside = graph.module.graph
+        sizes = Sizes(inside, self._bytes)
+        costs = self.find_node_costs(inside, sizes)
+        timeline = find_timeline(inside, costs.seconds)
+        return Cost(
+            nodes=len(graph.nodes),
+            flops=sum(costs.flops.values()),
+            collectives=len(costs.moved_bytes),
+            moved_bytes=sum(costs.moved_bytes.values()),
+            peak_bytes=find_memory(graph, sizes).peak_bytes,
+            communication_seconds=timeline.communication_seconds,
+            exposed_seconds=timeline.exposed_seconds,
+        )
+
+    def find_node_costs(self, graph: Graph, sizes: Sizes) -> NodeCosts:
+        """Operations, bytes and seconds of every node."""
+        costs = NodeCosts()
+        for node in graph.nodes:
+            found = self._known.get(node)
+            if found is None:
+                found = find_node_cost(node, sizes, self.machine, self.group_sizes)
+                if not any(has_symbols(value_of(each)) for each in (node, *node.all_input_nodes)):
+                    self._known[node] = found  # guesses of unknown sizes change with the graph
+            flops, moved, seconds = found
+            if flops:
+                costs.flops[node] = flops
+            if moved is not None:
+                costs.moved_bytes[node] = moved
+            if seconds:
+                costs.seconds[node] = seconds
+        return costs
+
+
 def measure(graph: StepGraph, machine: Machine = H200, group_sizes: Mapping[str, int] | None = None) -> Cost:
-    """Estimate a step's cost; linear in the number of nodes."""
-    sizes = Sizes(graph.module.graph)
-    costs = find_node_costs(graph.module.graph, sizes, machine, group_sizes or {})
-    timeline = find_timeline(graph.module.graph, costs.seconds)
-    return Cost(
-        nodes=len(graph.nodes),
-        flops=sum(costs.flops.values()),
-        collectives=len(costs.moved_bytes),
-        moved_bytes=sum(costs.moved_bytes.values()),
-        peak_bytes=find_memory(graph, sizes).peak_bytes,
-        communication_seconds=timeline.communication_seconds,
-        exposed_seconds=timeline.exposed_seconds,
-    )
+    """Estimate a step's cost once."""
+    return Meter(machine, group_sizes or {}).measure(graph)
 
 
 def find_node_costs(graph: Graph, sizes: Sizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCosts:
     """Operations, bytes and seconds of every node."""
-    costs = NodeCosts()
-    for node in graph.nodes:
-        if is_launch(node):
-            moved = count_sent(node, sizes, group_sizes)
-            costs.moved_bytes[node] = moved
-            if moved:
-                costs.seconds[node] = machine.link_latency_seconds + moved / machine.link_bytes_per_second
-        elif is_compute(node) and alias_of(node) is None and node.target not in _FREE:
-            flops = count_flops(node, sizes)
-            if flops:
-                costs.flops[node] = flops
-            touched = count_touched(node, sizes)
-            seconds = max(flops / machine.flops_per_second, touched / machine.bytes_per_second)
-            if seconds:
-                costs.seconds[node] = seconds
-    return costs
+    return Meter(machine, group_sizes).find_node_costs(graph, sizes)
+
+
+def find_node_cost(node: Node, sizes: Sizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCost:
+    """Operations, bytes and seconds of one node."""
+    if is_launch(node):
+        moved = count_sent(node, sizes, group_sizes)
+        seconds = machine.link_latency_seconds + moved / machine.link_bytes_per_second if moved else 0.0
+        return NodeCost(0, moved, seconds)
+    if not is_compute(node) or alias_of(node) is not None or node.target in _FREE:
+        return NodeCost()
+    flops = count_flops(node, sizes)
+    touched = count_touched(node, sizes)
+    return NodeCost(flops, None, max(flops / machine.flops_per_second, touched / machine.bytes_per_second))
 
 
 def count_sent(launch: Node, sizes: Sizes, group_sizes: Mapping[str, int]) -> int:
@@ -134,7 +177,7 @@ def count_sent(launch: Node, sizes: Sizes, group_sizes: Mapping[str, int]) -> in
 def count_touched(node: Node, sizes: Sizes) -> int:
     """Bytes a node reads and writes in the device's memory."""
     value = value_of(node)
-    if not isinstance(value, Tensor | list | tuple):
+    if not isinstance(value, (Tensor, list, tuple)):
         return 0
     written = sizes.bytes(value)
     if name_of(node) in _LOOKUPS:

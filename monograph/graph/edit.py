@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat.capture import fake_mode_of
+from monograph.compat.capture import copy_fake, fake_mode_of
+from monograph.graph.layouts import find_key
 from monograph.graph.query import value_of
 from monograph.graph.tags import Tag, set_tag, tag_of
 
@@ -35,6 +36,26 @@ def _finish(graph: Graph, node: Node, tag: Tag) -> Node:
     return node
 
 
+class Maker:
+    """Makes many calls: what equal ones on values of equal form yield is worked out once, because blocks are alike."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._yields: dict[Any, Any] = {}
+
+    def call_before(self, anchor: Node, target: Any, args: tuple[Any, ...], tag: Tag, **kwargs: Any) -> Node:
+        """A new call just before `anchor`."""
+        with self.graph.inserting_before(anchor):
+            node = self.graph.call_function(target, args, kwargs)
+        given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+        key = find_key(target, *given)
+        if key is None or key not in self._yields:
+            self._yields[key] = infer_value(self.graph, node)
+        node.meta["val"] = self._yields[key] if key is None else copy_value(self._yields[key])
+        set_tag(node, tag)
+        return node
+
+
 def infer_value(graph: Graph, node: Node) -> Any:
     """What a call yields, computed on shapes alone."""
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
@@ -44,7 +65,7 @@ def infer_value(graph: Graph, node: Node) -> Any:
 
 def fake_mode(graph: Graph) -> AbstractContextManager[Any]:
     """The mode the graph was captured in, which knows its symbols."""
-    first = next(iter(graph.find_nodes(op="placeholder")))
+    first = next(iter(graph.nodes))  # an input
     return fake_mode_of(value_of(first))
 
 
@@ -57,19 +78,16 @@ def copy_before(anchor: Node, node: Node, mapped: Callable[[Node], Node], *, mad
     with graph.inserting_before(anchor):
         copy = graph.node_copy(node, mapped)
     copy.meta = dict(node.meta)
-    copy.meta["val"] = copy_value(graph, value_of(node))
+    copy.meta["val"] = copy_value(value_of(node))
     set_tag(copy, replace(tag_of(node), made_by=made_by, **facts))
     return copy
 
 
-def copy_value(graph: Graph, value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """A value of the same sizes in memory of its own."""
     if isinstance(value, list | tuple):
-        return type(value)(copy_value(graph, item) for item in value)
-    if not isinstance(value, Tensor):
-        return value
-    with fake_mode(graph):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return type(value)(copy_value(item) for item in value)
+    return copy_fake(value) if isinstance(value, Tensor) else value
 
 
 def refresh(graph: Graph, changed: Node) -> None:

@@ -8,8 +8,8 @@ Packs of several values are followed piece by piece, so that buckets keep their 
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
@@ -22,8 +22,7 @@ from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """What is known of a value on its way."""
 
     slot: str = ""
@@ -69,8 +68,7 @@ _CUTS = frozenset({ATEN.slice.Tensor, ATEN.select.int, ATEN.as_strided.default})
 """Views of a part: which pieces of a pack are in it, nobody follows."""
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """A module that computes with a parameter."""
 
     node: Node
@@ -103,12 +101,19 @@ def find_flows(nodes: Sequence[Node], states: dict[Node, str]) -> Flows:
         if node.op == "call_module":
             of[node] = HIDDEN
         elif node.op == "call_function":
-            found = _follow(node, of, flows.readers)
+            found = None if _is_ordinary(node, of) else _follow(node, of, flows.readers)
             if found:
                 of[node] = _name(node, found)
             elif tag_of(node).gradient_of:
                 of[node] = (_start(node),)
     return flows
+
+
+def _is_ordinary(node: Node, of: dict[Node, Pieces]) -> bool:
+    """Whether nothing that is followed comes in, and nothing starts here: most nodes."""
+    if moves(node.target):
+        return node.args[0] not in of
+    return not _may_start(node.target) and of.keys().isdisjoint(node.all_input_nodes)
 
 
 def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces | None:
@@ -147,7 +152,7 @@ def _transfer(node: Node, of: dict[Node, Pieces]) -> Pieces:
                 f"{piece.slot or tag_of(node).slot or 'a bucket'} is {what} {group_of(node)} twice",
                 why="every rank's part counts once",
             )
-    return tuple(replace(each, groups=each.groups | {group}, is_gradient=not is_gather) for each in pieces)
+    return tuple(each._replace(groups=each.groups | {group}, is_gradient=not is_gather) for each in pieces)
 
 
 def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
@@ -231,7 +236,7 @@ def _name(node: Node, pieces: Pieces) -> Pieces:
             f"a node of {slot} moves the {kind} of {piece.slot}",
             why="its tag and its argument name two parameters",
         )
-    return (replace(piece, slot=slot),) if piece.is_known else pieces
+    return (piece._replace(slot=slot),) if piece.is_known else pieces
 
 
 def _start(node: Node) -> Flow:
@@ -245,6 +250,12 @@ def _start(node: Node) -> Flow:
 def _is_gradient(pieces: Pieces | None) -> bool:
     """Whether a value is the gradient of a parameter, and not just something on the way to one."""
     return pieces is not None and any(piece.is_gradient and (piece.slot or piece.groups) for piece in pieces)
+
+
+@functools.cache
+def _may_start(target: Any) -> bool:
+    """Whether an op's tag may say that it sends or packs a parameter or a gradient."""
+    return target in LAUNCHES or target in _PACKS
 
 
 @functools.cache

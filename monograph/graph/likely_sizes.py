@@ -13,14 +13,18 @@ from torch.fx import Graph, Node
 
 from monograph.compat.capture import expression_of
 from monograph.compat.ops import ATEN, EXCHANGE
-from monograph.graph.query import value_of
+from monograph.graph.query import has_symbols, value_of
+
+_LISTS = (list, tuple)
 
 
 class Sizes:
     """Sizes, elements and bytes of the values of one graph, with even routing where the data decides."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, known: dict[Node, list[int]] | None = None) -> None:
+        """`known` remembers bytes that no symbol decides, from one look at a graph to the next."""
         self._found: dict[Any, int] = {}
+        self._known = {} if known is None else known
         for node in graph.nodes:
             if node.target is EXCHANGE:
                 rows, received, sent = node.args[:3]
@@ -67,10 +71,21 @@ class Sizes:
             count *= size if isinstance(size, int) else self.of(size)
         return count
 
+    def bytes_of(self, node: Node, part: int) -> int:
+        """Bytes of one of a node's values."""
+        found = self._known.get(node)
+        if found is None:
+            value = value_of(node)
+            values = value if isinstance(value, _LISTS) else [value]
+            found = [self.bytes(each) for each in values]
+            if not any(map(has_symbols, values)):
+                self._known[node] = found
+        return found[part]
+
     def bytes(self, value: Any) -> int:
         """Bytes of a tensor or of all tensors in a list; nothing for numbers on the host."""
         if isinstance(value, Tensor):
             return self.elements(value) * value.element_size()
-        if isinstance(value, list | tuple):
+        if isinstance(value, _LISTS):
             return sum(self.bytes(item) for item in value)
         return 0

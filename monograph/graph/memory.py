@@ -8,6 +8,7 @@ counted.
 
 import operator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
@@ -16,9 +17,11 @@ from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import find_storages, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 
+Piece = tuple[Node, int]
+"""A piece of memory: who made it, and which of its values it is."""
 
-@dataclass(frozen=True)
-class Held:
+
+class Held(NamedTuple):
     """A piece of memory: the node that made it (part `part` of its values, for a list) and its size."""
 
     node: Node
@@ -67,34 +70,39 @@ def find_memory(graph: StepGraph, sizes: Sizes | None = None) -> Memory:
 def find_held(graph: Graph, sizes: Sizes) -> list[Held]:
     """Every piece of memory with the span of its life."""
     owners = find_owners(graph)
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    last: dict[Piece, int] = {}
+    sent: dict[Node, list[Node]] = {}
+    places: dict[Node, int] = {}
+    for place, node in enumerate(graph.nodes):
+        places[node] = place
+        read = node.all_input_nodes
+        for each in (node, *read):
+            for piece in owners[each]:
+                last[piece] = place
+            if each in sent:
+                last |= {piece: place for source in sent[each] for piece in owners[source]}
+        if is_launch(node):
+            sent[node] = read
     end = len(places) - 1
-    last: dict[tuple[Node, int], int] = {}
-    for node, owned in owners.items():
-        needed = max((places[user] for user in node.users), default=places[node])
-        needed = max([needed, *(places[wait] for launch in node.users if is_launch(launch) for wait in launch.users)])
-        for piece in owned:
-            last[piece] = max(last.get(piece, 0), needed)
     found = []
     for (node, part), needed in last.items():
-        value = value_of(node)
-        size = sizes.bytes(value[part] if isinstance(value, list | tuple) else value)
+        size = sizes.bytes_of(node, part)
         if size and node.target is not TO_HOST:
             span = (0, end) if node.op == "placeholder" else (places[node], needed)
             found.append(Held(node, part, size, *span))
     return found
 
 
-def find_owners(graph: Graph) -> dict[Node, list[tuple[Node, int]]]:
-    """For every node the pieces of memory its value lives in, each as (who made it, which of its values)."""
-    roots = find_storages(graph)
-    owners: dict[Node, list[tuple[Node, int]]] = {}
-    for node, root in roots.items():
+def find_owners(graph: Graph) -> dict[Node, tuple[Piece, ...]]:
+    """For every node the pieces of memory its value lives in."""
+    owners: dict[Node, tuple[Piece, ...]] = {}
+    for node, root in find_storages(graph).items():
         if root is not node:
             owners[node] = owners[root]
         elif node.target is operator.getitem and isinstance(node.args[0], Node):
-            owners[node] = [owners[node.args[0]][node.args[1]]]  # type: ignore[index]
+            owners[node] = (owners[node.args[0]][node.args[1]],)  # type: ignore[index]
         else:
             value = value_of(node)
-            owners[node] = [(node, part) for part in range(len(value) if isinstance(value, list | tuple) else 1)]
+            parts = len(value) if isinstance(value, (list, tuple)) else 1
+            owners[node] = ((node, 0),) if parts == 1 else tuple((node, part) for part in range(parts))
     return owners

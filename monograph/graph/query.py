@@ -21,6 +21,10 @@ LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
 """Ops that start a transfer; its result may be read after the wait only."""
 
 
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SHAPED = (Tensor, Form)
+
+
 def is_launch(node: Node) -> bool:
     """Whether a node starts a transfer between ranks."""
     return node.op == "call_function" and node.target in LAUNCHES
@@ -67,12 +71,12 @@ def is_compute(node: Node) -> bool:
 def is_size(node: Node) -> bool:
     """Whether a node yields a number on the host."""
     value = value_of(node)
-    return isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(value, _NUMBERS)
 
 
 def has_symbols(value: Any) -> bool:
     """Whether a tensor has a dim whose size is known only when the step runs."""
-    return isinstance(value, Tensor | Form) and any(not isinstance(size, int) for size in value.shape)
+    return isinstance(value, _SHAPED) and any(not isinstance(size, int) for size in value.shape)
 
 
 def is_random(node: Node) -> bool:

@@ -1,6 +1,6 @@
 """The typed facts about a node: recorded when it was made, read by everyone, guessed by no one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -32,6 +32,12 @@ class Tag:
     compile: str = ""
     """The part to be compiled that the node belongs to."""
 
+    def is_like(self, other: object) -> bool:
+        """Whether both say the same of where a node comes from; what passes plan to do with it may differ."""
+        if self is other:
+            return True
+        return isinstance(other, Tag) and replace(self, keep=other.keep, compile=other.compile) == other
+
     @property
     def block(self) -> int | None:
         """The number of the repeated block the node belongs to, None outside of the blocks."""
@@ -48,6 +54,11 @@ class Tag:
 def tag_of(node: Node) -> Tag:
     """A node's tag; every node has one after capture."""
     return node.meta[_KEY]
+
+
+def find_tag(node: Node) -> Tag | None:
+    """A node's tag, if it was tagged."""
+    return node.meta.get(_KEY)
 
 
 def has_tag(node: Node) -> bool:

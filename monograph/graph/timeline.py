@@ -6,14 +6,14 @@ ended. Exposed time is what compute spends waiting. Kernel launches and copies t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
 from monograph.graph.query import group_of, is_launch, is_wait
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that takes time."""
 
     node: Node

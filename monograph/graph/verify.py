@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from monograph.annotate import Direction
+from monograph.graph.changes import Changes
 from monograph.graph.facts import Facts
 from monograph.graph.flows import reads_shape_only
 from monograph.graph.promises import check_promises, find_gradients
@@ -22,22 +23,29 @@ from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, has_tag, tag_of
 from monograph.graph.verify_transfers import check_transfers
-from monograph.graph.verify_values import check_values
+from monograph.graph.verify_values import check_symbols, check_values
 
 __all__ = ["GraphError", "check_graph"]
 
 
-def check_graph(graph: StepGraph, facts: Facts) -> None:
-    """Refuse a graph that breaks a rule; the error names the node."""
+def check_graph(graph: StepGraph, facts: Facts, changes: Changes | None = None) -> None:
+    """Refuse a graph that breaks a rule; the error names the node.
+
+    With the `changes` since the graph kept all rules, those about single nodes and what they read are checked where
+    something changed, and in another order of the same nodes only those about order.
+    """
     nodes = graph.nodes
+    near = nodes if changes is None else [node for node in nodes if node in changes.touched]
     check_order(nodes)
     check_inputs(graph, nodes)
-    check_tags(nodes)
-    check_purity(graph, nodes)
-    check_outputs(graph, nodes, facts)
-    check_transfers(graph, nodes, facts)
-    check_values(graph, nodes)
-    check_promises(graph, nodes, facts)
+    if changes is None or not changes.is_order:
+        check_tags(near)
+        check_purity(graph, near)
+        check_outputs(graph, nodes, facts)
+        check_transfers(graph, nodes, facts)
+        check_values(graph, near)
+        check_promises(graph, nodes, facts)
+    check_symbols(nodes)
 
 
 def check_order(nodes: Sequence[Node]) -> None:
@@ -166,6 +174,6 @@ def find_fed(graph: StepGraph, nodes: Sequence[Node]) -> set[Node]:
     pairs = zip(graph.placeholders, graph.inputs, strict=True)
     fed = {node for node, spec in pairs if spec.kind is InputKind.BATCH}
     for node in nodes:
-        if not fed.isdisjoint(node.all_input_nodes) and not reads_shape_only(node) and not is_size(node):
+        if not (fed.isdisjoint(node.all_input_nodes) or reads_shape_only(node) or is_size(node)):
             fed.add(node)
     return fed

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from monograph.compat.capture import is_op, values_recomputed
 from monograph.compat.ops import READ_SIZE
 from monograph.graph.edit import fake_mode
+from monograph.graph.layouts import Layout, find_key, find_layout, find_symbols, name_layout
 from monograph.graph.query import value_of
 from monograph.graph.refuse import broken
 from monograph.graph.step_graph import StepGraph
@@ -42,20 +42,20 @@ def trust_values(graph: StepGraph) -> None:
 
 
 def check_values(graph: StepGraph, nodes: Sequence[Node]) -> None:
-    """Run every changed node on shapes alone, and refuse a value that is not what its op yields.
+    """Run every changed node of these on shapes alone, and refuse a value that is not what its op yields.
 
     Equal ops on equal shapes run once: the blocks of a model are alike.
     """
     changed = {node for node in nodes if not _is_stamped(node)}
     unsure = [node for node in nodes if node in changed or not changed.isdisjoint(node.all_input_nodes)]
     if unsure:
-        symbols = frozenset().union(*(_stamp_of(node).symbols for node in nodes if node not in changed))
+        stamps = (node.meta.get(_KEY) for node in graph.nodes if node not in changed)
+        symbols = frozenset().union(*(stamp.symbols for stamp in stamps if stamp is not None and stamp.symbols))
         yields: dict[Any, Layout] = {}
         with values_recomputed(fake_mode(graph.module.graph)), torch.no_grad():
             for node in unsure:
                 _check_value(node, symbols, yields)
                 _stamp(node)
-    check_symbols(nodes)
 
 
 def check_symbols(nodes: Sequence[Node]) -> None:
@@ -82,14 +82,14 @@ def makes_symbols(node: Node) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
-def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, "Layout"]) -> None:
+def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, Layout]) -> None:
     if node.op == "call_function" and "val" not in node.meta:
         raise broken(node, "a node has no value", why="later passes need its shape", do="make nodes with graph/edit.py")
     if not _can_run(node):
         return
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
     said = find_layout(value_of(node))
-    key = _find_key(node, args, kwargs)
+    key = find_key(node.target, args, kwargs)
     if key in yields:
         found = yields[key]
     else:
@@ -100,25 +100,13 @@ def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, "Layout"])
             raise broken(node, "an op does not accept its arguments", why=reason) from error
         if key is not None:
             yields[key] = found
-    if not _is_same(said, found, known | find_symbols(value_of(node))):
+    if said != found and not _is_same(said, found, known | find_symbols(value_of(node))):
         raise broken(
             node,
-            f"a node's value is not what its op yields: recorded {_name(said)}, computed {_name(found)}",
+            f"a node's value is not what its op yields: recorded {name_layout(said)}, computed {name_layout(found)}",
             why="passes decide by the recorded shapes and dtypes, and the step would compute something else",
             do="after changing a node's op or arguments, set its value with edit.infer_value",
         )
-
-
-def _find_key(node: Node, args: Any, kwargs: Any) -> Any:
-    """Equal for nodes that yield the same: their op and all arguments; None where sizes are not known."""
-    if any(find_symbols(value_of(each)) for each in node.all_input_nodes):
-        return None
-    key = (node.target, find_layout(args), find_layout(list(kwargs.items())))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
 
 
 def _can_run(node: Node) -> bool:
@@ -132,33 +120,6 @@ _PLAIN_MODULES = (operator.__name__, operator.add.__module__, math.__name__, tor
 """Arithmetic on sizes, and the parts of a list."""
 
 
-Layout = Any
-"""A value as something that can be compared: tensors as `TensorLayout`, lists as tuples, numbers with their type."""
-
-
-class TensorLayout(NamedTuple):
-    """All of a tensor but its numbers; sizes known only at run time are expressions."""
-
-    dtype: torch.dtype
-    device: str
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
-
-
-def find_layout(value: Any) -> Layout:
-    """What can be said of a value without its numbers."""
-    if isinstance(value, Tensor):
-        shape, stride = (tuple(map(_expression, sizes)) for sizes in (value.shape, value.stride()))
-        return TensorLayout(value.dtype, value.device.type, shape, stride)
-    if isinstance(value, list | tuple):
-        return tuple(map(find_layout, value))
-    return (int, value.node.expr) if isinstance(value, torch.SymInt) else (type(value), value)
-
-
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
 def _is_same(said: Layout, found: Layout, known: frozenset[Any]) -> bool:
     """Equal for certain, or not comparable because running the op again gave its size a new name."""
     if said == found:
@@ -167,22 +128,6 @@ def _is_same(said: Layout, found: Layout, known: frozenset[Any]) -> bool:
         pairs = zip(said, found, strict=False)
         return type(said) is type(found) and len(said) == len(found) and all(_is_same(*pair, known) for pair in pairs)
     return bool(getattr(found, "free_symbols", frozenset()) - known)
-
-
-def find_symbols(value: Any) -> frozenset[Any]:
-    """The sizes known only at run time that a value is made of."""
-    if isinstance(value, Tensor):
-        value = [size for size in value.shape if type(size) is not int]
-    if isinstance(value, list | tuple):
-        return frozenset().union(*(find_symbols(item) for item in value)) if value else frozenset()
-    return frozenset(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else frozenset()
-
-
-def _name(layout: Layout) -> str:
-    if isinstance(layout, TensorLayout):
-        dtype = str(layout.dtype).removeprefix("torch.")
-        return f"{dtype}{list(layout.shape)} with strides {list(layout.stride)} on {layout.device}"
-    return ", ".join(_name(each) for each in layout) if isinstance(layout, tuple) else str(layout)
 
 
 def _stamp(node: Node) -> None:

@@ -67,7 +67,7 @@ class NarrowGradientsConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.passes.memory.narrow_gradients:NarrowGradients"
     enabled: bool = False
-    """Leave out the cast to the reduce dtype where nothing is added after it; needs optimizer.implementation single_pass."""
+    """Leave out the cast to the reduce dtype where nothing is added after it; needs a single_pass optimizer."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,6 +1,5 @@
 """Runs the passes in order: checks the graph after each, and records what each did, also when it did nothing."""
 
-import bisect
 import dataclasses
 import importlib
 import time
@@ -8,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.fx import Node
-
 from monograph.errors import ConfigError
-from monograph.graph.cost import Cost, measure
+from monograph.graph.changes import Look, find_changes, look_at
+from monograph.graph.cost import H200, Cost, Meter
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify import check_graph
@@ -40,6 +38,14 @@ class Record:
     after: Cost
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A graph between two passes."""
+
+    look: Look
+    cost: Cost
+
+
 def build_passes(config: PassesConfig) -> list[Pass]:
     """The passes a config asks for, each with its options."""
     passes: list[Pass] = []
@@ -58,13 +64,13 @@ def run_passes(
     """Run the passes; every one of them leaves a record, in order."""
     has: set[Has] = set()
     records: list[Record] = []
-    cost = measure(graph, group_sizes=facts.group_sizes)
+    meter = Meter(H200, facts.group_sizes)
+    now = Measured(look_at(graph), meter.measure(graph))
     check_graph(graph, facts)
     for each in passes:
-        record = run_pass(each, graph, facts, has=has, is_off=each.name() in off, cost=cost)
+        record, now = run_pass(each, graph, facts, has=has, is_off=each.name() in off, before=now, meter=meter)
         if record.status == "ran":
             has |= set(each.gives)
-            cost = record.after
         log.debug("%s: %s (%.2f s): %s", record.name, record.status, record.seconds, record.note)
         records.append(record)
         if watch is not None:
@@ -73,36 +79,27 @@ def run_passes(
     return records
 
 
-def run_pass(each: Pass, graph: StepGraph, facts: Facts, *, has: set[Has], is_off: bool, cost: Cost) -> Record:
-    """Run one pass, unless it is off, has nothing to do here, or lacks what an earlier one gives."""
+def run_pass(
+    each: Pass, graph: StepGraph, facts: Facts, *, has: set[Has], is_off: bool, before: Measured, meter: Meter
+) -> tuple[Record, Measured]:
+    """Run one pass, unless it is off, has nothing to do here, or lacks what an earlier one gives.
+
+    Only what the pass changed is checked and measured anew.
+    """
     missing = [need.value for need in each.needs if need not in has]
     reason = "switched off" if is_off else each.skip(facts) or (f"needs {', '.join(missing)}" if missing else "")
-    told: dict[str, Any] = {"name": each.name(), "options": dataclasses.asdict(each.config), "before": cost}
+    told: dict[str, Any] = {"name": each.name(), "options": dataclasses.asdict(each.config), "before": before.cost}
     if reason:
         status: Literal["off", "skipped"] = "off" if is_off else "skipped"
-        return Record(**told, status=status, note=reason, seconds=0.0, added=0, removed=0, moved=0, after=cost)
-    order = {node: place for place, node in enumerate(graph.nodes)}
+        nothing: dict[str, Any] = {"seconds": 0.0, "added": 0, "removed": 0, "moved": 0}
+        return Record(**told, **nothing, status=status, note=reason, after=before.cost), before
     start = time.perf_counter()
     note = each.run(graph, facts)
     seconds = time.perf_counter() - start
-    check_graph(graph, facts)
-    kept = [node for node in graph.nodes if node in order]
-    return Record(
-        **told,
-        status="ran",
-        note=note,
-        seconds=seconds,
-        added=len(graph.nodes) - len(kept),
-        removed=len(order) - len(kept),
-        moved=count_moved(kept, order),
-        after=measure(graph, group_sizes=facts.group_sizes),
-    )
-
-
-def count_moved(nodes: Sequence[Node], old: dict[Node, int]) -> int:
-    """The fewest nodes one has to move to get from the old order to the new one."""
-    ends: list[int] = []  # ends[n]: where the best increasing run of n + 1 nodes ends
-    for node in nodes:
-        place = bisect.bisect_left(ends, old[node])
-        ends[place : place + 1] = [old[node]]
-    return len(nodes) - len(ends)
+    look = look_at(graph)
+    changes = find_changes(before.look, look)
+    if not changes.is_nothing:
+        check_graph(graph, facts, changes)
+    after = before.cost if changes.is_nothing else meter.measure(graph, changes.touched)
+    counts: dict[str, Any] = {"added": changes.added, "removed": changes.removed, "moved": changes.moved}
+    return Record(**told, **counts, status="ran", note=note, seconds=seconds, after=after), Measured(look, after)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
+from monograph.graph.changes import find_changes, look_at
 from monograph.graph.verify import GraphError, check_graph
 from tests.graph.captures import SPREAD, capture_recipe, copy_graph
 from tests.graph.mutations_of_transfers import mutation as of_transfers
@@ -26,20 +27,30 @@ class Mutant(NamedTuple):
 
     name: str
     text: str
+    found_by_change: str
+    """When only what changed was looked at."""
     refusal: str
 
 
 def break_step(mutate, name, graph, facts):
     """One mutant of a step, always the same one; None where the step has no place for the mistake."""
-    mutant = copy_graph(graph)
-    if mutate(mutant, facts, random.Random(f"{mutate.__name__} {name}")) is False:
-        return None
-    refusal = ""
+    refusals = []
+    for only_changes in (True, False):
+        mutant = copy_graph(graph)
+        before = look_at(mutant)
+        if mutate(mutant, facts, random.Random(f"{mutate.__name__} {name}")) is False:
+            return None
+        refusals.append(refuse(mutant, facts, find_changes(before, look_at(mutant)) if only_changes else None))
+    return Mutant(f"{mutate.__name__} of {name}", mutant.text(folded=False), *refusals)
+
+
+def refuse(mutant, facts, changes):
+    """What the checker says."""
     try:
-        check_graph(mutant, facts)
+        check_graph(mutant, facts, changes)
     except GraphError as error:
-        refusal = str(error)
-    return Mutant(f"{mutate.__name__} of {name}", mutant.text(folded=False), refusal)
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +71,10 @@ def test_at_least_fifty_mutants_of_many_kinds_are_all_refused(mutants):
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants refused; survivors: {survivors}")
     assert len(mutants) >= 50
     assert not survivors
+
+
+def test_a_look_at_what_changed_finds_the_same_mistakes(mutants):
+    assert [each.name for each in mutants if each.found_by_change != each.refusal] == []
 
 
 def test_every_mutant_differs_from_the_step_it_was_made_of(steps, mutants):

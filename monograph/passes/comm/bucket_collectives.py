@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import Axis
 from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
-from monograph.graph.edit import call_before, redirect
+from monograph.graph.edit import Maker, erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_launch, value_of, wait_of
 from monograph.graph.schedule import find_early_readers, find_late_arguments, move_after, move_before
@@ -53,8 +53,9 @@ class BucketCollectives(Pass):
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_buckets(graph, facts, self.config.max_bytes)
+        maker = Maker(graph.module.graph)
         for bucket in plan:
-            apply_bucket(graph.module.graph, bucket)
+            apply_bucket(maker, bucket)
         return f"{sum(len(bucket.launches) for bucket in plan)} transfers became {len(plan)}"
 
 
@@ -88,7 +89,7 @@ def cut(launches: list[Node], max_bytes: int) -> Iterator[list[Node]]:
     yield part
 
 
-def apply_bucket(graph: Graph, bucket: Bucket) -> None:
+def apply_bucket(maker: Maker, bucket: Bucket) -> None:
     """Pack, transfer once, unpack; then move what was in the way."""
     launches, waits = bucket.launches, [wait_of(node) for node in bucket.launches]
     first, last = min(launches), max(launches)
@@ -98,20 +99,19 @@ def apply_bucket(graph: Graph, bucket: Bucket) -> None:
     else:
         displaced = find_early_readers(waits, anchor)
         move_after(anchor, displaced)
-    parts = pack_and_send(graph, bucket, anchor)
+    parts = pack_and_send(maker, bucket, anchor)
     for launch, wait, part in zip(launches, waits, parts, strict=True):
         redirect(wait, part)
-        graph.erase_node(wait)
-        graph.erase_node(launch)
+        erase([launch, wait])
 
 
-def pack_and_send(graph: Graph, bucket: Bucket, anchor: Node) -> list[Node]:
+def pack_and_send(maker: Maker, bucket: Bucket, anchor: Node) -> list[Node]:
     """The transfers' results, in order, from one transfer before `anchor`."""
     first, tag = bucket.launches[0], tag_of(bucket.launches[0])
     common = Tag(path=tag.unit, direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
-        return call_before(graph, anchor, target, args, common, **kwargs)
+        return maker.call_before(anchor, target, args, common, **kwargs)
 
     ranks = int(first.args[-2]) if first.target in (GATHER, SCATTER) else 1  # type: ignore[arg-type]
     before, after = (ranks, 1) if first.target is SCATTER else (1, ranks if first.target is GATHER else 1)

@@ -142,7 +142,7 @@ def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> 
     with inside.inserting_before(node):
         copy = inside.create_node(node.op, node.target, args, kwargs)
     if twin is not None:
-        copy.meta["val"] = copy_value(inside, twin.values[chunk % len(twin.values)])
+        copy.meta["val"] = copy_value(twin.values[chunk % len(twin.values)])
     else:
         copy.meta["val"] = infer_value(inside, copy)
     if "stack_trace" in node.meta:

@@ -1,0 +1,62 @@
+"""What can be said of values without their numbers: dtypes, sizes, strides, and the symbols in them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Layout = Any
+"""A value as something that can be compared: tensors as `TensorLayout`, lists as tuples, numbers with their type."""
+
+
+class TensorLayout(NamedTuple):
+    """All of a tensor but its numbers; sizes known only at run time are expressions."""
+
+    dtype: torch.dtype
+    device: str
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+
+def find_layout(value: Any) -> Layout:
+    """What can be said of a value without its numbers."""
+    if isinstance(value, Tensor):
+        shape, stride = (tuple(map(_expression, sizes)) for sizes in (value.shape, value.stride()))
+        return TensorLayout(value.dtype, value.device.type, shape, stride)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(find_layout, value))
+    return (int, value.node.expr) if isinstance(value, torch.SymInt) else (type(value), value)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def find_key(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Equal for calls that yield values of the same layout; None where sizes are not known or nothing can tell."""
+    if find_symbols(args) or find_symbols(list(kwargs.values())):
+        return None
+    key = (target, find_layout(args), find_layout(list(kwargs.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def find_symbols(value: Any) -> frozenset[Any]:
+    """The sizes known only at run time that a value is made of."""
+    if isinstance(value, Tensor):
+        value = [size for size in value.shape if type(size) is not int]
+    if isinstance(value, (list, tuple)):
+        return frozenset().union(*(find_symbols(item) for item in value)) if value else frozenset()
+    return frozenset(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else frozenset()
+
+
+def name_layout(layout: Layout) -> str:
+    """A layout in words."""
+    if isinstance(layout, TensorLayout):
+        dtype = str(layout.dtype).removeprefix("torch.")
+        return f"{dtype}{list(layout.shape)} with strides {list(layout.stride)} on {layout.device}"
+    return ", ".join(name_layout(each) for each in layout) if isinstance(layout, tuple) else str(layout)

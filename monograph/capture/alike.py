@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from monograph.models.decoder import Block, Decoder
+from monograph.models.decoder import Decoder
 from monograph.parallel.param_table import ParamTable
 
 _PRIVATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
@@ -36,20 +35,15 @@ class Run:
         return range(self.first + 2, self.last)
 
 
-def find_runs(model: Decoder, table: ParamTable, dtype: torch.dtype, device: torch.device) -> list[Run]:
-    """Runs with blocks to leave out. Blocks whose sizes depend on data are all captured: each has sizes of its own."""
+def find_runs(model: Decoder, table: ParamTable) -> list[Run]:
+    """Runs with blocks to leave out."""
     kinds = [describe_block(block, table, f"layers.{number}") for number, block in enumerate(model.layers)]
     found, start = [], 0
     for _, alike in itertools.groupby(kinds):
         length = len(list(alike))
         found.append(Run(start, start + length - 1))
         start += length
-    return [run for run in found if run.skipped and not reads_sizes(model.layers[run.first], dtype, device)]
-
-
-def reads_sizes(block: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a block's experts make it depend on data."""
-    return isinstance(block, Block) and block.moe is not None and block.moe.reads_sizes(dtype, device)
+    return [run for run in found if run.skipped]
 
 
 def find_skipped(model: Decoder, runs: Sequence[Run]) -> frozenset[nn.Module]:

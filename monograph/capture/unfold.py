@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.capture.alike import Run
+from monograph.capture.names import Copied, Names
 from monograph.compat.ops import ATEN
-from monograph.graph.edit import copy_value, infer_value
-from monograph.graph.query import has_symbols, is_compute, is_size, value_of
+from monograph.graph.edit import fake_mode, infer_value
+from monograph.graph.query import is_compute, value_of
 from monograph.graph.tags import set_tag, tag_of
 from monograph.parallel.shard import NotAlike
 
@@ -37,6 +37,10 @@ class Halves:
     def of(self, direction: Direction) -> dict[int, Half]:
         """One direction of all blocks."""
         return self.backward if direction is Direction.BACKWARD else self.forward
+
+    def names(self, number: int) -> Names:
+        """The sizes a block reads from data."""
+        return Names([*self.forward.get(number, []), *self.backward.get(number, [])])
 
 
 def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[Run]) -> None:
@@ -68,26 +72,26 @@ def find_halves(graph: Graph) -> Halves:
 
 
 def check_run(run: Run, halves: Halves, names: Mapping[str, Node]) -> None:
-    """Check that the captured blocks of a run do the same, and that nothing in them depends on data."""
+    """Check that the captured blocks of a run do the same."""
     slots = {node: name for name, node in names.items()}
-    places = [find_places(halves, number, slots) for number in run.captured]
+    views = [View(find_places(halves, number, slots), halves.names(number)) for number in run.captured]
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         found = [halves.of(direction).get(number, []) for number in run.captured]
         if len(set(map(len, found))) != 1:
             raise NotAlike(f"blocks {run.captured} have {list(map(len, found))} nodes, {direction}")
         for nodes in zip(*found, strict=True):
-            check_alike(nodes, places)
+            check_alike(nodes, views)
 
 
-def check_alike(nodes: Sequence[Node], places: Sequence[Callable[[Node], Any]]) -> None:
+def check_alike(nodes: Sequence[Node], views: Sequence["View"]) -> None:
     """The same node of the first, the second and the last block.
 
     The first has something else before it, so what the second reads of it is compared with the last; the last has
     something else after it, so what comes back from there is compared with the first. All else must agree in all three.
     """
-    if any(has_symbols(value_of(node)) or is_size(node) or node.op != "call_function" for node in nodes):
-        raise NotAlike(f"{nodes[1].name} depends on data, or runs a graph of its own")
-    first, second, last = (describe(node, find) for node, find in zip(nodes, places, strict=True))
+    if any(node.op != "call_function" for node in nodes):
+        raise NotAlike(f"{nodes[1].name} runs a graph of its own")
+    first, second, last = (describe(node, view) for node, view in zip(nodes, views, strict=True))
     is_same = first.rest == second.rest == last.rest and len(first.args) == len(second.args) == len(last.args)
     if not is_same or not all(map(is_same_argument, first.args, second.args, last.args)):
         raise NotAlike(f"{', '.join(node.name for node in nodes)} differ")
@@ -126,6 +130,15 @@ def find_neighbour(halves: Mapping[int, Half], number: int, step: int) -> Half:
     return halves[numbers[place]] if 0 <= place < len(numbers) else []
 
 
+class View(NamedTuple):
+    """How a block sees its surroundings, so that two blocks can be compared."""
+
+    find: Callable[[Node], Any]
+    """What a node is to the block."""
+    names: Names
+    """Its sizes that depend on data."""
+
+
 class Description(NamedTuple):
     """A node without its names."""
 
@@ -133,17 +146,11 @@ class Description(NamedTuple):
     args: list[Any]
 
 
-def describe(node: Node, find: Callable[[Node], Any]) -> Description:
+def describe(node: Node, view: View) -> Description:
     """What a node does, and what each of its arguments is to its block."""
-    value = value_of(node)
-    forms = [describe_value(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    form = view.names.describe(value_of(node))
     shape = torch.fx.node.map_arg((node.args, node.kwargs), lambda _each: "value")
-    return Description((node.target, repr(shape), forms, tag_of(node).role), [*map(find, node.all_input_nodes)])
-
-
-def describe_value(value: Any) -> Any:
-    """A tensor by its form; anything else (attention's kernels also yield numbers) as it is."""
-    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
+    return Description((node.target, repr(shape), form, tag_of(node).role), [*map(view.find, node.all_input_nodes)])
 
 
 def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:
@@ -151,9 +158,10 @@ def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node]
     first, second, last = run.captured
     forward = {number: halves.forward[number] for number in run.captured}
     anchor = forward[last][0]
+    sizes = {number: halves.names(second).copy(fake_mode(graph)) for number in run.skipped}
     for number in run.skipped:
         known = pair(forward[first], forward[number - 1])
-        forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known)
+        forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known, sizes[number])
     follow(forward[last], pair(forward[second], forward[last - 1]))
     for node in graph.find_nodes(op="call_function", target=ATEN.stack.default):
         if tag_of(node).block is None:
@@ -166,7 +174,7 @@ def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node]
     for number in reversed(run.skipped):
         known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
         known |= pair(backward[last], backward[number + 1])
-        backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known)
+        backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known, sizes[number])
     follow(backward[second], pair(backward[last], backward[second + 1]))
     places = {node: place for place, node in enumerate(backward[second])}
     for slot, node in list(gradients.items()):
@@ -188,6 +196,7 @@ def copy_block(
     second: int,
     names: Mapping[str, Node],
     known: dict[Node, Node],
+    sizes: Copied,
 ) -> Half:
     """The nodes once more before `anchor`, for another block: with its parameters, and others as `known` says."""
     own = {node: names[rename(name, second, number)] for name, node in names.items() if is_of(name, second)}
@@ -196,8 +205,7 @@ def copy_block(
     for node in nodes:
         with graph.inserting_before(anchor):
             copy = graph.node_copy(node, lambda each: mapped.get(each, each))
-        copy.meta = dict(node.meta)
-        copy.meta["val"] = copy_value(value_of(node))
+        sizes.apply(copy, node)
         tag = tag_of(node)
         set_tag(copy, replace(tag, path=rename(tag.path, second, number), slot=rename(tag.slot, second, number)))
         mapped[node] = copy

@@ -161,7 +161,7 @@ class GraphStep(MeshStep):
 
     def find_runs(self) -> list[Run]:
         """The blocks that capture may leave out."""
-        return find_runs(self.model, self.table, self.settings.compute_dtype, self.device)
+        return find_runs(self.model, self.table)
 
     def can_record(self, graph: StepGraph) -> bool:
         """Whether the step runs as a CUDA graph: as asked, with the reasons when it cannot."""

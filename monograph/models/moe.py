@@ -1,6 +1,5 @@
 """A mixture of experts in place of the feed-forward layer."""
 
-import torch
 from torch import Tensor, nn
 
 from monograph.annotate import annotate
@@ -30,11 +29,6 @@ class Moe(nn.Module, Configurable):
             else None
         )
         self.dispatch: Dispatch = LocalDispatch()
-
-    def reads_sizes(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the host has to know how many rows experts get, so that sizes depend on data."""
-        is_whole = self.experts.config.backend == "grouped_reference" or self.experts.is_grouped(dtype, device)
-        return not (isinstance(self.dispatch, LocalDispatch) and is_whole)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's answer to x [batch, sequence, dim], and its load: int64 [experts]."""

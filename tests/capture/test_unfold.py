@@ -6,11 +6,15 @@ import torch
 from monograph.capture.alike import Run, find_runs
 from monograph.compat.ops import ATEN
 from monograph.execute.runner import GraphStep
+from monograph.graph.layouts import find_symbols
+from monograph.graph.query import value_of
 from monograph.graph.tags import tag_of
+from monograph.graph.verify import check_graph
 from monograph.models.feed_forward import FeedForward
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.shard import ShardedCall
+from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step, make_example
 from tests.execute.updates import CPU, small
 
@@ -58,6 +62,9 @@ def check_same(unfolded, whole):
         pytest.param("qwen3_moe", GROUPED, Run(0, 5), marks=pytest.mark.long),
         ("deepseek_v3", GROUPED, Run(1, 5)),
         pytest.param("llama3", {"layers": 12}, Run(0, 11), marks=pytest.mark.long),
+        ("deepseek_v3", {"mesh": Mesh(dp_shard=2, ep=2)}, Run(1, 5)),
+        pytest.param("qwen3_moe", {"mesh": Mesh(dp_shard=2, tp=2, ep=2, etp=2)}, Run(0, 5), marks=pytest.mark.long),
+        pytest.param("deepseek_v3", {"layers": 9}, Run(1, 8), marks=pytest.mark.long),
         pytest.param("qwen3_moe", {**GROUPED, "mesh": Mesh(dp_shard=2, tp=2)}, Run(0, 5), marks=pytest.mark.long),
         pytest.param(
             "deepseek_v3", {**GROUPED, "mesh": Mesh(dp_replicate=2, dp_shard=2)}, Run(1, 5), marks=pytest.mark.long
@@ -70,10 +77,31 @@ def test_an_unfolded_capture_is_the_capture_of_all_blocks(model, how, run, tmp_p
     check_same(unfolded, whole)
 
 
-def test_blocks_whose_sizes_depend_on_data_are_all_captured(tmp_path, monkeypatch):
+def test_every_block_has_names_of_its_own_for_sizes_that_depend_on_data(tmp_path, monkeypatch):
+    unfolded, whole, _ = trace_both("deepseek_v3", tmp_path, monkeypatch, mesh=Mesh(dp_shard=2, ep=2))
+    counts = []
+    for graph in (unfolded[0], whole[0]):
+        made: dict[int, set] = {}
+        for node in graph.nodes:
+            made.setdefault(tag_of(node).block, set()).update(find_symbols(value_of(node)))
+        names = [symbol for block, symbols in made.items() if block is not None for symbol in symbols]
+        assert len(names) == len(set(names)), "no block uses another one's sizes"
+        counts.append({block: len(symbols) for block, symbols in made.items()})
+        known = value_of(graph.nodes[0]).fake_mode.shape_env
+        asserted = {
+            block: len([s for s in symbols if known.deferred_runtime_asserts.get(s)]) for block, symbols in made.items()
+        }
+        assert asserted == counts[-1], "what is known of one block's sizes is known of all"
+    assert counts[0] == counts[1]
+
+
+def test_an_unfolded_step_with_sizes_from_data_passes_every_check(tmp_path):
     config, pretended = build("deepseek_v3", tmp_path, mesh=Mesh(dp_shard=2, ep=2))
     with pretended as groups:
-        assert build_step(config, groups).find_runs() == []
+        step = build_step(config, groups)
+        graph = step.trace(*make_example(config, step))
+        run_passes(graph, build_passes(config.passes), (), step.facts())
+        check_graph(graph, step.facts())
 
 
 def change_setting(model):
@@ -168,4 +196,4 @@ def test_runs_of_three_have_nothing_to_leave_out(tmp_path):
     config, pretended = build("llama3", tmp_path, layers=3)
     with pretended as groups:
         step = build_step(config, groups)
-        assert find_runs(step.model, step.table, torch.float32, CPU) == []
+        assert find_runs(step.model, step.table) == []

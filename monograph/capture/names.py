@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from monograph.compat.symbols import copy_symbols, has_other_names, rename_bindings, rename_size, rename_tensor
 from monograph.graph.edit import copy_value
-from monograph.graph.layouts import find_layout, find_symbols
+from monograph.graph.layouts import find_layout, find_symbols, rename_symbols
 from monograph.graph.query import value_of
 from monograph.graph.verify_values import makes_symbols
 from monograph.parallel.shard import NotAlike
@@ -36,7 +36,7 @@ class Names:
     def describe(self, value: Any) -> Any:
         """A value's layout in terms of numbers; a symbol of another block is as unlike as can be."""
         layout = find_layout(value)
-        return _replace(layout, self._numbers) if find_symbols(value) else layout
+        return rename_symbols(layout, self._numbers) if find_symbols(value) else layout
 
     def copy(self, mode: Any) -> "Copied":
         """New symbols for another block."""
@@ -67,9 +67,3 @@ class Copied:
 
     def _size(self, size: Any) -> Any:
         return rename_size(self.mode, size, self.renamed)
-
-
-def _replace(layout: Any, numbers: Mapping[Any, Any]) -> Any:
-    if isinstance(layout, tuple):
-        return tuple(_replace(each, numbers) for each in layout)
-    return layout.xreplace(numbers) if isinstance(layout, sympy.Expr) else layout

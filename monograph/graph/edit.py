@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.compat.capture import copy_fake, fake_mode_of
-from monograph.graph.layouts import find_key
+from monograph.graph.layouts import find_key, find_symbols
 from monograph.graph.query import value_of
 from monograph.graph.tags import Tag, set_tag, tag_of
 
@@ -47,11 +47,14 @@ class Maker:
         """A new call just before `anchor`."""
         with self.graph.inserting_before(anchor):
             node = self.graph.call_function(target, args, kwargs)
-        given = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
-        key = find_key(target, *given)
-        if key is None or key not in self._yields:
-            self._yields[key] = infer_value(self.graph, node)
-        node.meta["val"] = self._yields[key] if key is None else copy_value(self._yields[key])
+        given, named = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+        key = None if find_symbols((given, *named.values())) else find_key(target, given, list(named.items()))
+        if key is None:
+            node.meta["val"] = infer_value(self.graph, node)
+        else:
+            if key not in self._yields:
+                self._yields[key] = infer_value(self.graph, node)
+            node.meta["val"] = copy_value(self._yields[key])
         set_tag(node, tag)
         return node
 

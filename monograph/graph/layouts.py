@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -33,11 +34,11 @@ def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def find_key(target: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Equal for calls that yield values of the same layout; None where sizes are not known or nothing can tell."""
-    if find_symbols(args) or find_symbols(list(kwargs.values())):
-        return None
-    key = (target, find_layout(args), find_layout(list(kwargs.items())))
+def find_key(*values: Any) -> Any:
+    """The layouts of some values as a key, whatever their symbols are called; None where nothing can tell."""
+    key = find_layout(values)
+    if find_symbols(values):
+        key = number_symbols(key)
     try:
         hash(key)
     except TypeError:
@@ -52,6 +53,29 @@ def find_symbols(value: Any) -> frozenset[Any]:
     if isinstance(value, (list, tuple)):
         return frozenset().union(*(find_symbols(item) for item in value)) if value else frozenset()
     return frozenset(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else frozenset()
+
+
+def number_symbols(layout: Layout) -> Layout:
+    """The layout with numbers for symbols, by first appearance: equal for two that differ in names only."""
+    numbers: dict[Any, Any] = {}
+
+    def renamed(part: Layout) -> Layout:
+        if isinstance(part, tuple):
+            return tuple(map(renamed, part))
+        if not isinstance(part, sympy.Expr) or not part.free_symbols:
+            return part
+        for symbol in sorted(part.free_symbols - numbers.keys(), key=lambda each: (len(each.name), each.name)):
+            numbers[symbol] = sympy.Symbol(f"n{len(numbers)}")
+        return part.xreplace(numbers)
+
+    return renamed(layout)
+
+
+def rename_symbols(layout: Layout, names: Mapping[Any, Any]) -> Layout:
+    """The layout with other symbols."""
+    if isinstance(layout, tuple):
+        return tuple(rename_symbols(each, names) for each in layout)
+    return layout.xreplace(names) if isinstance(layout, sympy.Expr) else layout
 
 
 def name_layout(layout: Layout) -> str:

@@ -44,17 +44,17 @@ def trust_values(graph: StepGraph) -> None:
 def check_values(graph: StepGraph, nodes: Sequence[Node]) -> None:
     """Run every changed node of these on shapes alone, and refuse a value that is not what its op yields.
 
-    Equal ops on equal shapes run once: the blocks of a model are alike.
+    Equal ops on equal shapes that are said to yield the same run once: the blocks of a model are alike.
     """
     changed = {node for node in nodes if not _is_stamped(node)}
     unsure = [node for node in nodes if node in changed or not changed.isdisjoint(node.all_input_nodes)]
     if unsure:
         stamps = (node.meta.get(_KEY) for node in graph.nodes if node not in changed)
         symbols = frozenset().union(*(stamp.symbols for stamp in stamps if stamp is not None and stamp.symbols))
-        yields: dict[Any, Layout] = {}
+        right: set[Any] = set()
         with values_recomputed(fake_mode(graph.module.graph)), torch.no_grad():
             for node in unsure:
-                _check_value(node, symbols, yields)
+                _check_value(node, symbols, right)
                 _stamp(node)
 
 
@@ -82,24 +82,21 @@ def makes_symbols(node: Node) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
-def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, Layout]) -> None:
+def _check_value(node: Node, known: frozenset[Any], right: set[Any]) -> None:
     if node.op == "call_function" and "val" not in node.meta:
         raise broken(node, "a node has no value", why="later passes need its shape", do="make nodes with graph/edit.py")
     if not _can_run(node):
         return
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+    key = find_key(node.target, args, list(kwargs.items()), value_of(node))
+    if key is not None and key in right:
+        return
+    try:
+        found = find_layout(node.target(*args, **kwargs))  # type: ignore[operator]
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise broken(node, "an op does not accept its arguments", why=reason) from error
     said = find_layout(value_of(node))
-    key = find_key(node.target, args, kwargs)
-    if key in yields:
-        found = yields[key]
-    else:
-        try:
-            found = find_layout(node.target(*args, **kwargs))  # type: ignore[operator]
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise broken(node, "an op does not accept its arguments", why=reason) from error
-        if key is not None:
-            yields[key] = found
     if said != found and not _is_same(said, found, known | find_symbols(value_of(node))):
         raise broken(
             node,
@@ -107,6 +104,7 @@ def _check_value(node: Node, known: frozenset[Any], yields: dict[Any, Layout]) -
             why="passes decide by the recorded shapes and dtypes, and the step would compute something else",
             do="after changing a node's op or arguments, set its value with edit.infer_value",
         )
+    right.add(key)
 
 
 def _can_run(node: Node) -> bool:

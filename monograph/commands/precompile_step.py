@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from monograph.commands.terminal import print_plain
 from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.folder import read_key, write_artifact
 from monograph.execute.artifact.load import EVALUATION, STEP
-from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_sections
+from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_own_kernels, make_sections
+from monograph.execute.own_kernels import Call, find_calls, find_updates
 from monograph.execute.runner import GraphStep
 from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
@@ -38,6 +39,8 @@ class Capture:
     texts: Mapping[str, str]
     """Of the graphs before anything was compiled."""
     table: ParamTable
+    calls: Sequence[Call]
+    """Of kernels of our own, by the step and by the optimizer."""
 
 
 def precompile_step(config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False) -> int:
@@ -70,7 +73,7 @@ def precompile(
             other = mesh.world_size - 1 - rank
             if other != rank:
                 check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
-        files = make_files(capture.graphs, Path(folder))
+        files = {**make_files(capture.graphs, Path(folder)), **make_own_kernels(capture.calls)}
         sections = make_sections(config, mesh, capture.table, device, capture.graphs)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
@@ -89,16 +92,25 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
         assert isinstance(step, GraphStep), "compile.mode is graph"
         texts: dict[str, str] = {}
         graphs = {}
+        calls: list[Call] = []
         for name in (STEP, EVALUATION):
             inputs, valid = make_example(config, step)
             graph = step.trace(inputs, valid, is_forward=name == EVALUATION)
-            records = improve(step, graph, name, texts, is_compiled=is_compiled)
+
+            def look(seen: StepGraph, name: str = name) -> None:
+                texts[name] = seen.text(folded=False)
+                if name == STEP:
+                    calls.extend(find_calls(seen))
+
+            records = improve(step, graph, look, is_compiled=is_compiled)
             graphs[name] = Captured(graph, records)
-        return Capture(graphs, texts, step.table)
+        if config.optimizer.implementation == "single_pass":
+            calls += find_updates(graphs[STEP].graph)
+        return Capture(graphs, texts, step.table, calls)
 
 
-def improve(step: GraphStep, graph: StepGraph, name: str, texts: dict[str, str], *, is_compiled: bool) -> list[Record]:
-    """Run the passes, and keep the text from before the first compiler."""
+def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:
+    """Run the passes; `look` sees the graph before the first compiler."""
     settings = step.settings.passes
     passes = build_passes(settings)
     places = [place for place, each in enumerate(passes) if each.name() in COMPILERS]
@@ -106,7 +118,7 @@ def improve(step: GraphStep, graph: StepGraph, name: str, texts: dict[str, str],
 
     def watch(record: Record, seen: StepGraph) -> None:
         if record.name == before[-1].name():
-            texts[name] = seen.text(folded=False)
+            look(seen)
 
     return run_passes(graph, passes if is_compiled else before, settings.off, step.facts(), watch=watch)
 

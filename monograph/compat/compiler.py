@@ -4,7 +4,7 @@ import ctypes
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,24 @@ from torch.autograd import DeviceType
 CompiledCode = Callable[..., Any]
 
 
+CAPTURE, COMPILER = "torch._dynamo", "torch._inductor.compile_fx"
+"""What capturing and compiling import."""
+
+
 @contextmanager
-def starting_compiler(*, wanted: bool, has_workers: bool = True) -> Iterator[None]:
-    """Meanwhile, on a thread of its own, import Inductor and start the workers that build a GPU's kernels.
+def importing(modules: Sequence[str], *, has_workers: bool = False) -> Iterator[None]:
+    """Meanwhile, on a thread of its own, import modules and start the workers that build a GPU's kernels.
 
     Both take seconds, so this is for work that needs neither Python's lock nor any import, such as drawing weights.
-    Kernels that were built before need no workers.
     """
-    if not (wanted and torch.cuda.is_available()):
-        yield
-        return
-    thread = threading.Thread(target=start_compiler, args=(has_workers,), name="start compiler")
+
+    def work() -> None:
+        if has_workers:  # first: they import torch themselves, which takes longest
+            start_workers()
+        for module in modules:
+            importlib.import_module(module)
+
+    thread = threading.Thread(target=work, name="importing")
     thread.start()
     try:
         yield
@@ -35,11 +42,9 @@ def starting_compiler(*, wanted: bool, has_workers: bool = True) -> Iterator[Non
         thread.join()
 
 
-def start_compiler(has_workers: bool = True) -> None:
-    """The workers first: they import torch themselves, which takes longest."""
-    if has_workers:
-        importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
-    importlib.import_module("torch._inductor.compile_fx")
+def start_workers() -> None:
+    """Start Inductor's processes that build kernels."""
+    importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
 
 
 def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:

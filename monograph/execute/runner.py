@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from monograph.capture.alike import Run, find_runs, find_skipped
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.compat.compiler import starting_compiler
+from monograph.compat.compiler import CAPTURE, COMPILER, importing
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
@@ -23,6 +24,7 @@ from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
+from monograph.kernels.choose import HAS_TRITON
 from monograph.log import get_log
 from monograph.models.decoder import Decoder
 from monograph.parallel.chunks import find_chunks
@@ -40,7 +42,7 @@ class GraphStep(MeshStep):
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.groups, self.settings = groups, settings
-        with starting_compiler(wanted=settings.passes.has_compiler, has_workers=not settings.compile.artifact):
+        with self.preparing():
             self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
@@ -54,6 +56,16 @@ class GraphStep(MeshStep):
         self._results = Results()
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Import what building the step on a GPU will need, while weights are drawn; a CPU has no time to spare."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        is_captured = not self.settings.compile.artifact
+        is_compiled = self.settings.passes.has_compiler
+        wanted = {CAPTURE: is_captured, COMPILER: is_compiled, "monograph.kernels.on_gpu": HAS_TRITON}
+        modules = [module for module, is_wanted in wanted.items() if is_wanted]
+        return importing(modules, has_workers=is_compiled and is_captured)
 
     @property
     def compiled_graphs(self) -> int | None:
@@ -88,6 +100,7 @@ class GraphStep(MeshStep):
     def use(self, artifact: Artifact) -> None:
         """Run an artifact's graphs: nothing will be captured."""
         self.artifact, self.graph = artifact, artifact.graph(STEP)
+        artifact.load_own_kernels()
 
     def build(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> None:
         """Capture and improve, unless an artifact did; make ready to run."""

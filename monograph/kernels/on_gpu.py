@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from monograph.kernels.launch import launch
+
 _COLUMNS = 1024
 """Of a gate that one program computes."""
 _PAIRS = 1024
@@ -54,7 +56,7 @@ def gate(x: Tensor, up: Tensor) -> Tensor:
         a, b = as_rows(x), as_rows(up)
         rows, columns = a.shape
         grid = (rows, triton.cdiv(columns, _COLUMNS))
-        gate_kernel[grid](a, b, out, columns, a.stride(0), b.stride(0), block=_COLUMNS)
+        launch(gate_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=_COLUMNS)
     return out
 
 
@@ -66,7 +68,7 @@ def gate_backward(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = a.shape
         grid = (rows, triton.cdiv(columns, _COLUMNS))
         strides = g.stride(0), a.stride(0), b.stride(0)
-        gate_backward_kernel[grid](g, a, b, of_x, of_up, columns, *strides, block=_COLUMNS)
+        launch(gate_backward_kernel, grid, g, a, b, of_x, of_up, columns, *strides, block=_COLUMNS)
     return of_x, of_up
 
 
@@ -125,7 +127,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
     half = dim // 2
     pairs = triton.next_power_of_2(half)
     together = min(triton.next_power_of_2(heads), max(1, _PAIRS // pairs))
-    rotate_kernel[(batch * seq_len, triton.cdiv(heads, together))](
+    launch(
+        rotate_kernel,
+        (batch * seq_len, triton.cdiv(heads, together)),
         x,
         cos,
         sin,
@@ -182,7 +186,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
     if grads.numel():
         logits = as_rows(logits)
         block = min(_LOGITS, triton.next_power_of_2(columns))
-        cross_entropy_kernel[(rows,)](
+        launch(
+            cross_entropy_kernel,
+            (rows,),
             logits,
             targets.contiguous(),
             losses,

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from monograph.kernels.launch import launch
+
 _NUMBERS = 2048
 """Of a parameter that one program updates."""
 
@@ -51,4 +53,5 @@ def update(parameter: Tensor, *others: Tensor, beta1: float, beta2: float, eps: 
     count = parameter.numel()
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
-        update_kernel[grid](parameter, *others, count, 1 - beta1, beta2, 1 - beta2, eps, block=_NUMBERS, num_warps=8)
+        numbers = (1 - beta1, beta2, 1 - beta2, eps)
+        launch(update_kernel, grid, parameter, *others, count, *numbers, block=_NUMBERS, num_warps=8)

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from monograph.compat.compiler import KernelMissing, compiler_folder, load_compiled
+from monograph.compat.triton_cache import put_kernels, triton_folder
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_inputs, describe_table
 from monograph.execute.artifact.folder import read_file
-from monograph.execute.artifact.make import name_part
+from monograph.execute.artifact.make import OWN_CALLS, OWN_KERNELS, name_part
 from monograph.execute.artifact.manifest import ArtifactError, Manifest
+from monograph.execute.own_kernels import build_calls, calls_from_data
 from monograph.graph.encode import GraphFileError
 from monograph.graph.file import graph_from_data
 from monograph.graph.signature import InputSpec
@@ -59,6 +61,20 @@ class Artifact:
                 why=str(error),
                 do="precompile it on a machine with the same compiler, Python and torch in the same places",
             ) from None
+
+    def load_own_kernels(self) -> None:
+        """Load the kernels of our own ops, if there are any; what does not fit this machine is built here instead."""
+        if OWN_CALLS not in self.manifest.files:
+            return
+        try:
+            calls = calls_from_data(json.loads(self.read(OWN_CALLS)))
+        except ValueError as error:
+            raise ArtifactError(f"{OWN_CALLS} of the artifact names no kernels", why=str(error)) from None
+        found = [name for name in self.manifest.files if name.startswith(OWN_KERNELS)]
+        with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
+            put_kernels(Path(folder), {name.removeprefix(OWN_KERNELS): self.read(name) for name in found})
+            with triton_folder(Path(folder)):
+                build_calls(calls)
 
     def unpack_kernels(self) -> Path:
         """The compiled kernels in a folder of this process alone, where nobody else can put anything."""

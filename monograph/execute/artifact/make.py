@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.compat.compiler import save_compiled
+from monograph.compat.triton_cache import take_kernels, triton_folder
 from monograph.config.configurable import BaseConfig
 from monograph.errors import MonographError
 from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
@@ -20,6 +21,7 @@ from monograph.execute.artifact.describe import (
     describe_table,
 )
 from monograph.execute.artifact.machine import describe_here
+from monograph.execute.own_kernels import Call, build_calls, calls_to_data
 from monograph.graph.file import find_parts, graph_from_data, graph_to_data
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.mesh import Mesh
@@ -28,6 +30,10 @@ from monograph.passes.runner import Record
 
 KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
+
+
+OWN_CALLS, OWN_KERNELS = "own/calls.json", "own/kernels/"
+"""What the step's own kernels are called with, and where they are."""
 
 
 class CannotPrecompile(MonographError):
@@ -40,6 +46,18 @@ class Captured:
 
     graph: StepGraph
     records: Sequence[Record]
+
+
+def make_own_kernels(calls: Sequence[Call]) -> dict[str, bytes]:
+    """Name -> content: the kernels of our own ops, and what they are called with; nothing where there is no GPU."""
+    with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
+        with triton_folder(Path(folder)):
+            build_calls(calls)
+        kernels = take_kernels(Path(folder))
+    if not kernels:
+        return {}
+    content = json.dumps(calls_to_data(calls), separators=(",", ":")).encode()
+    return {OWN_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 
 def make_files(graphs: Mapping[str, Captured], compiler_folder: Path) -> dict[str, bytes]:

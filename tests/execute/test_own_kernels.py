@@ -1,0 +1,110 @@
+"""Kernels of our own that travel with an artifact: found in the graph, written down, built, put somewhere else."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from monograph.compat.triton_cache import put_kernels, take_kernels, triton_folder
+from monograph.execute.artifact.make import OWN_CALLS, OWN_KERNELS, make_own_kernels
+from monograph.execute.own_kernels import (
+    Call,
+    build_calls,
+    calls_from_data,
+    calls_to_data,
+    find_calls,
+    find_updates,
+)
+from monograph.graph.encode import GraphFileError
+from monograph.graph.forms import Form
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, make_example
+from tests.execute.updates import CPU, small
+
+FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dtype": "bfloat16"}
+GPU = torch.device("cuda")
+ROWS = Form(torch.bfloat16, (3, 4096), (4096, 1), GPU)
+CALLS = [
+    Call("gate", (ROWS, ROWS)),
+    Call("update", (Form(torch.bfloat16, (1,), (1,), GPU),)),
+]
+
+
+@pytest.fixture
+def graph(tmp_path):
+    config = small("llama3", tmp_path, {**FUSED, "model.n_layers": 2})
+    with pretended_groups(Mesh(), 0, CPU) as groups:
+        step = build_step(config, groups)
+        yield step.trace(*make_example(config, step))
+
+
+def test_every_kind_of_call_in_a_graph_is_found_once(graph):
+    calls = find_calls(graph)
+    assert len(calls) == len(set(calls))
+    names = [call.name for call in calls]
+    assert set(names) == {"gate", "gate_backward", "rotate", "cross_entropy"}
+    turned = [call for call in calls if call.name == "rotate"]
+    assert {call.args[-1] for call in turned} == {False, True}, "forward and backward"
+    assert all(isinstance(arg, Form | bool) for call in calls for arg in call.args)
+
+
+def test_the_optimizer_is_called_once_for_every_dtype_of_gradients(graph):
+    assert [call.args[0].dtype for call in find_updates(graph)] == [torch.float32]
+
+
+def test_calls_are_read_back_as_they_were_written(graph):
+    calls = [*find_calls(graph), *find_updates(graph)]
+    assert calls_from_data(json.loads(json.dumps(calls_to_data(calls)))) == calls
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"a": 1}, [["gate"]], [["system", []]], [["gate", ["x"]]], [["gate", [None]]], 7, None]
+)
+def test_anything_else_is_refused(damaged):
+    with pytest.raises(GraphFileError):
+        calls_from_data(damaged)
+
+
+def test_lists_of_kernels_follow_their_files_to_another_folder(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "ABC").mkdir(parents=True)
+    for name in ("k.cubin", "k.json", "k.ttir"):
+        (old / "ABC" / name).write_text(name)
+    listed = {name: str(old / "ABC" / name) for name in ("k.cubin", "k.json", "k.ttir")}
+    (old / "ABC" / "__grp__k.json").write_text(json.dumps({"child_paths": listed}))
+    files = take_kernels(old)
+    assert set(files) == {"ABC/k.cubin", "ABC/k.json", "ABC/__grp__k.json"}
+    assert str(old).encode() not in b"".join(files.values()), "nothing says where they were built"
+    put_kernels(new, files)
+    paths = json.loads((new / "ABC" / "__grp__k.json").read_text())["child_paths"]
+    assert paths == {name: str(new / "ABC" / name) for name in ("k.cubin", "k.json")}
+    assert all(os.path.exists(path) for path in paths.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
+def test_without_a_gpu_nothing_is_built_and_nothing_is_written_down():
+    assert make_own_kernels(CALLS) == {}
+
+
+@pytest.mark.gpu
+def test_kernels_that_were_put_somewhere_else_are_found_there(tmp_path):
+    files = make_own_kernels(CALLS)
+    assert OWN_CALLS in files
+    kernels = {name.removeprefix(OWN_KERNELS): content for name, content in files.items() if name != OWN_CALLS}
+    assert any(name.endswith(".cubin") for name in kernels)
+    put_kernels(tmp_path, kernels)
+    before = {path for path in tmp_path.rglob("*") if path.suffix == ".cubin"}
+    forget_kernels()
+    with triton_folder(tmp_path):
+        build_calls(CALLS)
+    assert {path for path in tmp_path.rglob("*") if path.suffix == ".cubin"} == before, "nothing was built again"
+
+
+def forget_kernels():
+    """As in a new process."""
+    from monograph.kernels import on_gpu, update_on_gpu
+
+    for kernel in (on_gpu.gate_kernel, update_on_gpu.update_kernel):
+        kernel.device_caches.clear()

@@ -39,7 +39,7 @@ class Capture:
     texts: Mapping[str, str]
     """Of the graphs before anything was compiled."""
     table: ParamTable
-    calls: Sequence[Call]
+    calls: Sequence[Call] = ()
     """Of kernels of our own, by the step and by the optimizer."""
 
 

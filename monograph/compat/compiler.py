@@ -22,15 +22,17 @@ CAPTURE, COMPILER = "torch._dynamo", "torch._inductor.compile_fx"
 
 
 @contextmanager
-def importing(modules: Sequence[str], *, has_workers: bool = False) -> Iterator[None]:
-    """Meanwhile, on a thread of its own, import modules and start the workers that build a GPU's kernels.
+def importing(modules: Sequence[str], *, has_workers: bool = False, has_kernels: bool = False) -> Iterator[None]:
+    """Meanwhile, on a thread of its own: import modules, start Inductor's workers, make Triton ready for our kernels.
 
-    Both take seconds, so this is for work that needs neither Python's lock nor any import, such as drawing weights.
+    All this takes seconds, so it is for work that needs neither Python's lock nor any import, such as drawing weights.
     """
 
     def work() -> None:
         if has_workers:  # first: they import torch themselves, which takes longest
             start_workers()
+        if has_kernels:
+            start_triton()
         for module in modules:
             importlib.import_module(module)
 
@@ -45,6 +47,12 @@ def importing(modules: Sequence[str], *, has_workers: bool = False) -> Iterator[
 def start_workers() -> None:
     """Start Inductor's processes that build kernels."""
     importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
+
+
+def start_triton() -> None:
+    """Triton reads all of its own files once, to know which version of itself built a kernel."""
+    cache = importlib.import_module("triton.runtime.cache")
+    getattr(cache, "triton_key", lambda: None)()
 
 
 def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:

@@ -63,9 +63,8 @@ class GraphStep(MeshStep):
             return nullcontext()
         is_captured = not self.settings.compile.artifact
         is_compiled = self.settings.passes.has_compiler
-        wanted = {CAPTURE: is_captured, COMPILER: is_compiled, "monograph.kernels.on_gpu": HAS_TRITON}
-        modules = [module for module, is_wanted in wanted.items() if is_wanted]
-        return importing(modules, has_workers=is_compiled and is_captured)
+        modules = [module for module, wanted in ((CAPTURE, is_captured), (COMPILER, is_compiled)) if wanted]
+        return importing(modules, has_workers=is_compiled and is_captured, has_kernels=HAS_TRITON)
 
     @property
     def compiled_graphs(self) -> int | None:

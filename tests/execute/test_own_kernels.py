@@ -90,6 +90,7 @@ def test_without_a_gpu_nothing_is_built_and_nothing_is_written_down():
 
 @pytest.mark.gpu
 def test_kernels_that_were_put_somewhere_else_are_found_there(tmp_path):
+    forget_kernels()
     files = make_own_kernels(CALLS)
     assert OWN_CALLS in files
     kernels = {name.removeprefix(OWN_KERNELS): content for name, content in files.items() if name != OWN_CALLS}

@@ -100,13 +100,14 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
                 if name == STEP:
-                    calls.extend(find_calls(seen))
+                    calls.extend(find_calls(seen, is_compiled=is_compiling(config.passes)))
 
             records = improve(step, graph, look, is_compiled=is_compiled)
             graphs[name] = Captured(graph, records)
+        calls += find_calls(graphs[STEP].graph)
         if config.optimizer.implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
-        return Capture(graphs, texts, step.table, calls)
+        return Capture(graphs, texts, step.table, list(dict.fromkeys(calls)))
 
 
 def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:

@@ -4,7 +4,9 @@ On a GPU a step without compiled parts spends most of its first run on building 
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.kernels.choose import HAS_TRITON
 from monograph.kernels.cross_entropy import CROSS_ENTROPY, IGNORED
+from monograph.kernels.forms import PLAIN_FORMS
 from monograph.kernels.gate import GATE, GATE_BACKWARD
 from monograph.kernels.launch import only_built
 from monograph.kernels.rotation import ROTATE
@@ -36,11 +39,11 @@ class Call(NamedTuple):
     args: tuple[Form | bool, ...]
 
 
-def find_calls(graph: StepGraph) -> list[Call]:
-    """Every distinct call of an op of ours."""
+def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
+    """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
     found: dict[Call, None] = {}
     for node in graph.nodes:
-        if node.target in _OPS:
+        if node.target in _OPS and not (is_compiled and node.target in PLAIN_FORMS):
             args: Any = torch.fx.node.map_arg(node.args, lambda each: form_of(value_of(each)))
             found[Call(_OPS[node.target], tuple(args))] = None
     return list(found)
@@ -52,6 +55,18 @@ def find_updates(graph: StepGraph) -> list[Call]:
     found = (form_of(value_of(node)) for spec, node in pairs if spec.kind is OutputKind.GRADIENT and node is not None)
     device = torch.device("cuda")
     return [Call(UPDATE, (Form(dtype, (1,), (1,), device),)) for dtype in dict.fromkeys(form.dtype for form in found)]
+
+
+@contextmanager
+def building(calls: Iterable[Call], device: torch.device) -> Iterator[None]:
+    """Build kernels on a thread of its own while something else is done."""
+    if device.type != "cuda":
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="kernels") as thread:
+        work = thread.submit(build_calls, list(calls))
+        yield
+        work.result()
 
 
 def build_calls(calls: Iterable[Call]) -> None:

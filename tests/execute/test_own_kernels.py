@@ -50,6 +50,10 @@ def test_every_kind_of_call_in_a_graph_is_found_once(graph):
     assert all(isinstance(arg, Form | bool) for call in calls for arg in call.args)
 
 
+def test_what_a_compiler_replaces_is_not_built(graph):
+    assert {call.name for call in find_calls(graph, is_compiled=True)} == {"cross_entropy"}
+
+
 def test_the_optimizer_is_called_once_for_every_dtype_of_gradients(graph):
     assert [call.args[0].dtype for call in find_updates(graph)] == [torch.float32]
 

@@ -87,7 +87,6 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
         passes=plan_passes(config),
-        has_own_update=config.optimizer.implementation == "single_pass",
     )
 
 

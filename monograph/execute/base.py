@@ -37,8 +37,6 @@ class StepSettings:
     remat: Remat = "none"
     compile: CompileConfig = field(default_factory=CompileConfig)
     passes: PassesConfig = field(default_factory=PassesConfig)
-    has_own_update: bool = False
-    """Whether the optimizer's kernel is one of ours, to be built with those of the step."""
 
 
 class MeshStep(ABC):

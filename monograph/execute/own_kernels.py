@@ -4,9 +4,7 @@ On a GPU a step without compiled parts spends most of its first run on building 
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,18 +53,6 @@ def find_updates(graph: StepGraph) -> list[Call]:
     found = (form_of(value_of(node)) for spec, node in pairs if spec.kind is OutputKind.GRADIENT and node is not None)
     device = torch.device("cuda")
     return [Call(UPDATE, (Form(dtype, (1,), (1,), device),)) for dtype in dict.fromkeys(form.dtype for form in found)]
-
-
-@contextmanager
-def building(calls: Iterable[Call], device: torch.device) -> Iterator[None]:
-    """Build kernels on a thread of its own while something else is done."""
-    if device.type != "cuda":
-        yield
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="kernels") as thread:
-        work = thread.submit(build_calls, list(calls))
-        yield
-        work.result()
 
 
 def build_calls(calls: Iterable[Call]) -> None:

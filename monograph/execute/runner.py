@@ -18,7 +18,6 @@ from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
-from monograph.execute.own_kernels import building, find_calls, find_updates
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
 from monograph.execute.sharded import make_shards
@@ -117,11 +116,7 @@ class GraphStep(MeshStep):
         start = time.perf_counter()
         graph = self.trace(inputs, valid_tokens)
         self.capture_seconds = time.perf_counter() - start
-        passes = self.settings.passes
-        calls = find_calls(graph, is_compiled=passes.has_compiler)
-        calls += find_updates(graph) if self.settings.has_own_update else []
-        with building(calls, self.device):
-            self.records = run_passes(graph, build_passes(passes), passes.off, self.facts())
+        self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
         self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph
 

@@ -1,17 +1,23 @@
 """Names of sizes that a block reads from data: what they are to the block, and other names for a copy of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.compat.symbols import copy_symbols, has_other_names, rename_bindings, rename_size, rename_tensor
+from monograph.compat.symbols import (
+    Known,
+    copy_symbols,
+    find_known,
+    rename_bindings,
+    rename_size,
+    rename_tensor,
+)
 from monograph.graph.edit import copy_value
 from monograph.graph.layouts import find_layout, find_symbols, rename_symbols
-from monograph.graph.query import value_of
-from monograph.graph.verify_values import makes_symbols
+from monograph.graph.query import makes_symbols, value_of
 from monograph.parallel.shard import NotAlike
 
 
@@ -38,18 +44,19 @@ class Names:
         layout = find_layout(value)
         return rename_symbols(layout, self._numbers) if find_symbols(value) else layout
 
-    def copy(self, mode: Any) -> "Copied":
-        """New symbols for another block."""
-        if has_other_names(mode, self.symbols):
+    def find_known(self, mode: Any) -> Known:
+        """What is known of them."""
+        known = find_known(mode, self.symbols)
+        if known is None:
             raise NotAlike(f"more is known of {', '.join(map(str, self.symbols))} than can be copied")
-        return Copied(mode, copy_symbols(mode, self.symbols))
+        return known
 
 
 class Copied:
     """Another block's symbols in place of those of the block it is copied from."""
 
-    def __init__(self, mode: Any, renamed: Mapping[Any, Any]) -> None:
-        self.mode, self.renamed = mode, renamed
+    def __init__(self, mode: Any, known: Known) -> None:
+        self.mode, self.renamed = mode, copy_symbols(mode, known)
 
     def apply(self, copy: Node, node: Node) -> None:
         """Give a copied node its value and metadata."""

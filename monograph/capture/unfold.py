@@ -46,10 +46,14 @@ class Halves:
 def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[Run]) -> None:
     """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
     halves = find_halves(graph)
+    mode = fake_mode(graph)
+    known = []
     for run in runs:  # all are checked before anything is changed
         check_run(run, halves, names)
-    for run in runs:
-        unfold_run(graph, run, halves, names, gradients)
+        known.append(halves.names(run.captured[1]).find_known(mode))
+    for run, facts in zip(runs, known, strict=True):
+        sizes = {number: Copied(mode, facts) for number in run.skipped}
+        unfold_run(graph, run, halves, names, gradients, sizes)
 
 
 def find_halves(graph: Graph) -> Halves:
@@ -148,17 +152,29 @@ class Description(NamedTuple):
 
 def describe(node: Node, view: View) -> Description:
     """What a node does, and what each of its arguments is to its block."""
+    read: list[Any] = []
+
+    def put(each: Node) -> str:
+        read.append(view.find(each))
+        return "value"
+
+    shape = torch.fx.node.map_arg((node.args, node.kwargs), put)
     form = view.names.describe(value_of(node))
-    shape = torch.fx.node.map_arg((node.args, node.kwargs), lambda _each: "value")
-    return Description((node.target, repr(shape), form, tag_of(node).role), [*map(view.find, node.all_input_nodes)])
+    return Description((node.target, repr(shape), form, tag_of(node).role), read)
 
 
-def unfold_run(graph: Graph, run: Run, halves: Halves, names: Mapping[str, Node], gradients: dict[str, Node]) -> None:
+def unfold_run(
+    graph: Graph,
+    run: Run,
+    halves: Halves,
+    names: Mapping[str, Node],
+    gradients: dict[str, Node],
+    sizes: Mapping[int, Copied],
+) -> None:
     """Copy the second block for every one between it and the last, first all forwards, then all backwards."""
     first, second, last = run.captured
     forward = {number: halves.forward[number] for number in run.captured}
     anchor = forward[last][0]
-    sizes = {number: halves.names(second).copy(fake_mode(graph)) for number in run.skipped}
     for number in run.skipped:
         known = pair(forward[first], forward[number - 1])
         forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known, sizes[number])

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from unittest import mock
 import torch
 from torch import fx
 from torch.autograd import DeviceType
+
+from monograph.compat.environment import variables_set
 
 CompiledCode = Callable[..., Any]
 
@@ -127,7 +128,7 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
     if not is_complete:
         forget_processor()
     try:
-        with mock.patch.dict(os.environ, places), inductor.config.patch(cpp_cache_precompile_headers=False):
+        with variables_set(places), inductor.config.patch(cpp_cache_precompile_headers=False):
             if is_complete:
                 with builders:
                     yield

@@ -1,8 +1,8 @@
 """Sizes that only a running step knows: symbols of a capture's mode, with what is known of them, and copies of both."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,24 +15,41 @@ Renamed = Mapping[Any, Any]
 _BINDINGS = "unbacked_bindings"
 
 
-def copy_symbols(mode: Any, symbols: Iterable[Any]) -> dict[Any, Any]:
-    """New symbols of which the same is known: their ranges, and what must hold between them when the step runs."""
-    known = mode.shape_env
-    with known.ignore_fresh_unbacked_symbols():
-        renamed = {symbol: expression_of(known.create_unbacked_symint()) for symbol in symbols}
+class Known(NamedTuple):
+    """What a mode knows of some symbols."""
+
+    ranges: dict[Any, Any]
+    asserts: dict[Any, list[Any]]
+    """What must hold when the step runs, by the last symbol it is about."""
+    axioms: list[tuple[Any, Any]]
+    """What may be taken for true or false."""
+
+
+def find_known(mode: Any, symbols: Sequence[Any]) -> Known | None:
+    """All that is known of symbols that are about each other only; None where there is more than can be copied."""
+    facts, own = mode.shape_env, set(symbols)
+    equal = [*facts.replacements, *facts.replacements.values(), *facts.divisible, *facts.size_like]
+    asserts = {symbol: list(facts.deferred_runtime_asserts.get(symbol, ())) for symbol in symbols}
+    axioms = [pair for pair in facts.axioms.items() if not own.isdisjoint(pair[0].free_symbols)]
+    about = [each.expr for found in asserts.values() for each in found] + [expression for expression, _ in axioms]
+    is_more = any(not own.isdisjoint(each.free_symbols) for each in equal)
+    if is_more or any(not own.issuperset(each.free_symbols) for each in about):
+        return None
+    return Known({symbol: facts.var_to_range[symbol] for symbol in symbols}, asserts, axioms)
+
+
+def copy_symbols(mode: Any, known: Known) -> dict[Any, Any]:
+    """New symbols of which the same is known."""
+    facts = mode.shape_env
+    with facts.ignore_fresh_unbacked_symbols():
+        renamed = {symbol: expression_of(facts.create_unbacked_symint()) for symbol in known.ranges}
     for old, new in renamed.items():
-        known.var_to_range[new] = known.var_to_range[old]
-        found = known.deferred_runtime_asserts.get(old, [])
-        known.deferred_runtime_asserts[new] = [replace(each, expr=each.expr.xreplace(renamed)) for each in found]
-        known.num_deferred_runtime_asserts += len(found)
+        facts.var_to_range[new] = known.ranges[old]
+        found = [replace(each, expr=each.expr.xreplace(renamed)) for each in known.asserts[old]]
+        facts.deferred_runtime_asserts[new] = found
+        facts.num_deferred_runtime_asserts += len(found)
+    facts.axioms.update((each.xreplace(renamed), value.xreplace(renamed)) for each, value in known.axioms)
     return renamed
-
-
-def has_other_names(mode: Any, symbols: Iterable[Any]) -> bool:
-    """Whether a symbol was found to be another one's equal, or more is known of it than `copy_symbols` copies."""
-    known = mode.shape_env
-    others = {each for expression in known.replacements.values() for each in expression.free_symbols}
-    return any(symbol in known.replacements or symbol in others or symbol in known.size_like for symbol in symbols)
 
 
 def rename_size(mode: Any, size: Any, renamed: Renamed) -> Any:

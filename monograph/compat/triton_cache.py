@@ -4,11 +4,11 @@ Triton finds what belongs to a kernel by a list of absolute paths; taken along, 
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
+
+from monograph.compat.environment import variables_set
 
 NEEDED = (".cubin", ".hsaco", ".json", ".so")
 """Endings of what a launch needs: the kernel, what is known of it, what launches it."""
@@ -19,7 +19,7 @@ _PATHS = "child_paths"
 @contextmanager
 def triton_folder(folder: Path) -> Iterator[None]:
     """Inside, Triton keeps what it builds in this folder, and finds there what is in it."""
-    with mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": str(folder)}):
+    with variables_set({"TRITON_CACHE_DIR": str(folder)}):
         yield
 
 
@@ -38,12 +38,16 @@ def take_kernels(folder: Path) -> dict[str, bytes]:
 
 
 def put_kernels(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write such files into another folder."""
+    """Write such files into another folder. A list may name files beside it only, and only those that came along."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.name.startswith(_LIST):
-            names = json.loads(content)[_PATHS]
+            found = json.loads(content)
+            names = found.get(_PATHS) if isinstance(found, dict) else None
+            known = {Path(each).name for each in files if Path(each).parent == Path(name).parent}
+            if not isinstance(names, dict) or not names.keys() <= known:
+                raise ValueError(f"{name} lists other files than those beside it")
             content = json.dumps({_PATHS: {each: str(path.parent / each) for each in names}}).encode()
         path.write_bytes(content)
         path.chmod(0o700)

@@ -14,7 +14,7 @@ from monograph.compat.capture import fake_tensors
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
 from monograph.graph.forms import Form, form_of
 from monograph.graph.query import value_of
-from monograph.graph.signature import OutputKind
+from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.kernels.choose import HAS_TRITON
 from monograph.kernels.cross_entropy import CROSS_ENTROPY, IGNORED
@@ -27,7 +27,15 @@ _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
 _OPS = {GATE: "gate", GATE_BACKWARD: "gate_backward", ROTATE: "rotate", CROSS_ENTROPY: "cross_entropy"}
 UPDATE = "update"
-"""The optimizer's kernel, called with the form of a gradient."""
+"""The optimizer's kernel, called with the forms of a parameter and its gradient."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "gate": (Form, Form),
+    "gate_backward": (Form, Form, Form),
+    "rotate": (Form, Form, Form, bool, bool),
+    "cross_entropy": (Form, Form),
+    UPDATE: (Form, Form),
+}
+"""What each is called with."""
 
 
 class Call(NamedTuple):
@@ -48,11 +56,12 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
 
 
 def find_updates(graph: StepGraph) -> list[Call]:
-    """The optimizer's calls: one for every dtype in which gradients leave the step."""
+    """The optimizer's calls: one for every pair of dtypes that a parameter and its gradient have."""
+    stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
     pairs = zip(graph.outputs, graph.results, strict=True)
-    found = (form_of(value_of(node)) for spec, node in pairs if spec.kind is OutputKind.GRADIENT and node is not None)
-    device = torch.device("cuda")
-    return [Call(UPDATE, (Form(dtype, (1,), (1,), device),)) for dtype in dict.fromkeys(form.dtype for form in found)]
+    gradients = [(spec.name, node) for spec, node in pairs if spec.kind is OutputKind.GRADIENT and node is not None]
+    found = dict.fromkeys((stored[name], form_of(value_of(node)).dtype) for name, node in gradients)
+    return [Call(UPDATE, tuple(Form(dtype, (1,), (1,), torch.device("cuda")) for dtype in both)) for both in found]
 
 
 def build_calls(calls: Iterable[Call]) -> None:
@@ -70,11 +79,11 @@ def find_builders() -> dict[str, Callable[..., Any]]:
     kernels: Any = importlib.import_module("monograph.kernels.on_gpu")
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
 
-    def update(gradient: Tensor) -> None:
-        flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="cuda") for dtype in (torch.float32, gradient.dtype)]
-        moments = [torch.empty(_UNKNOWN_SIZE, device="cuda") for _ in range(2)]
+    def update(parameter: Tensor, gradient: Tensor) -> None:
+        dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
+        flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="cuda") for dtype in dtypes]
         numbers = [torch.empty((), device="cuda") for _ in range(6)]
-        optimizer.update(*flat, *moments, *numbers, beta1=0.0, beta2=0.0, eps=0.0)
+        optimizer.update(*flat, *numbers, beta1=0.0, beta2=0.0, eps=0.0)
 
     return {
         "gate": kernels.gate,
@@ -100,13 +109,13 @@ def calls_to_data(calls: Iterable[Call]) -> list[Any]:
 
 def calls_from_data(data: Any) -> list[Call]:
     """What `calls_to_data` wrote; anything else is an error."""
-    names = {*_OPS.values(), UPDATE}
     try:
         found = [
-            Call(name, tuple(arg if isinstance(arg, bool) else decode_form(arg) for arg in args)) for name, args in data
+            (name, tuple(arg if isinstance(arg, bool) else decode_form(arg) for arg in args)) for name, args in data
         ]
+        kinds = [(name, tuple(map(type, args))) for name, args in found]
+        if any(_KINDS.get(name) != types for name, types in kinds):
+            raise GraphFileError("a call of something that is no kernel of ours")
     except (TypeError, ValueError) as error:
         raise GraphFileError(f"this is no list of calls: {error}") from None
-    if any(call.name not in names or not all(isinstance(arg, Form | bool) for arg in call.args) for call in found):
-        raise GraphFileError("a call of something that is no kernel of ours")
-    return found
+    return [Call(name, args) for name, args in found]

@@ -5,12 +5,13 @@ before is the same node.
 """
 
 import bisect
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
@@ -20,6 +21,7 @@ from monograph.graph.tags import Tag, find_tag
 class Seen(NamedTuple):
     """What a node was."""
 
+    op: str
     target: Any
     args: Any
     kwargs: Any
@@ -27,13 +29,37 @@ class Seen(NamedTuple):
     tag: Tag | None
 
 
-Look = dict[Node, Seen]
-"""Every node in order, with what it was."""
+@dataclass(frozen=True)
+class Look:
+    """A graph as it stood."""
+
+    nodes: dict[Node, Seen]
+    """In order."""
+    frame: tuple[Any, ...]
+    """Whatever of a graph is not in its nodes: names of inputs and outputs, promises, what ops and regions run."""
+
+    def has_frame_of(self, other: "Look") -> bool:
+        """Whether all that is the same."""
+        return len(self.frame) == len(other.frame) and all(map(operator.is_, self.frame, other.frame))
 
 
 def look_at(graph: StepGraph) -> Look:
     """The graph as it stands."""
-    return {node: Seen(node.target, node.args, node.kwargs, value_of(node), find_tag(node)) for node in graph.nodes}
+    nodes = {
+        node: Seen(node.op, node.target, node.args, node.kwargs, value_of(node), find_tag(node)) for node in graph.nodes
+    }
+    return Look(nodes, (graph.inputs, graph.outputs, graph.promises, *look_inside(graph)))
+
+
+def look_inside(graph: StepGraph) -> Iterator[Any]:
+    """The modules that nodes name, and the nodes of those that are graphs."""
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            held = getattr(graph.module, str(node.target), None)
+            yield held
+            if isinstance(held, GraphModule):
+                for inner in held.graph.nodes:
+                    yield from (inner, inner.target, inner.args)
 
 
 @dataclass(frozen=True)
@@ -53,11 +79,6 @@ class Changes:
         """Whether the graph is the same."""
         return not (self.altered or self.removed or self.moved)
 
-    @property
-    def is_order(self) -> bool:
-        """Whether at most the order is another."""
-        return not (self.altered or self.removed)
-
     @cached_property
     def touched(self) -> frozenset[Node]:
         """What was altered, and whatever reads it."""
@@ -65,18 +86,19 @@ class Changes:
 
 
 def find_changes(old: Look, new: Look) -> Changes:
-    """What is new, what is gone and what is another."""
+    """What is new, what is gone and what is another: everything, when something else than nodes changed."""
     altered, places = [], []
-    order = dict(zip(old, range(len(old)), strict=True))
-    for node, now in new.items():
-        before = old.get(node)
+    order = dict(zip(old.nodes, range(len(old.nodes)), strict=True))
+    is_same = new.has_frame_of(old)
+    for node, now in new.nodes.items():
+        before = old.nodes.get(node)
         if before is not None:
             places.append(order[node])
-        if before is None or _differs(before, now):
+        if before is None or not is_same or _differs(before, now):
             altered.append(node)
     return Changes(
-        added=len(new) - len(places),
-        removed=len(old) - len(places),
+        added=len(new.nodes) - len(places),
+        removed=len(old.nodes) - len(places),
         moved=count_moved(places),
         altered=frozenset(altered),
     )
@@ -85,7 +107,9 @@ def find_changes(old: Look, new: Look) -> Changes:
 def _differs(one: Seen, other: Seen) -> bool:
     if one.args is not other.args or one.value is not other.value or one.target is not other.target:
         return True
-    return one.kwargs is not other.kwargs or one.tag is None or not one.tag.is_like(other.tag)
+    if one.kwargs is not other.kwargs or one.op != other.op:
+        return True
+    return one.tag is None or not one.tag.is_like(other.tag)
 
 
 def count_moved(places: Sequence[int]) -> int:

@@ -15,9 +15,10 @@ from torch.fx import Graph, Node
 from monograph.compat.ops import GATHER, REDUCE
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
+from monograph.graph.layouts import find_symbols
 from monograph.graph.likely_sizes import Sizes
 from monograph.graph.memory import find_memory
-from monograph.graph.query import alias_of, group_of, group_size_of, has_symbols, is_compute, is_launch, value_of
+from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 
@@ -131,7 +132,7 @@ class Meter:
             found = self._known.get(node)
             if found is None:
                 found = find_node_cost(node, sizes, self.machine, self.group_sizes)
-                if not any(has_symbols(value_of(each)) for each in (node, *node.all_input_nodes)):
+                if not any(find_symbols(value_of(each)) for each in (node, *node.all_input_nodes)):
                     self._known[node] = found  # guesses of unknown sizes change with the graph
             flops, moved, seconds = found
             if flops:

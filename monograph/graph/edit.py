@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from monograph.compat.capture import copy_fake, fake_mode_of
 from monograph.graph.layouts import find_key, find_symbols
-from monograph.graph.query import value_of
+from monograph.graph.query import makes_symbols, value_of
 from monograph.graph.tags import Tag, set_tag, tag_of
 
 
@@ -48,7 +48,8 @@ class Maker:
         with self.graph.inserting_before(anchor):
             node = self.graph.call_function(target, args, kwargs)
         given, named = torch.fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
-        key = None if find_symbols((given, *named.values())) else find_key(target, given, list(named.items()))
+        has_names = makes_symbols(node) or find_symbols((given, *named.values()))
+        key = None if has_names else find_key(target, given, list(named.items()))
         if key is None:
             node.meta["val"] = infer_value(self.graph, node)
         else:

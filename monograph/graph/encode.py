@@ -21,7 +21,7 @@ _KINDS: dict[str, type] = {"d": torch.dtype, "layout": torch.layout, "format": t
 _DEVICES = ("cpu", "cuda", "meta")
 
 
-class GraphFileError(Exception):
+class GraphFileError(ValueError):
     """A graph cannot be written, or what was read is not one; the text says why."""
 
 

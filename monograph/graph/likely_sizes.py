@@ -13,7 +13,8 @@ from torch.fx import Graph, Node
 
 from monograph.compat.capture import expression_of
 from monograph.compat.ops import ATEN, EXCHANGE
-from monograph.graph.query import has_symbols, value_of
+from monograph.graph.layouts import find_symbols
+from monograph.graph.query import value_of
 
 _LISTS = (list, tuple)
 
@@ -78,7 +79,7 @@ class Sizes:
             value = value_of(node)
             values = value if isinstance(value, _LISTS) else [value]
             found = [self.bytes(each) for each in values]
-            if not any(map(has_symbols, values)):
+            if not find_symbols(values):
                 self._known[node] = found
         return found[part]
 

@@ -79,6 +79,12 @@ def has_symbols(value: Any) -> bool:
     return isinstance(value, _SHAPED) and any(not isinstance(size, int) for size in value.shape)
 
 
+def makes_symbols(node: Node) -> bool:
+    """Whether a node's sizes depend on data, so that running it again would give them new names."""
+    tags = node.target.tags if is_op(node.target) else ()  # type: ignore[union-attr]
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers, so that running it twice would give two answers.
 

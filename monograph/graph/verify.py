@@ -32,20 +32,19 @@ def check_graph(graph: StepGraph, facts: Facts, changes: Changes | None = None) 
     """Refuse a graph that breaks a rule; the error names the node.
 
     With the `changes` since the graph kept all rules, those about single nodes and what they read are checked where
-    something changed, and in another order of the same nodes only those about order.
+    something changed.
     """
     nodes = graph.nodes
     near = nodes if changes is None else [node for node in nodes if node in changes.touched]
     check_order(nodes)
     check_inputs(graph, nodes)
-    if changes is None or not changes.is_order:
-        check_tags(near)
-        check_purity(graph, near)
-        check_outputs(graph, nodes, facts)
-        check_transfers(graph, nodes, facts)
-        check_values(graph, near)
-        check_promises(graph, nodes, facts)
+    check_tags(near)
+    check_purity(graph, near)
+    check_outputs(graph, nodes, facts)
+    check_transfers(graph, nodes, facts)
+    check_values(graph, near)
     check_symbols(nodes)
+    check_promises(graph, nodes, facts)
 
 
 def check_order(nodes: Sequence[Node]) -> None:
@@ -126,7 +125,13 @@ def check_purity(graph: StepGraph, nodes: Sequence[Node]) -> None:
 def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
     """A scalar loss, and one gradient for every parameter: its own, and computed from the batch."""
     ends = [node for node in nodes if node.op == "output"]
-    if len(ends) != 1 or nodes[-1] is not ends[0] or len(graph.results) != len(graph.outputs):
+    if len(ends) != 1 or nodes[-1] is not ends[0]:
+        raise GraphError(
+            "the last node of the graph is not its only output",
+            why="what stands behind the output never runs",
+            do="put new nodes before what reads them",
+        )
+    if len(graph.results) != len(graph.outputs):
         raise GraphError(
             f"the graph returns {len(graph.results)} values and has names for {len(graph.outputs)}",
             why="results are handed out by name, each from its place",

@@ -16,7 +16,7 @@ from monograph.compat.capture import is_op, values_recomputed
 from monograph.compat.ops import READ_SIZE
 from monograph.graph.edit import fake_mode
 from monograph.graph.layouts import Layout, find_key, find_layout, find_symbols, name_layout
-from monograph.graph.query import value_of
+from monograph.graph.query import makes_symbols, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.step_graph import StepGraph
 
@@ -62,7 +62,8 @@ def check_symbols(nodes: Sequence[Node]) -> None:
     """A size known only at run time must have been read from data before it shapes anything."""
     known: set[Any] = set()
     for node in nodes:
-        symbols = _stamp_of(node).symbols
+        stamp: Stamp | None = node.meta.get(_KEY)
+        symbols = find_symbols(value_of(node)) if stamp is None else stamp.symbols
         if not symbols:
             continue
         if makes_symbols(node):
@@ -74,12 +75,6 @@ def check_symbols(nodes: Sequence[Node]) -> None:
                 f"a value has the size {missing}, which nothing before it has read from data",
                 why="sizes come to the host once, by a node that everything they shape comes after",
             )
-
-
-def makes_symbols(node: Node) -> bool:
-    """Whether a node's sizes depend on data, so that running it again would give them new names."""
-    tags = node.target.tags if is_op(node.target) else ()  # type: ignore[union-attr]
-    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def _check_value(node: Node, known: frozenset[Any], right: set[Any]) -> None:
@@ -131,10 +126,6 @@ def _is_same(said: Layout, found: Layout, known: frozenset[Any]) -> bool:
 def _stamp(node: Node) -> None:
     value = value_of(node)
     node.meta[_KEY] = Stamp(node, node.target, node.args, node.kwargs, value, find_symbols(value))
-
-
-def _stamp_of(node: Node) -> Stamp:
-    return node.meta[_KEY]
 
 
 def _is_stamped(node: Node) -> bool:

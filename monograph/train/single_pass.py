@@ -39,7 +39,8 @@ class SinglePass:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         place, state = self.places[id(parameter)], self.optimizer.state[parameter]
-                        tensors = (parameter, parameter.grad, *(state[kind] for kind in MOMENTS))
+                        gradient = parameter.grad.contiguous()
+                        tensors = (parameter, gradient, *(state[kind] for kind in MOMENTS))
                         # .data: a view that is known to be one is compiled once for every shape of its base.
                         flat = [tensor.detach().view(-1).data for tensor in tensors]
                         own = [correction[place].data for correction in corrections]

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from monograph.compat.triton_cache import put_kernels, take_kernels, triton_folder
+from monograph.execute.artifact.folder import read_manifest, write_artifact
+from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.make import OWN_CALLS, OWN_KERNELS, make_own_kernels
+from monograph.execute.artifact.manifest import SECTIONS, ArtifactError
 from monograph.execute.own_kernels import (
     Call,
     build_calls,
@@ -28,7 +31,7 @@ GPU = torch.device("cuda")
 ROWS = Form(torch.bfloat16, (3, 4096), (4096, 1), GPU)
 CALLS = [
     Call("gate", (ROWS, ROWS)),
-    Call("update", (Form(torch.bfloat16, (1,), (1,), GPU),)),
+    Call("update", (Form(torch.float32, (1,), (1,), GPU), Form(torch.bfloat16, (1,), (1,), GPU))),
 ]
 
 
@@ -54,8 +57,8 @@ def test_what_a_compiler_replaces_is_not_built(graph):
     assert {call.name for call in find_calls(graph, is_compiled=True)} == {"cross_entropy"}
 
 
-def test_the_optimizer_is_called_once_for_every_dtype_of_gradients(graph):
-    assert [call.args[0].dtype for call in find_updates(graph)] == [torch.float32]
+def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
+    assert [[form.dtype for form in call.args] for call in find_updates(graph)] == [[torch.float32, torch.float32]]
 
 
 def test_calls_are_read_back_as_they_were_written(graph):
@@ -64,7 +67,7 @@ def test_calls_are_read_back_as_they_were_written(graph):
 
 
 @pytest.mark.parametrize(
-    "damaged", [{"a": 1}, [["gate"]], [["system", []]], [["gate", ["x"]]], [["gate", [None]]], 7, None]
+    "damaged", [{"a": 1}, [["gate"]], [["system", []]], [["gate", ["x"]]], [["gate", [None]]], [["gate", []]], 7, None]
 )
 def test_anything_else_is_refused(damaged):
     with pytest.raises(GraphFileError):
@@ -85,6 +88,22 @@ def test_lists_of_kernels_follow_their_files_to_another_folder(tmp_path):
     paths = json.loads((new / "ABC" / "__grp__k.json").read_text())["child_paths"]
     assert paths == {name: str(new / "ABC" / name) for name in ("k.cubin", "k.json")}
     assert all(os.path.exists(path) for path in paths.values())
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b"{}",
+        b"\xff",
+        b"[]",
+        b'{"child_paths": {"../x.json": 1}}',
+        b'{"child_paths": {"/etc/x.json": 1}}',
+        b'{"child_paths": {"y.json": 1}}',
+    ],
+)
+def test_a_list_of_anything_but_the_files_beside_it_is_refused(listed, tmp_path):
+    with pytest.raises(ValueError):
+        put_kernels(tmp_path, {"ABC/k.json": b"{}", "ABC/__grp__k.json": listed})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
@@ -113,3 +132,11 @@ def forget_kernels():
 
     for kernel in (on_gpu.gate_kernel, update_on_gpu.update_kernel):
         kernel.device_caches.clear()
+
+
+@pytest.mark.parametrize("calls", [b'[["system", []]]', b"7", b"[" * 100_000, b"\xff"])
+def test_an_artifact_with_other_calls_is_refused_with_a_reason(calls, tmp_path):
+    write_artifact(tmp_path / "artifact", dict.fromkeys(SECTIONS, {}), {OWN_CALLS: calls})
+    artifact = Artifact(tmp_path / "artifact", read_manifest(tmp_path / "artifact"))
+    with pytest.raises(ArtifactError, match="own kernels cannot be read"):
+        artifact.load_own_kernels()

@@ -8,9 +8,12 @@ from monograph.compat.ops import ATEN
 from monograph.graph.changes import count_moved, find_changes, look_at
 from monograph.graph.cost import H200, Meter, measure
 from monograph.graph.edit import call_before, redirect
+from monograph.graph.layouts import find_symbols
+from monograph.graph.query import value_of
+from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.tags import set_tag, tag_of
 from monograph.graph.verify import GraphError, check_graph
-from tests.graph.captures import SPREAD, capture_recipe, copy_graph
+from tests.graph.captures import SPREAD, capture_recipe, capture_twins, copy_graph
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def test_new_moved_removed_and_altered_nodes_are_told_apart(step):
     changes = find_changes(before, look_at(step))
     assert (changes.added, changes.removed, changes.moved) == (1, 1, 0)
     assert copy in changes.altered and reader in changes.altered
-    assert not changes.is_order
+    assert not changes.is_nothing
     assert changes.touched >= changes.altered | set(reader.users)
 
 
@@ -59,7 +62,7 @@ def test_another_order_is_refused_when_a_value_is_read_too_early(step):
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
     next(iter(node.users)).append(node)
     changes = find_changes(before, look_at(step))
-    assert changes.is_order and changes.moved == 1
+    assert changes.moved == 1 and not changes.altered
     with pytest.raises(GraphError, match="read before it is made"):
         check_graph(step, capture_recipe("llama3_debugmodel", SPREAD)[1], changes)
 
@@ -73,3 +76,74 @@ def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
     again = meter.measure(step, find_changes(before, look_at(step)).touched)
     assert again == measure(step)
     assert again.flops > 0
+
+
+def refusal(graph, facts, before):
+    """What is said of a graph when only what changed since is looked at; it must be what a look at everything says."""
+    changes = find_changes(before, look_at(graph))
+    assert not changes.is_nothing
+    with pytest.raises(GraphError) as found:
+        check_graph(graph, facts, changes)
+    with pytest.raises(GraphError) as wanted:
+        check_graph(graph, facts)
+    assert str(found.value) == str(wanted.value)
+    return str(found.value)
+
+
+@pytest.fixture
+def twins():
+    graph, facts = capture_twins()
+    graph = copy_graph(graph)
+    check_graph(graph, facts)
+    return graph, facts, look_at(graph)
+
+
+def test_inputs_of_one_shape_that_changed_places_are_refused(twins):
+    graph = twins[0]
+    one, other = [
+        node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.kind is InputKind.STATE
+    ]
+    one.prepend(other)
+    assert "moves the parameter of" in refusal(*twins)
+
+
+def test_names_that_changed_places_are_refused(twins):
+    graph = twins[0]
+    first, second, *rest = [spec for spec in graph.outputs if spec.kind is OutputKind.GRADIENT]
+    others = [spec for spec in graph.outputs if spec.kind is not OutputKind.GRADIENT]
+    graph.outputs = (*others, second, first, *rest)
+    assert "the gradient of" in refusal(*twins)
+
+
+def test_other_promises_are_held_against_the_graph(twins):
+    graph = twins[0]
+    graph.promises = replace(graph.promises, sums={slot: frozenset() for slot in graph.promises.sums})
+    assert "is summed over" in refusal(*twins)
+
+
+def test_nothing_may_stand_behind_the_output(twins):
+    graph = twins[0]
+    output = graph.module.graph.output_node()
+    with graph.module.graph.inserting_after(output):
+        node = graph.module.graph.call_function(ATEN.clone.default, (graph.placeholders[0],))
+    node.meta = dict(graph.placeholders[0].meta)
+    assert "not its only output" in refusal(*twins)
+
+
+def test_a_node_whose_metadata_was_made_anew_is_looked_at_without_its_stamp(twins):
+    graph, facts, before = twins
+    node = next(node for node in graph.nodes if node.op == "call_function")
+    node.meta = {"val": value_of(node), "monograph_tag": tag_of(node)}
+    check_graph(graph, facts, find_changes(before, look_at(graph)))
+
+
+def test_costs_of_lists_whose_sizes_are_guessed_are_guessed_again():
+    graph, _ = capture_recipe("qwen3_debugmodel_moe", SPREAD)
+    graph = copy_graph(graph)
+    sizes = {"ep": 2, "tp": 2}
+    meter = Meter(H200, sizes)
+    meter.measure(graph)
+    remembered = [node for node in graph.nodes if node in meter._known]
+    assert remembered
+    for node in remembered:
+        assert not any(find_symbols(value_of(each)) for each in (node, *node.all_input_nodes))

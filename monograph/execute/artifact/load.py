@@ -66,13 +66,14 @@ class Artifact:
         """Load the kernels of our own ops, if there are any; what does not fit this machine is built here instead."""
         if OWN_CALLS not in self.manifest.files:
             return
-        try:
-            calls = calls_from_data(json.loads(self.read(OWN_CALLS)))
-        except ValueError as error:
-            raise ArtifactError(f"{OWN_CALLS} of the artifact names no kernels", why=str(error)) from None
         found = [name for name in self.manifest.files if name.startswith(OWN_KERNELS)]
+        files = {name.removeprefix(OWN_KERNELS): self.read(name) for name in found}
         with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
-            put_kernels(Path(folder), {name.removeprefix(OWN_KERNELS): self.read(name) for name in found})
+            try:
+                calls = calls_from_data(json.loads(self.read(OWN_CALLS)))
+                put_kernels(Path(folder), files)
+            except (ValueError, RecursionError) as error:
+                raise ArtifactError("the artifact's own kernels cannot be read", why=str(error)) from None
             with triton_folder(Path(folder)):
                 build_calls(calls)
 

@@ -136,7 +136,7 @@ def forget_kernels():
 
 @pytest.mark.parametrize("calls", [b'[["system", []]]', b"7", b"[" * 100_000, b"\xff"])
 def test_an_artifact_with_other_calls_is_refused_with_a_reason(calls, tmp_path):
-    write_artifact(tmp_path / "artifact", dict.fromkeys(SECTIONS, {}), {OWN_CALLS: calls})
+    write_artifact(tmp_path / "artifact", {name: {} for name in SECTIONS}, {OWN_CALLS: calls})
     artifact = Artifact(tmp_path / "artifact", read_manifest(tmp_path / "artifact"))
     with pytest.raises(ArtifactError, match="own kernels cannot be read"):
         artifact.load_own_kernels()

@@ -28,28 +28,32 @@ FACTS = Facts(
 )
 
 
-class Attention(nn.Module):
-    """FlexAttention over two heads, with a score function that `slope` shapes."""
+def steep(value, _batch, _head, query, key):
+    return torch.where(query >= key, value - 0.5 * (query - key), -float("inf"))
 
-    def __init__(self, slope: float) -> None:
+
+def flat(value, _batch, _head, query, key):
+    return torch.where(query >= key, value - 0.25 * (query - key), -float("inf"))
+
+
+class Attention(nn.Module):
+    """FlexAttention over two heads; score functions have their numbers in them: torch 2.15 refuses to read a float."""
+
+    def __init__(self, score) -> None:
         super().__init__()
-        self.slope = slope
+        self.score = score
         self.proj = nn.Linear(16, 48, bias=False)
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.proj(x).chunk(3, -1))
-
-        def score(value, _batch, _head, query, key):
-            return torch.where(query >= key, value - self.slope * (query - key), -float("inf"))
-
         with annotate("flex"):
-            return flex_attention(q, k, v, score_mod=score).sum()
+            return flex_attention(q, k, v, score_mod=self.score).sum()
 
 
-def capture_attention(slope=0.5):
+def capture_attention(score=steep):
     """FlexAttention has no backward on a CPU, so this is the graph of an evaluation."""
     torch.manual_seed(0)
-    model = Attention(slope)
+    model = Attention(score)
     weight, x, coords = model.proj.weight.detach(), torch.randn(2, 32, 16), torch.zeros(1, dtype=torch.int64)
 
     def step(state, buffers, batch, coords, scalars):
@@ -80,7 +84,7 @@ def test_a_graph_inside_of_an_op_is_tagged_printed_checked_and_run():
 
 def test_steps_that_differ_inside_of_an_op_have_different_digests():
     assert capture_attention()[0].digest() == capture_attention()[0].digest()
-    assert capture_attention()[0].digest() != capture_attention(slope=0.25)[0].digest()
+    assert capture_attention()[0].digest() != capture_attention(flat)[0].digest()
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ from monograph.log import set_up_log
 from monograph.parallel.groups import find_first_difference, pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.config import PassesConfig
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, deterministic_kernels, find_device, make_example
@@ -67,7 +66,7 @@ def precompile(
     """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
     device = find_device(config.debug.device)
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
-        compiler = compiler_folder(Path(folder)) if is_compiling(config.passes) else nullcontext()
+        compiler = compiler_folder(Path(folder)) if config.passes.has_compiler else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
             capture = capture_as(rank, config, mesh, device, is_compiled=True)
             other = mesh.world_size - 1 - rank
@@ -78,11 +77,6 @@ def precompile(
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files
-
-
-def is_compiling(passes: PassesConfig) -> bool:
-    """Whether any part of the step becomes code; importing a compiler for nothing takes seconds."""
-    return bool(passes.mark_regions.regions) or passes.compile_whole.enabled
 
 
 def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> Capture:
@@ -100,7 +94,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
                 if name == STEP:
-                    calls.extend(find_calls(seen, is_compiled=is_compiling(config.passes)))
+                    calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
 
             records = improve(step, graph, look, is_compiled=is_compiled)
             graphs[name] = Captured(graph, records)

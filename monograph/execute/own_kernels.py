@@ -13,8 +13,9 @@ from torch import Tensor
 from monograph.compat.capture import fake_tensors
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
 from monograph.graph.forms import Form, form_of
+from monograph.graph.promises import find_gradients
 from monograph.graph.query import value_of
-from monograph.graph.signature import InputKind, OutputKind
+from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.kernels.choose import HAS_TRITON
 from monograph.kernels.cross_entropy import CROSS_ENTROPY, IGNORED
@@ -58,9 +59,7 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
 def find_updates(graph: StepGraph) -> list[Call]:
     """The optimizer's calls: one for every pair of dtypes that a parameter and its gradient have."""
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
-    pairs = zip(graph.outputs, graph.results, strict=True)
-    gradients = [(spec.name, node) for spec, node in pairs if spec.kind is OutputKind.GRADIENT and node is not None]
-    found = dict.fromkeys((stored[name], form_of(value_of(node)).dtype) for name, node in gradients)
+    found = dict.fromkeys((stored[slot], form_of(value_of(node)).dtype) for slot, node in find_gradients(graph))
     return [Call(UPDATE, tuple(Form(dtype, (1,), (1,), torch.device("cuda")) for dtype in both)) for both in found]
 
 

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from monograph.capture.alike import Run, find_runs
+from monograph.capture.names import Names
+from monograph.capture.unfold import View, describe
 from monograph.compat.ops import ATEN
 from monograph.execute.runner import GraphStep
 from monograph.graph.layouts import find_symbols
 from monograph.graph.query import value_of
-from monograph.graph.tags import tag_of
+from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.graph.verify import check_graph
 from monograph.models.feed_forward import FeedForward
 from monograph.parallel.groups import pretended_groups
@@ -88,6 +90,8 @@ def test_every_block_has_names_of_its_own_for_sizes_that_depend_on_data(tmp_path
         names = [symbol for block, symbols in made.items() if block is not None for symbol in symbols]
         assert len(names) == len(set(names)), "no block uses another one's sizes"
         counts.append({block: len(symbols) for block, symbols in made.items()})
+        for node in graph.nodes:
+            assert set(node.meta.get("unbacked_bindings") or ()) <= find_symbols(value_of(node)), node.name
         known = value_of(graph.nodes[0]).fake_mode.shape_env
         facts.append(
             {
@@ -205,3 +209,14 @@ def test_runs_of_three_have_nothing_to_leave_out(tmp_path):
     with pretended as groups:
         step = build_step(config, groups)
         assert find_runs(step.model, step.table) == []
+
+
+def test_an_argument_that_is_read_twice_counts_twice():
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    one, other = (graph.call_function(ATEN.addcmul.default, args) for args in ((a, b, a), (a, b, b)))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(2, device="meta")
+        set_tag(node, Tag())
+    view = View(lambda node: node.name, Names([]))
+    assert describe(one, view) != describe(other, view)

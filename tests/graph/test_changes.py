@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from monograph.compat.ops import ATEN
 from monograph.graph.changes import count_moved, find_changes, look_at
 from monograph.graph.cost import H200, Meter, measure
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.layouts import find_symbols
+from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.tags import set_tag, tag_of
@@ -72,10 +74,15 @@ def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
     meter.measure(step)
     before = look_at(step)
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
-    redirect(node, call_before(step.module.graph, node, ATEN.mm.default, node.args, tag_of(node)))
-    again = meter.measure(step, find_changes(before, look_at(step)).touched)
-    assert again == measure(step)
-    assert again.flops > 0
+    first = meter.find_node_costs(step.module.graph, Sizes(step.module.graph))
+    node.meta["val"] = torch.empty(4096, 4096, device="meta")
+    call_before(step.module.graph, node, ATEN.mm.default, node.args, tag_of(node))
+    changes = find_changes(before, look_at(step))
+    assert meter.measure(step, changes.touched) == measure(step)
+    again = meter.find_node_costs(step.module.graph, Sizes(step.module.graph))
+    assert again.seconds[node] > first.seconds[node]
+    (reader, *_) = [user for user in node.users if user in first.seconds] or [node]
+    assert again.seconds[reader] > first.seconds[reader], "whoever reads it reads more"
 
 
 def refusal(graph, facts, before):

@@ -140,3 +140,17 @@ def test_gradients_are_gone_after_they_are_cleared():
     set_gradients(parameters, 1)
     optimizer.clear_gradients()
     assert all(parameter.grad is None for parameter in parameters.values())
+
+
+def test_a_gradient_that_lies_differently_in_memory_is_the_same_gradient():
+    results = []
+    for transposed in (False, True):
+        parameters = make_parameters()
+        optimizer = OptimizerConfig(implementation="single_pass").build(parameters=parameters)
+        set_gradients(parameters, 1)
+        if transposed:
+            matrix = parameters["layers.0.wq.weight"]
+            matrix.grad = matrix.grad.t().contiguous().t()
+        optimizer.step(1e-2, **FINE)
+        results.append(copies(optimizer))
+    assert_same(*results)

@@ -32,6 +32,18 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else value.to(dtype)
 
 
+def add_product_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
+    """Add left @ right to an fp32 sum, or begin one: added up inside of the product, and rounded nowhere.
+
+    Products of narrow operands with a wide result are CUDA's alone, and new.
+    """
+    out_dtype = {} if left.dtype == total.dtype else {"out_dtype": total.dtype}
+    if is_first:
+        torch.mm(left, right, out=total, **out_dtype)
+    else:
+        torch.addmm(total, left, right, out=total, **out_dtype)
+
+
 def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether grouped_mm serves this device and dtype without reading the offsets on the host.
 

@@ -23,7 +23,7 @@ from monograph.compat.modules import (
     scoped_dynamo,
 )
 from monograph.errors import MonographError
-from monograph.kernels.forms import teach_compiler
+from monograph.kernels.catalog import teach_compiler
 from monograph.models.decoder import Block, Decoder
 
 INDUCTOR = "inductor"

@@ -5,6 +5,7 @@ On a GPU a step without compiled parts spends most of its first run on building 
 
 import importlib
 from collections.abc import Callable, Iterable
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,42 +18,39 @@ from monograph.graph.promises import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.kernels.catalog import OWN, PLAIN_FORMS
 from monograph.kernels.choose import HAS_TRITON
-from monograph.kernels.cross_entropy import CROSS_ENTROPY, IGNORED
-from monograph.kernels.forms import PLAIN_FORMS
-from monograph.kernels.gate import GATE, GATE_BACKWARD
 from monograph.kernels.launch import only_built
-from monograph.kernels.rotation import ROTATE
 
 _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
-_OPS = {GATE: "gate", GATE_BACKWARD: "gate_backward", ROTATE: "rotate", CROSS_ENTROPY: "cross_entropy"}
 UPDATE = "update"
 """The optimizer's kernel, called with the forms of a parameter and its gradient."""
-_KINDS: dict[str, tuple[type, ...]] = {
-    "gate": (Form, Form),
-    "gate_backward": (Form, Form, Form),
-    "rotate": (Form, Form, Form, bool, bool),
-    "cross_entropy": (Form, Form),
-    UPDATE: (Form, Form),
+Argument = Form | bool | int | float | None
+_TYPES: dict[str, tuple[type, ...]] = {
+    "Tensor": (Form,),
+    "Optional[Tensor]": (Form, NoneType),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float,),
 }
-"""What each is called with."""
+"""What an op's schema calls a type -> what may be given."""
 
 
 class Call(NamedTuple):
-    """A kernel and what it is called with: tensors by their forms, and switches."""
+    """A kernel and what it is called with: tensors by their forms, and numbers."""
 
     name: str
-    args: tuple[Form | bool, ...]
+    args: tuple[Argument, ...]
 
 
 def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
     """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
     found: dict[Call, None] = {}
     for node in graph.nodes:
-        if node.target in _OPS and not (is_compiled and node.target in PLAIN_FORMS):
+        if node.target in OWN and not (is_compiled and node.target in PLAIN_FORMS):
             args: Any = torch.fx.node.map_arg(node.args, lambda each: form_of(value_of(each)))
-            found[Call(_OPS[node.target], tuple(args))] = None
+            found[Call(OWN[node.target].name, tuple(args))] = None
     return list(found)
 
 
@@ -75,7 +73,6 @@ def build_calls(calls: Iterable[Call]) -> None:
 
 def find_builders() -> dict[str, Callable[..., Any]]:
     """Name -> what launches the kernel."""
-    kernels: Any = importlib.import_module("monograph.kernels.on_gpu")
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
 
     def update(parameter: Tensor, gradient: Tensor) -> None:
@@ -84,13 +81,7 @@ def find_builders() -> dict[str, Callable[..., Any]]:
         numbers = [torch.empty((), device="cuda") for _ in range(6)]
         optimizer.update(*flat, *numbers, beta1=0.0, beta2=0.0, eps=0.0)
 
-    return {
-        "gate": kernels.gate,
-        "gate_backward": kernels.gate_backward,
-        "rotate": kernels.rotate,
-        "cross_entropy": lambda logits, targets: kernels.cross_entropy(logits, targets, IGNORED),
-        UPDATE: update,
-    }
+    return {UPDATE: update, **{own.name: own.find_launcher() for own in OWN.values()}}
 
 
 def make_tensor(form: Form) -> Tensor:
@@ -110,11 +101,20 @@ def calls_from_data(data: Any) -> list[Call]:
     """What `calls_to_data` wrote; anything else is an error."""
     try:
         found = [
-            (name, tuple(arg if isinstance(arg, bool) else decode_form(arg) for arg in args)) for name, args in data
+            (name, tuple(decode_form(arg) if isinstance(arg, list) else arg for arg in args)) for name, args in data
         ]
-        kinds = [(name, tuple(map(type, args))) for name, args in found]
-        if any(_KINDS.get(name) != types for name, types in kinds):
+        if not all(is_known(name, args) for name, args in found):
             raise GraphFileError("a call of something that is no kernel of ours")
     except (TypeError, ValueError) as error:
         raise GraphFileError(f"this is no list of calls: {error}") from None
     return [Call(name, args) for name, args in found]
+
+
+def is_known(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether there is such a kernel, and it takes such arguments."""
+    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in OWN.values()}
+    wanted[UPDATE] = ["Tensor", "Tensor"]
+    kinds = wanted.get(name)
+    if kinds is None or len(kinds) != len(args):
+        return False
+    return all(type(arg) in _TYPES[kind] for arg, kind in zip(args, kinds, strict=True))

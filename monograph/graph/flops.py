@@ -83,6 +83,11 @@ def _attention_from_gradient(_gradient: Shape, *shapes: Shape) -> int:
     return _attention_backward(*shapes)
 
 
+def _sliced_loss(hidden: Shape, weight: Shape, *_: Shape) -> int:
+    """The logits, and the gradients of both."""
+    return 3 * _mm(hidden, weight[::-1])
+
+
 _KERNELS = ("flash", "efficient", "cudnn", "fused")
 _FORMULAS: dict[str, Callable[..., int]] = {
     "mm": _mm,
@@ -94,6 +99,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     **{f"_scaled_dot_product_{kernel}_attention_backward": _attention_from_gradient for kernel in _KERNELS},
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_from_gradient,
+    "sliced_loss": _sliced_loss,
     "flex_attention": _attention,
     "flex_attention_backward": _attention_backward,
 }

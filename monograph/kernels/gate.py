@@ -2,6 +2,9 @@
 
 Op by op, values as wide as the hidden layer are read and written fourteen times, here eight times. Only the two inputs
 are remembered, not silu(x).
+
+Three more ops are put into graphs by the pass fuse_kernels. `again` also computes the gate once more, where backward
+needs it and forward did not keep it; `joined` writes both gradients side by side, for the one product that reads them.
 """
 
 import importlib
@@ -17,6 +20,9 @@ from monograph.kernels.choose import is_fused
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define("gate(Tensor x, Tensor up) -> Tensor")
 _LIBRARY.define("gate_backward(Tensor grad, Tensor x, Tensor up) -> (Tensor, Tensor)")
+_LIBRARY.define("gate_backward_again(Tensor grad, Tensor x, Tensor up) -> (Tensor, Tensor, Tensor)")
+_LIBRARY.define("gate_backward_joined(Tensor grad, Tensor x, Tensor up) -> Tensor")
+_LIBRARY.define("gate_backward_joined_again(Tensor grad, Tensor x, Tensor up) -> (Tensor, Tensor)")
 
 
 def gate(x: Tensor, up: Tensor, *, kernels: str = "auto") -> Tensor:
@@ -47,6 +53,21 @@ def plain_gate_backward(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Te
     return torch.ops.aten.silu_backward(grad * up, x), grad * F.silu(x)
 
 
+def plain_gate_backward_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the gate once more."""
+    return *plain_gate_backward(grad, x, up), plain_gate(x, up)
+
+
+def plain_gate_backward_joined(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    """Both gradients side by side."""
+    return torch.cat(plain_gate_backward(grad, x, up), dim=-1)
+
+
+def plain_gate_backward_joined_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Both gradients side by side, and the gate once more."""
+    return plain_gate_backward_joined(grad, x, up), plain_gate(x, up)
+
+
 @torch.library.impl(_LIBRARY, "gate", "CPU")
 def _gate_on_cpu(x: Tensor, up: Tensor) -> Tensor:
     return plain_gate(x, up).contiguous()
@@ -56,6 +77,21 @@ def _gate_on_cpu(x: Tensor, up: Tensor) -> Tensor:
 def _gate_backward_on_cpu(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     of_x, of_up = plain_gate_backward(grad, x, up)
     return of_x.contiguous(), of_up.contiguous()
+
+
+@torch.library.impl(_LIBRARY, "gate_backward_again", "CPU")
+def _gate_backward_again_on_cpu(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return *_gate_backward_on_cpu(grad, x, up), _gate_on_cpu(x, up)
+
+
+@torch.library.impl(_LIBRARY, "gate_backward_joined", "CPU")
+def _gate_backward_joined_on_cpu(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    return plain_gate_backward_joined(grad, x, up).contiguous()
+
+
+@torch.library.impl(_LIBRARY, "gate_backward_joined_again", "CPU")
+def _gate_backward_joined_again_on_cpu(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return _gate_backward_joined_on_cpu(grad, x, up), _gate_on_cpu(x, up)
 
 
 @torch.library.impl(_LIBRARY, "gate", "CUDA")
@@ -68,6 +104,21 @@ def _gate_backward_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor,
     return importlib.import_module("monograph.kernels.on_gpu").gate_backward(grad, x, up)
 
 
+@torch.library.impl(_LIBRARY, "gate_backward_again", "CUDA")
+def _gate_backward_again_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_again(grad, x, up)
+
+
+@torch.library.impl(_LIBRARY, "gate_backward_joined", "CUDA")
+def _gate_backward_joined_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_joined(grad, x, up)
+
+
+@torch.library.impl(_LIBRARY, "gate_backward_joined_again", "CUDA")
+def _gate_backward_joined_again_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_joined_again(grad, x, up)
+
+
 @torch.library.register_fake("monograph::gate", lib=_LIBRARY)
 def _gate_shape(x: Tensor, up: Tensor) -> Tensor:
     return x.new_empty(x.shape)
@@ -78,5 +129,23 @@ def _gate_backward_shape(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, T
     return x.new_empty(x.shape), up.new_empty(up.shape)
 
 
+@torch.library.register_fake("monograph::gate_backward_again", lib=_LIBRARY)
+def _gate_backward_again_shape(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), up.new_empty(up.shape), x.new_empty(x.shape)
+
+
+@torch.library.register_fake("monograph::gate_backward_joined", lib=_LIBRARY)
+def _gate_backward_joined_shape(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
+
+
+@torch.library.register_fake("monograph::gate_backward_joined_again", lib=_LIBRARY)
+def _gate_backward_joined_again_shape(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return _gate_backward_joined_shape(grad, x, up), x.new_empty(x.shape)
+
+
 GATE = torch.ops.monograph.gate.default
 GATE_BACKWARD = torch.ops.monograph.gate_backward.default
+GATE_BACKWARD_AGAIN = torch.ops.monograph.gate_backward_again.default
+GATE_BACKWARD_JOINED = torch.ops.monograph.gate_backward_joined.default
+GATE_BACKWARD_JOINED_AGAIN = torch.ops.monograph.gate_backward_joined_again.default

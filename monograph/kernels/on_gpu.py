@@ -4,7 +4,6 @@ Each reads its inputs by their strides (gates and heads are often parts of wider
 a contiguous result. No sum crosses programs, so results do not depend on the order in which these run.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,8 +14,6 @@ _COLUMNS = 1024
 """Of a gate that one program computes."""
 _PAIRS = 1024
 """Pairs of channels that one program turns at most."""
-_LOGITS = 4096
-"""Of a row of logits that are read at a time."""
 
 
 def as_rows(value: Tensor) -> Tensor:
@@ -36,7 +33,21 @@ def gate_kernel(x, up, out, columns, x_row, up_row, block: tl.constexpr):
 
 
 @triton.jit
-def gate_backward_kernel(grad, x, up, of_x, of_up, columns, grad_row, x_row, up_row, block: tl.constexpr):
+def gate_backward_kernel(
+    grad,
+    x,
+    up,
+    of_x,
+    of_up,
+    again,
+    columns,
+    grad_row,
+    x_row,
+    up_row,
+    to_row,
+    has_again: tl.constexpr,
+    block: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_in = column < columns
@@ -44,9 +55,11 @@ def gate_backward_kernel(grad, x, up, of_x, of_up, columns, grad_row, x_row, up_
     a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
     b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
     s = tl.sigmoid(a)
-    to = row * columns + column
+    to = row * to_row + column
     tl.store(of_x + to, (g * b * s * (1.0 + a * (1.0 - s))).to(of_x.dtype.element_ty), is_in)
     tl.store(of_up + to, (g * a * s).to(of_up.dtype.element_ty), is_in)
+    if has_again:
+        tl.store(again + row * columns + column, (a * s * b).to(again.dtype.element_ty), is_in)
 
 
 def gate(x: Tensor, up: Tensor) -> Tensor:
@@ -63,13 +76,52 @@ def gate(x: Tensor, up: Tensor) -> Tensor:
 def gate_backward(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of both."""
     of_x, of_up = x.new_empty(x.shape), up.new_empty(up.shape)
-    if of_x.numel():
+    _gate_backward(grad, x, up, as_rows(of_x), as_rows(of_up), None)
+    return of_x, of_up
+
+
+def gate_backward_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of both, and the gate once more."""
+    of_x, of_up, again = x.new_empty(x.shape), up.new_empty(up.shape), x.new_empty(x.shape)
+    _gate_backward(grad, x, up, as_rows(of_x), as_rows(of_up), again)
+    return of_x, of_up, again
+
+
+def gate_backward_joined(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    """The gradients of both, side by side."""
+    both = x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
+    _gate_backward(grad, x, up, *as_rows(both).chunk(2, dim=-1), None)
+    return both
+
+
+def gate_backward_joined_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both, side by side, and the gate once more."""
+    both, again = x.new_empty((*x.shape[:-1], 2 * x.shape[-1])), x.new_empty(x.shape)
+    _gate_backward(grad, x, up, *as_rows(both).chunk(2, dim=-1), again)
+    return both, again
+
+
+def _gate_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Tensor, again: Tensor | None) -> None:
+    if x.numel():
         g, a, b = as_rows(grad), as_rows(x), as_rows(up)
         rows, columns = a.shape
-        grid = (rows, triton.cdiv(columns, _COLUMNS))
-        strides = g.stride(0), a.stride(0), b.stride(0)
-        launch(gate_backward_kernel, grid, g, a, b, of_x, of_up, columns, *strides, block=_COLUMNS)
-    return of_x, of_up
+        launch(
+            gate_backward_kernel,
+            (rows, triton.cdiv(columns, _COLUMNS)),
+            g,
+            a,
+            b,
+            of_x,
+            of_up,
+            of_x if again is None else again,
+            columns,
+            g.stride(0),
+            a.stride(0),
+            b.stride(0),
+            of_x.stride(0),
+            has_again=again is not None,
+            block=_COLUMNS,
+        )
 
 
 @triton.jit
@@ -145,58 +197,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
         inverse=inverse,
     )
     return out
-
-
-@triton.jit
-def cross_entropy_kernel(
-    logits, targets, losses, grads, logits_row, columns: tl.constexpr, ignored: tl.constexpr, block: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_row
-    grads += row * columns
-    label = tl.load(targets + row)
-    label = tl.where(label == ignored, 0, label)
-    top = tl.full([block], -1e30, tl.float32)
-    total = tl.zeros([block], tl.float32)
-    for start in range(0, columns, block):
-        column = start + tl.arange(0, block)
-        x = tl.load(logits + column, column < columns, float("-inf")).to(tl.float32)
-        higher = tl.maximum(top, x)
-        total = total * tl.exp(top - higher) + tl.exp(x - higher)
-        top = higher
-    peak = tl.max(top, 0)
-    amount = tl.sum(total * tl.exp(top - peak), 0)
-    log_prob = tl.load(logits + label).to(tl.float32) - peak - tl.log(amount)
-    tl.store(losses + row, -log_prob)
-    # exp(x) - 1 loses what is left of a probability close to one; its series does not.
-    series = log_prob * (1.0 + log_prob / 2 * (1.0 + log_prob / 3 * (1.0 + log_prob / 4 * (1.0 + log_prob / 5))))
-    of_label = tl.where(log_prob > -0.1, series, tl.exp(log_prob) - 1.0)
-    share = 1.0 / amount
-    for start in range(0, columns, block):
-        column = start + tl.arange(0, block)
-        x = tl.load(logits + column, column < columns, float("-inf")).to(tl.float32)
-        value = tl.where(column == label, of_label, tl.exp(x - peak) * share)
-        tl.store(grads + column, value.to(grads.dtype.element_ty), column < columns)
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Losses and gradients of rows of logits."""
-    rows, columns = logits.shape
-    losses, grads = logits.new_empty(rows, dtype=torch.float32), logits.new_empty(logits.shape)
-    if grads.numel():
-        logits = as_rows(logits)
-        block = min(_LOGITS, triton.next_power_of_2(columns))
-        launch(
-            cross_entropy_kernel,
-            (rows,),
-            logits,
-            targets.contiguous(),
-            losses,
-            grads,
-            logits.stride(0),
-            columns=columns,
-            ignored=ignored,
-            block=block,
-            num_warps=8,
-        )
-    return losses, grads

@@ -56,8 +56,8 @@ class Attention(nn.Module, Configurable):
         self.wk = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
         self.wv = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
         self.wo = Linear(config.n_heads * self.head_dim, stream.dim, init_std=stream.out_std)
-        self.q_norm = RMSNorm(self.head_dim, stream.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, stream.norm_eps) if config.qk_norm else None
+        self.q_norm = RMSNorm(self.head_dim, stream.norm_eps, stream.kernels) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, stream.norm_eps, stream.kernels) if config.qk_norm else None
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))

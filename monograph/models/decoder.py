@@ -45,9 +45,9 @@ class Block(nn.Module):
 
     def __init__(self, stream: Stream, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(stream.dim, stream.norm_eps)
+        self.attention_norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
         self.attention = attention
-        self.ffn_norm = RMSNorm(stream.dim, stream.norm_eps)
+        self.ffn_norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
         self.run: Callable[..., Any] = call_function
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
@@ -72,7 +72,7 @@ class Head(nn.Module):
 
     def __init__(self, stream: Stream, *, vocab_size: int, loss: LossConfig) -> None:
         super().__init__()
-        self.norm = RMSNorm(stream.dim, stream.norm_eps)
+        self.norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
         self.output = Linear(stream.dim, vocab_size, init_std=stream.init_std)
         self.loss = loss.build(kernels=stream.kernels)
 

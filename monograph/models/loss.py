@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from monograph.annotate import annotate
-from monograph.compat.ops import cast
 from monograph.config.configurable import Configurable
-from monograph.kernels.cross_entropy import IGNORED, cross_entropy
+from monograph.kernels.cross_entropy import IGNORED
+from monograph.kernels.sliced_loss import sliced_loss
 from monograph.models.config import Kernels, LossConfig
 
 
@@ -52,22 +51,8 @@ class SlicedCrossEntropy(Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int, kernels: Kernels
     ) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        # Partial sums in fp32: adding many slices in bf16 would lose the small ones.
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        grad_hidden = []
-        slices = zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True)
-        for number, (rows, targets) in enumerate(slices):
-            with annotate(f"slice {number}"):
-                losses, grad_logits = cross_entropy(F.linear(rows, weight), targets, kernels=kernels)
-                valid = targets != IGNORED
-                total = total + losses.where(valid, 0.0).sum()
-                # Whether a token counts is a factor of its row, one for all that of the sums: both are much smaller
-                # than the logits.
-                counts = cast(valid, hidden.dtype).unsqueeze(-1)
-                grad_hidden.append((grad_logits @ weight) * counts)
-                grad_weight = grad_weight + grad_logits.T @ (rows * counts)
-        ctx.save_for_backward(torch.cat(grad_hidden), cast(grad_weight * scale, weight.dtype), scale)
+        total, grad_hidden, grad_weight = sliced_loss(hidden, weight, labels, scale, slice_tokens, kernels=kernels)
+        ctx.save_for_backward(grad_hidden, grad_weight, scale)
         return total * scale
 
     @staticmethod

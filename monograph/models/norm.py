@@ -1,9 +1,10 @@
 """RMS norm."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from monograph.kernels.norm import norm
+from monograph.models.config import Kernels
 from monograph.models.init import Constant, Start
 
 
@@ -14,13 +15,13 @@ class RMSNorm(nn.Module):
     dtype: with mixed dtypes torch leaves its fused kernel.
     """
 
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, kernels: Kernels = "auto") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
+        self.eps, self.kernels = eps, kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        return norm(x, self.weight.to(x.dtype), self.eps, kernels=self.kernels)
 
     def plan_init(self) -> dict[str, Start]:
         """How the weight starts."""

@@ -19,5 +19,6 @@ ORDER = {
     "mark_regions": "monograph.passes.compile.mark_regions:MarkRegions",
     "compile_regions": "monograph.passes.compile.compile_regions:CompileRegions",
     "compile_whole": "monograph.passes.compile.compile_whole:CompileWhole",
+    "fuse_kernels": "monograph.passes.compute.fuse_kernels:FuseKernels",
 }
 """Name -> module:class."""

@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from monograph.kernels.cross_entropy import CROSS_ENTROPY, IGNORED, cross_entropy, plain_cross_entropy
-from monograph.kernels.forms import PLAIN_FORMS, teach_compiler
-from monograph.kernels.gate import GATE, GATE_BACKWARD, gate, plain_gate_backward
+from monograph.kernels.catalog import OWN, PLAIN_FORMS, teach_compiler
+from monograph.kernels.cross_entropy import IGNORED
+from monograph.kernels.gate import (
+    GATE,
+    GATE_BACKWARD,
+    GATE_BACKWARD_AGAIN,
+    GATE_BACKWARD_JOINED,
+    GATE_BACKWARD_JOINED_AGAIN,
+    gate,
+    plain_gate_backward,
+)
+from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN, norm
 from monograph.kernels.rotation import ROTATE, rotate, turn
+from monograph.kernels.sliced_loss import SLICED_LOSS, plain_sliced_loss, sliced_loss
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -37,14 +47,29 @@ def make_heads(device, dtype):
     return heads, cos, sin
 
 
-def make_logits(device, dtype):
-    """More columns than a kernel reads at a time; a label that is certain, and one that does not count."""
+def make_norm(device, dtype, shape=(3, 700, 300)):
+    """Rows that are parts of wider ones, more of them than one program takes; also a gradient and what comes past."""
     torch.manual_seed(0)
-    logits = torch.randn(6, 20_000, device=device) * 3
-    targets = torch.randint(0, 20_000, (6,), device=device)
-    logits[1, targets[1]] = 22.0
-    targets[2] = IGNORED
-    return logits.to(dtype), targets
+    x = torch.randn(*shape[:-1], 2 * shape[-1], dtype=dtype, device=device)[..., : shape[-1]]
+    grad, other = torch.randn(2, *shape, dtype=dtype, device=device).unbind()
+    return x, torch.randn(shape[-1], dtype=dtype, device=device), grad, other
+
+
+def make_norm_backward():
+    """What a norm's backward reads."""
+    x, weight, grad, other = make_norm(CPU, torch.float32)
+    return grad, x, weight, NORM(x, weight, 1e-5)[1], other
+
+
+def make_loss(device, dtype):
+    """More columns than a kernel reads at a time; a label that is certain, some that do not count, an odd end."""
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 40, device=device)
+    weight = torch.randn(20_000, 40, device=device) / 4
+    labels = torch.randint(0, 20_000, (11,), device=device)
+    hidden[1] = weight[labels[1]] * 3
+    labels[2] = labels[7] = IGNORED
+    return hidden.to(dtype), weight.to(dtype), labels, torch.tensor(1 / 9, device=device)
 
 
 def differentiate(function, *inputs, grad):
@@ -87,26 +112,78 @@ def test_a_fused_rotation_does_what_torch_does(device, interleaved, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_fused_cross_entropy_does_what_torch_does(device, dtype):
-    logits, targets = make_logits(device, dtype)
-    wide = torch.cat([logits, logits], dim=-1)[:, : logits.shape[1]]
-    for given in (logits, wide):
-        losses, grad = cross_entropy(given, targets, kernels="fused")
-        expected_losses, expected_grad = plain_cross_entropy(logits, targets)
-        assert losses.dtype == torch.float32
-        assert grad.dtype == dtype
-        counts = targets != IGNORED
-        torch.testing.assert_close(losses[counts], expected_losses[counts], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(grad[counts], expected_grad[counts])
-    certain = grad[1, targets[1]].item()
-    assert -1e-3 < certain < 0, "what is left of a probability close to one is not rounded away"
+def test_a_gate_that_is_computed_with_its_backward_has_the_same_bits(device, dtype):
+    x, up, grad = make_gate(device, dtype)
+    expected = *GATE_BACKWARD(grad, x, up), GATE(x, up)
+    again = GATE_BACKWARD_AGAIN(grad, x, up)
+    joined = GATE_BACKWARD_JOINED(grad, x, up)
+    both, last = GATE_BACKWARD_JOINED_AGAIN(grad, x, up)
+    for found in (again, (*joined.chunk(2, -1), last), (*both.chunk(2, -1), last)):
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("shape", [(3, 700, 300), (2, 5, 4, 64), (5, 4096), (7, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_a_fused_norm_does_what_torch_does(device, dtype, shape):
+    x, weight, grad, _ = make_norm(device, dtype, shape)
+    fused, plain = (
+        differentiate(partial(norm, eps=1e-5, kernels=kernels), x, weight, grad=grad) for kernels in ("fused", "plain")
+    )
+    for found, expected in zip(fused[:2], plain[:2], strict=True):
+        assert found.is_contiguous()
+        close(found, expected)
+    rows = x.numel() // x.shape[-1]
+    error = (fused[2] - plain[2]).abs().max()
+    assert error <= plain[2].abs().max() * (2e-2 if dtype == torch.bfloat16 else 1e-6) * max(1, rows / 1000) ** 0.5
+    assert norm(x[:0], weight, 1e-5, kernels="fused").shape == x[:0].shape, "no rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_a_norm_with_its_sums_has_the_same_bits(device, dtype):
+    x, weight, grad, other = make_norm(device, dtype)
+    total, *rest = ADD_NORM(x, other, weight, 1e-5)
+    assert torch.equal(total, x + other)
+    out, rstd = NORM(total, weight, 1e-5)
+    assert all(map(torch.equal, rest, (out, rstd)))
+    of_x, of_weight = NORM_BACKWARD(grad, total, weight, rstd, None)
+    for more, wanted in ((None, of_x), (other, of_x + other)):
+        assert all(map(torch.equal, NORM_BACKWARD(grad, total, weight, rstd, more), (wanted, of_weight)))
+        found = NORM_BACKWARD_AGAIN(grad, total, weight, rstd, more)
+        assert all(map(torch.equal, found, (wanted, of_weight, out)))
+
+
+@pytest.mark.parametrize("slice_tokens", [4, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
+    hidden, weight, labels, scale = make_loss(device, dtype)
+    found = sliced_loss(hidden, weight, labels, scale, slice_tokens, kernels="fused")
+    exact = plain_sliced_loss(hidden.double(), weight.double(), labels, scale.double(), slice_tokens)
+    for one, other, dtype_wanted in zip(found, exact, (torch.float32, dtype, dtype), strict=True):
+        assert one.dtype == dtype_wanted
+        error = (one.double() - other.double()).norm() / other.double().norm()
+        assert error < (1e-2 if dtype == torch.bfloat16 else 2e-6)
+    assert (found[1][labels == IGNORED] == 0).all(), "tokens that do not count change nothing"
+    rows = labels[1]
+    assert found[2][rows].abs().max() > 0, "what is left of a probability close to one is not rounded away"
+    empty = sliced_loss(hidden[:0], weight, labels[:0], scale, slice_tokens, kernels="fused")
+    assert [value.abs().sum().item() for value in empty] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.gpu
 def test_kernels_give_the_same_bits_every_time():
-    logits, targets = make_logits(torch.device("cuda"), torch.bfloat16)
-    first, again = (cross_entropy(logits, targets, kernels="fused") for _ in range(2))
-    assert all(map(torch.equal, first, again))
+    device = torch.device("cuda")
+    loss = make_loss(device, torch.bfloat16)
+    x, weight, grad, other = make_norm(device, torch.bfloat16)
+    rstd = NORM(x, weight, 1e-5)[1]
+    for function in (
+        lambda: sliced_loss(*loss, 4, kernels="fused"),
+        lambda: NORM_BACKWARD(grad, x, weight, rstd, other),
+    ):
+        first, again = function(), function()
+        assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize(
@@ -115,11 +192,24 @@ def test_kernels_give_the_same_bits_every_time():
         (GATE, make_gate(CPU, torch.float32)[:2]),
         (GATE_BACKWARD, make_gate(CPU, torch.float32)),
         (ROTATE, (*make_heads(CPU, torch.float32), True, False)),
-        (CROSS_ENTROPY, make_logits(CPU, torch.float32)),
+        (GATE_BACKWARD_AGAIN, make_gate(CPU, torch.float32)),
+        (GATE_BACKWARD_JOINED, make_gate(CPU, torch.float32)),
+        (GATE_BACKWARD_JOINED_AGAIN, make_gate(CPU, torch.float32)),
+        (NORM, (*make_norm(CPU, torch.float32)[:2], 1e-5)),
+        (ADD_NORM, (*make_norm_backward()[1::3], torch.ones(300), 1e-5)),
+        (NORM_BACKWARD, make_norm_backward()),
+        (NORM_BACKWARD_AGAIN, make_norm_backward()),
+        (SLICED_LOSS, (*make_loss(CPU, torch.float32), 4)),
     ],
 )
 def test_fake_tensors_promise_what_ops_return(op, inputs):
     torch.library.opcheck(op, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_catalog_has_every_op():
+    library = {name for name in dir(torch.ops.monograph) if not name.startswith("_")} - {"name"}
+    assert {own.name for own in OWN.values()} <= library
+    assert {str(op) for op in OWN} == {f"monograph.{own.name}.default" for own in OWN.values()}
 
 
 def test_a_compiler_sees_plain_ops():
@@ -129,8 +219,16 @@ def test_a_compiler_sees_plain_ops():
     x, up, grad = make_gate(CPU, torch.float32)
     heads, cos, sin = make_heads(CPU, torch.float32)
 
+    norms = make_norm_backward()
+
     def both(x, up, grad, heads):
-        return GATE(x, up), GATE_BACKWARD(grad, x, up), ROTATE(heads, cos, sin, False, True)
+        gates = GATE(x, up), *GATE_BACKWARD_AGAIN(grad, x, up), *GATE_BACKWARD_JOINED_AGAIN(grad, x, up)
+        return (
+            *gates,
+            ROTATE(heads, cos, sin, False, True),
+            *ADD_NORM(*norms[1::3], norms[2], 1e-5),
+            *NORM_BACKWARD_AGAIN(*norms),
+        )
 
     traced = make_fx(both, decomposition_table=table)(x, up, grad, heads)
     assert not [node for node in traced.graph.nodes if "monograph" in str(node.target)]

@@ -17,7 +17,7 @@ from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
 from monograph.graph.text import render_inner
-from monograph.kernels.forms import teach_compiler
+from monograph.kernels.catalog import teach_compiler
 
 _SYMBOL = re.compile(r"\b[us]\d+\b")
 

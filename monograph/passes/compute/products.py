@@ -72,7 +72,7 @@ def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[Sum]:
                 others.append(addend)
         if len(products) < 2 or len({tuple(value_of(each).shape) for each in products}) > 1:
             continue
-        products.sort(key=lambda each: _operand(each, 1))  # in the order of the weights
+        products.sort(key=lambda each: _origin(_operand(each, 1)))  # in the order of the weights
         lefts, rights = ([_operand(each, place) for each in products] for place in (0, 1))
         if min(value_of(left).shape[1] for left in lefts) > max_columns:
             continue
@@ -152,6 +152,13 @@ def _operand(node: Node, place: int) -> Node:
     found = node.args[place]
     assert isinstance(found, Node)
     return found
+
+
+def _origin(node: Node) -> Node:
+    """The input that a value is a copy or a view of; itself when there is none."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _place(node: Node) -> tuple[object, ...]:

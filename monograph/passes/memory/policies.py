@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import operator
 from collections.abc import Callable
 
 from torch.fx import Node
@@ -14,6 +15,7 @@ from monograph.graph.likely_sizes import Sizes
 from monograph.graph.query import alias_of, is_compute, is_launch, is_random, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.kernels.norm import NORM
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 
 GIB = 1 << 30
@@ -21,9 +23,17 @@ _COSTLY = find_costly_ops()
 
 
 def is_always_kept(node: Node) -> bool:
-    """Sizes (computing one again would hold on to the data it was read from), random numbers, and the value a block
-    hands to the next: without these, the last block's backward would start from the first block's forward."""
-    return is_size(node) or is_random(node) or is_handed_on(node) or tag_of(node).block is None
+    """Sizes (computing one again would hold on to the data it was read from), random numbers, one number for every row
+    that a norm found, and the value a block hands to the next: without these, the last block's backward would start
+    from the first block's forward."""
+    is_small = is_size(node) or is_random(node) or is_scale_of_norm(node)
+    return is_small or is_handed_on(node) or tag_of(node).block is None
+
+
+def is_scale_of_norm(node: Node) -> bool:
+    """Whether a value is what a norm multiplied its rows with; with it, backward need not look at whole rows first."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.target is NORM and node.args[1] == 1
 
 
 def is_handed_on(node: Node) -> bool:

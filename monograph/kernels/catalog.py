@@ -1,0 +1,55 @@
+"""All ops of our own: who launches each on a GPU, and what it is to a compiler.
+
+To a compiler most of them are torch's ops, which it fuses with their neighbours. The loss is not: our kernel is faster
+than what the compiler makes, and only an op can write over its logits (docs/decisions/0008).
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.compat.compiler import add_decompositions
+from monograph.kernels import gate, norm, rotation, sliced_loss
+
+
+@dataclass(frozen=True)
+class Own:
+    """One op."""
+
+    op: Any
+    module: str
+    """Where it is launched, by a function of the op's name; imported with the first CUDA tensor."""
+    plain: Callable[..., Any] | None = None
+    """The same in torch's ops, where a compiler is given these."""
+
+    @property
+    def name(self) -> str:
+        """Without its namespace."""
+        return str(self.op.name()).partition("::")[2]
+
+    def find_launcher(self) -> Callable[..., Any]:
+        """What the op does on a GPU."""
+        return getattr(importlib.import_module(f"monograph.kernels.{self.module}"), self.name)
+
+
+_ALL = (
+    Own(gate.GATE, "on_gpu", gate.plain_gate),
+    Own(gate.GATE_BACKWARD, "on_gpu", gate.plain_gate_backward),
+    Own(gate.GATE_BACKWARD_AGAIN, "on_gpu", gate.plain_gate_backward_again),
+    Own(gate.GATE_BACKWARD_JOINED, "on_gpu", gate.plain_gate_backward_joined),
+    Own(gate.GATE_BACKWARD_JOINED_AGAIN, "on_gpu", gate.plain_gate_backward_joined_again),
+    Own(rotation.ROTATE, "on_gpu", rotation.turn),
+    Own(norm.NORM, "norm_on_gpu", norm.plain_norm),
+    Own(norm.ADD_NORM, "norm_on_gpu", norm.plain_add_norm),
+    Own(norm.NORM_BACKWARD, "norm_on_gpu", norm.plain_norm_backward),
+    Own(norm.NORM_BACKWARD_AGAIN, "norm_on_gpu", norm.plain_norm_backward_again),
+    Own(sliced_loss.SLICED_LOSS, "sliced_loss_on_gpu"),
+)
+OWN: dict[Any, Own] = {own.op: own for own in _ALL}
+PLAIN_FORMS: dict[Any, Callable[..., Any]] = {own.op: own.plain for own in _ALL if own.plain is not None}
+
+
+def teach_compiler() -> None:
+    """Let Inductor take our ops apart. Doing it twice changes nothing."""
+    add_decompositions(PLAIN_FORMS)

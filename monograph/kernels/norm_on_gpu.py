@@ -1,0 +1,192 @@
+"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is.
+
+The weight's gradient is a sum over all rows: every program adds up its own rows, in their order, and torch adds up the
+programs, whose number depends on the rows alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from monograph.kernels.launch import launch
+from monograph.kernels.on_gpu import as_rows
+
+_NUMBERS = 2048
+"""That one program of the forward reads at a time: several rows, where these are short."""
+_PROGRAMS = 528
+"""Of a backward, at most: four on every processor of a large GPU."""
+
+
+@triton.jit
+def norm_kernel(
+    x,
+    other,
+    weight,
+    total,
+    out,
+    rstd,
+    rows,
+    columns,
+    x_row,
+    other_row,
+    eps,
+    has_other: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
+    column = tl.arange(0, block)[None, :]
+    is_in = (row < rows) & (column < columns)
+    value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+    if has_other:
+        value = value + tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * columns + column, rounded, is_in)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / columns + eps)
+    w = tl.load(weight + column, column < columns, 0.0).to(tl.float32)
+    tl.store(out + row * columns + column, (value * scale * w).to(out.dtype.element_ty), is_in)
+    tl.store(rstd + row, scale, row < rows)
+
+
+@triton.jit
+def norm_backward_kernel(
+    grad,
+    x,
+    weight,
+    rstd,
+    other,
+    of_x,
+    partial,
+    again,
+    rows,
+    columns,
+    grad_row,
+    x_row,
+    other_row,
+    tiles: tl.constexpr,
+    has_other: tl.constexpr,
+    has_again: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+):
+    program = tl.program_id(0)
+    column = tl.arange(0, block)[None, :]
+    w = tl.load(weight + column, column < columns, 0.0).to(tl.float32)
+    found = tl.zeros([together, block], tl.float32)
+    for tile in range(tiles):
+        row = ((program.to(tl.int64) * tiles + tile) * together + tl.arange(0, together))[:, None]
+        is_in = (row < rows) & (column < columns)
+        g = tl.load(grad + row * grad_row + column, is_in, 0.0).to(tl.float32)
+        value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+        scale = tl.load(rstd + row, row < rows, 0.0)
+        scaled = value * scale
+        if has_again:
+            tl.store(again + row * columns + column, (scaled * w).to(again.dtype.element_ty), is_in)
+        inner = g * w
+        found += g * scaled
+        change = (inner - scaled * (tl.sum(inner * scaled, 1, keep_dims=True) / columns)) * scale
+        to = of_x + row * columns + column
+        if has_other:
+            more = tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
+            change = change.to(of_x.dtype.element_ty).to(tl.float32) + more
+        tl.store(to, change.to(of_x.dtype.element_ty), is_in)
+    sums = tl.sum(found, 0, keep_dims=True)
+    tl.store(partial + program * columns + column, sums, column < columns)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm, and one over the root mean square of every row."""
+    _, out, rstd = _forward(x, None, weight, eps)
+    return out, rstd
+
+
+def add_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A sum, its norm, and one over the root mean square of every row."""
+    return _forward(x, other, weight, eps)
+
+
+def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    total = out if other is None else x.new_empty(x.shape)
+    if out.numel():
+        a = as_rows(x)
+        b = a if other is None else as_rows(other)
+        rows, columns = a.shape
+        block = triton.next_power_of_2(columns)
+        together = max(1, _NUMBERS // block)
+        launch(
+            norm_kernel,
+            (triton.cdiv(rows, together),),
+            a,
+            b,
+            weight.contiguous(),
+            total,
+            out,
+            rstd,
+            rows,
+            columns,
+            a.stride(0),
+            b.stride(0),
+            eps,
+            has_other=other is not None,
+            together=together,
+            block=block,
+            num_warps=8 if block > _NUMBERS else 4,
+        )
+    return total, out, rstd
+
+
+def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradients of x (plus `other`) and of the weight."""
+    of_x, of_weight, _ = _backward(grad, x, weight, rstd, other, has_again=False)
+    return of_x, of_weight
+
+
+def norm_backward_again(
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the norm once more."""
+    return _backward(grad, x, weight, rstd, other, has_again=True)
+
+
+def _backward(
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None, *, has_again: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_x = x.new_empty(x.shape)
+    again = x.new_empty(x.shape) if has_again else of_x
+    if not of_x.numel():
+        return of_x, torch.zeros_like(weight), again
+    g, value = as_rows(grad), as_rows(x)
+    more = value if other is None else as_rows(other)
+    rows, columns = value.shape
+    block = triton.next_power_of_2(columns)
+    together = max(1, _NUMBERS // block)
+    tiles = triton.cdiv(rows, together * _PROGRAMS)
+    programs = triton.cdiv(rows, together * tiles)
+    partial = torch.empty(programs, columns, dtype=torch.float32, device=x.device)
+    launch(
+        norm_backward_kernel,
+        (programs,),
+        g,
+        value,
+        weight.contiguous(),
+        rstd.contiguous(),
+        more,
+        of_x,
+        partial,
+        again,
+        rows,
+        columns,
+        g.stride(0),
+        value.stride(0),
+        more.stride(0),
+        tiles=tiles,
+        has_other=other is not None,
+        has_again=has_again,
+        together=together,
+        block=block,
+        num_warps=8 if block > _NUMBERS else 4,
+    )
+    return of_x, partial.sum(0).to(weight.dtype), again

@@ -37,11 +37,11 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) 
 
     Products of narrow operands with a wide result are CUDA's alone, and new.
     """
-    out_dtype = {} if left.dtype == total.dtype else {"out_dtype": total.dtype}
+    wider: dict[str, Any] = {} if left.dtype == total.dtype else {"out_dtype": total.dtype}
     if is_first:
-        torch.mm(left, right, out=total, **out_dtype)
+        torch.mm(left, right, out=total, **wider)
     else:
-        torch.addmm(total, left, right, out=total, **out_dtype)
+        torch.addmm(total, left, right, out=total, **wider)
 
 
 def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:

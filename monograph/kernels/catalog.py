@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.compiler import add_decompositions
-from monograph.kernels import gate, norm, rotation, sliced_loss
+from monograph.kernels import gate, norm, rotation, sliced_loss, wide
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ _ALL = (
     Own(norm.NORM_BACKWARD, "norm_on_gpu", norm.plain_norm_backward),
     Own(norm.NORM_BACKWARD_AGAIN, "norm_on_gpu", norm.plain_norm_backward_again),
     Own(sliced_loss.SLICED_LOSS, "sliced_loss_on_gpu"),
+    Own(wide.ADD_WIDE, "wide_on_gpu", wide.plain_add_wide),
 )
 OWN: dict[Any, Own] = {own.op: own for own in _ALL}
 PLAIN_FORMS: dict[Any, Callable[..., Any]] = {own.op: own.plain for own in _ALL if own.plain is not None}

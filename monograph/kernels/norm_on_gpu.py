@@ -16,6 +16,8 @@ _NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""
 _PROGRAMS = 528
 """Of a backward, at most: four on every processor of a large GPU."""
+_SETTINGS = {"enable_fp_fusion": False}
+"""A product and a sum are rounded one after the other, as two ops would do it: so fusing them changes no bit."""
 
 
 @triton.jit
@@ -134,6 +136,7 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
             together=together,
             block=block,
             num_warps=8 if block > _NUMBERS else 4,
+            **_SETTINGS,
         )
     return total, out, rstd
 
@@ -188,5 +191,6 @@ def _backward(
         together=together,
         block=block,
         num_warps=8 if block > _NUMBERS else 4,
+        **_SETTINGS,
     )
     return of_x, partial.sum(0).to(weight.dtype), again

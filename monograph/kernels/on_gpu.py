@@ -90,14 +90,16 @@ def gate_backward_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Te
 def gate_backward_joined(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
     """The gradients of both, side by side."""
     both = x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
-    _gate_backward(grad, x, up, *as_rows(both).chunk(2, dim=-1), None)
+    of_x, of_up = as_rows(both).chunk(2, dim=-1)
+    _gate_backward(grad, x, up, of_x, of_up, None)
     return both
 
 
 def gate_backward_joined_again(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of both, side by side, and the gate once more."""
     both, again = x.new_empty((*x.shape[:-1], 2 * x.shape[-1])), x.new_empty(x.shape)
-    _gate_backward(grad, x, up, *as_rows(both).chunk(2, dim=-1), again)
+    of_x, of_up = as_rows(both).chunk(2, dim=-1)
+    _gate_backward(grad, x, up, of_x, of_up, again)
     return both, again
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from monograph.compat.ops import add_product_
 from monograph.kernels.cross_entropy import IGNORED
 from monograph.kernels.launch import launch
+from monograph.kernels.wide_on_gpu import scale_into
 
 _LOGITS = 4096
 """Of a row of logits that are read at a time."""
@@ -37,7 +38,7 @@ def sliced_loss(
         cross_entropy_(grad, labels[part], losses[part])
         torch.mm(grad, weight, out=grad_hidden[part])
         add_product_(total, grad.t(), rows * counts[part], is_first=first == 0)
-    torch.mul(total, scale, out=grad_weight)
+    scale_into(grad_weight, total, scale)
     return losses.where(is_counted, 0.0).sum(), grad_hidden.mul_(counts), grad_weight
 
 

@@ -17,11 +17,12 @@ _ATEN = torch.ops.aten
 
 
 class RemoveNoOps(Pass):
-    """Drop views that change nothing: detach, a view to the same shape, a full slice, a transpose of a transpose.
+    """Drop what changes nothing: detach, a view to the same shape, a transpose of a transpose, a product with one.
 
-    Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)
-    After:   y = mm(x, w)
-    Why:     each costs a dispatch, hides equal values from other passes, and makes the text longer.
+    Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)        g = ones_like(loss);  d = mul(dw, g)
+    After:   y = mm(x, w)                                             d = dw
+    Why:     views cost a dispatch, hide equal values from other passes, and make the text longer. Backward begins with
+             a gradient of one, and multiplies values as large as the vocabulary with it.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -70,6 +71,16 @@ def _transposed_twice(node: Node, follow: Follow) -> Node | None:
     return _first(inner) if inner is not None and inner.target is _ATEN.t.default else None
 
 
+def _times_one(node: Node, _follow: Follow) -> Node | None:
+    """A product with a scalar that is one, in a dtype that does not change."""
+    for source, other in (node.args, node.args[::-1]):
+        if not (isinstance(source, Node) and isinstance(other, Node)) or other.target is not _ATEN.ones_like.default:
+            continue
+        if value_of(other).dim() == 0 and _has_same_layout(value_of(source), value_of(node)):
+            return source
+    return None
+
+
 def _has_same_layout(old: Any, new: Any) -> bool:
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)) or old.dtype != new.dtype or old.dim() != new.dim():
         return False
@@ -97,4 +108,5 @@ _RULES: dict[Any, Callable[[Node, Follow], Node | None]] = {
     _ATEN.reshape.default: _same_layout,
     _ATEN.expand.default: _same_layout,
     _ATEN.slice.Tensor: _same_layout,
+    _ATEN.mul.Tensor: _times_one,
 }

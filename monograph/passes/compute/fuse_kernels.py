@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from monograph.compat.ops import ATEN, UNSAFE_VIEW
@@ -13,6 +14,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import is_compute, is_launch, is_mutation, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
+from monograph.kernels.catalog import OWN
 from monograph.kernels.gate import (
     GATE,
     GATE_BACKWARD,
@@ -21,6 +23,7 @@ from monograph.kernels.gate import (
     GATE_BACKWARD_JOINED_AGAIN,
 )
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
+from monograph.kernels.wide import ADD_WIDE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 
@@ -35,21 +38,27 @@ class FuseKernels(Pass):
     Why:     norms and gates are as fast as memory is, and neighbours read the same values: a norm's input is the sum
              before it, a backward reads what the gate or norm that is computed again there reads. Each is rounded
              where it was rounded before, so every bit stays. Comes after compilers, which fuse what they were given.
+             Steps without ops of ours (`model.kernels`) stay without.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
+        if not any(node.target in OWN for node in graph.nodes):
+            return "no ops of ours"
         stages = (
             (fuse_again, (NORM_BACKWARD, GATE_BACKWARD)),
             (fuse_joined, (ATEN.cat.default,)),
             (fuse_sum_before, (NORM,)),
             (fuse_sum_after, (NORM_BACKWARD, NORM_BACKWARD_AGAIN)),
+            (fuse_casts, (ATEN.add.Tensor,)),
         )
         counts = []
         for fuse, targets in stages:
             nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
             counts.append(sum(fuse(graph.module.graph, node) for node in nodes))
             erase(plan_dead(graph))
-        return "{} computed again with a backward, {} gradients joined, {} + {} sums with norms".format(*counts)
+        return "{} computed again with a backward, {} gradients joined, {} + {} sums with norms, {} with casts".format(
+            *counts
+        )
 
 
 def fuse_again(graph: Graph, back: Node) -> bool:
@@ -102,21 +111,21 @@ def plan_sinking(again: Node, back: Node) -> list[Node] | None:
 
 def fuse_joined(graph: Graph, cat: Node) -> bool:
     """Let a gate's backward write both gradients where they are put side by side."""
-    parts = cat.args[0]
-    if not isinstance(parts, list | tuple) or len(parts) != 2 or len(cat.args) != 2:
+    parts = cat.all_input_nodes
+    if len(parts) != 2 or len(cat.args) != 2:
         return False
-    sources = [_source(part) for part in parts if isinstance(part, Node)]
-    owners = {each.args[0] for each in sources if each.target is operator.getitem}
-    if len(sources) != 2 or len(owners) != 1 or [each.args[1] for each in sources if len(each.args) > 1] != [0, 1]:
+    sources = [_source(part) for part in parts]
+    if [each.target for each in sources] != [operator.getitem] * 2 or [each.args[1] for each in sources] != [0, 1]:
         return False
-    (back,) = owners
-    assert isinstance(back, Node)
-    value = value_of(cat)
+    back, value = sources[0].args[0], value_of(cat)
     is_last = cat.args[1] in (value.dim() - 1, -1)
-    if back.target not in (GATE_BACKWARD, GATE_BACKWARD_AGAIN) or not is_last:
+    if not isinstance(back, Node) or back is not sources[1].args[0] or not is_last:
         return False
-    readers = {user for source in sources for user in source.users} - set(parts) - {cat}
-    if readers or any(set(part.users) != {cat} for part in parts if part not in sources):
+    is_whole = all(value_of(part).shape[-1] == value_of(source).shape[-1] for part, source in zip(parts, sources))
+    if back.target not in (GATE_BACKWARD, GATE_BACKWARD_AGAIN) or not is_whole:
+        return False
+    chain = {node for part in parts for node in _chain(part)}
+    if any(user not in chain and user is not cat for node in chain for user in node.users):
         return False
     has_again = back.target is GATE_BACKWARD_AGAIN
     target = GATE_BACKWARD_JOINED_AGAIN if has_again else GATE_BACKWARD_JOINED
@@ -125,8 +134,7 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
     if has_again:
         both = call_before(graph, back, operator.getitem, (whole, 0), _made(back))
         take_parts(graph, back, whole, {2: 1})
-    shape = list(value.shape)
-    redirect(cat, call_before(graph, cat, ATEN.view.default, (both, shape), _made(cat)))
+    redirect(cat, call_before(graph, cat, ATEN.view.default, (both, list(value.shape)), _made(cat)))
     return True
 
 
@@ -161,6 +169,25 @@ def fuse_sum_after(graph: Graph, back: Node) -> bool:
     return True
 
 
+def fuse_casts(graph: Graph, total: Node) -> bool:
+    """Add two values in fp32 without writing them in fp32 first."""
+    casts = [each for each in total.args if isinstance(each, Node) and each.target is ATEN._to_copy.default]
+    if len(casts) != 2 or not is_plain_sum(total) or any(len(each.users) > 1 for each in casts):
+        return False
+    narrow = [each.args[0] for each in casts]
+    values = [value_of(each) for each in (*narrow, *casts)]  # type: ignore[arg-type]
+    dtypes = [value.dtype for value in values]
+    is_wider = dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    if not is_wider or len({value.device for value in values}) > 1 or not all(map(_is_dense, values)):
+        return False
+    redirect(total, call_before(graph, total, ADD_WIDE, tuple(narrow), replace(tag_of(total), made_by=_NAME)))
+    return True
+
+
+def _is_dense(value: Any) -> bool:
+    return bool(value.is_contiguous())
+
+
 def is_plain_sum(node: Node) -> bool:
     """Whether a node adds two tensors of the same form."""
     if node.target is not ATEN.add.Tensor or node.kwargs or not all(isinstance(each, Node) for each in node.args):
@@ -183,8 +210,9 @@ def take_parts(graph: Graph, old: Node, new: Node, places: dict[int, int]) -> li
     """Let readers of an op's results read those of another; `places` says which result became which."""
     made = []
     for user in [each for each in old.users if each.target is operator.getitem]:
-        if user.args[1] in places:
-            part = call_before(graph, old, operator.getitem, (new, places[user.args[1]]), tag_of(user))
+        place = places.get(user.args[1])  # type: ignore[call-overload]
+        if place is not None:
+            part = call_before(graph, old, operator.getitem, (new, place), tag_of(user))
             redirect(user, part)
             made.append(part)
     return made
@@ -205,9 +233,15 @@ def _part(node: Node, place: int) -> Node | None:
 
 def _source(node: Node) -> Node:
     """What a value is a view of."""
+    return list(_chain(node))[-1]
+
+
+def _chain(node: Node) -> Iterator[Node]:
+    """A value and what it is a view of."""
+    yield node
     while node.target in _VIEWS:
         node = node.args[0]  # type: ignore[assignment]
-    return node
+        yield node
 
 
 def _between(first: Node, last: Node) -> Iterator[Node]:

@@ -33,7 +33,7 @@ def is_always_kept(node: Node) -> bool:
 def is_scale_of_norm(node: Node) -> bool:
     """Whether a value is what a norm multiplied its rows with; with it, backward need not look at whole rows first."""
     source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, Node) and source.target is NORM and node.args[1] == 1
+    return isinstance(source, Node) and source.target is NORM and bool(node.args[1] == 1)
 
 
 def is_handed_on(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """The sum of the squares of many tensors: what a gradient norm is made of. Every number is read once.
 
-torch's norm of a list reaches half of a GPU's memory speed, its norm of one tensor little more. On a GPU the result
-depends on the values alone: gradients of one step may come in bf16 or fp32, and from anywhere within a larger buffer.
+torch's norms of a model's gradients reach half of a GPU's memory speed. Our kernel's result depends on the values
+alone: gradients of one step may come in bf16 or fp32, and from anywhere within a larger buffer.
 """
 
 import importlib

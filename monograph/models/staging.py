@@ -17,7 +17,9 @@ class Staging:
     """The buffers of one thread, which must have a stream of its own as its current one."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._buffers = [torch.empty(max_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
+        self._buffers = [
+            torch.empty(max_bytes, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(BUFFERS)
+        ]
         self._copied = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
 

@@ -9,16 +9,23 @@ brings everything else (tables, biases, counters, ties) into its first state.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from monograph.models.staging import Staging, staging_on
+
 PIECE_NUMEL = 1 << 18
 """Values drawn by one generator: small enough to waste little at a shard's border, large enough to be fast."""
+PIECES_AT_ONCE = 4
+"""What one thread draws and copies at a time: enough to keep it busy, few enough for all threads to end together."""
+MAX_THREADS = 16
 CUT = 3.0
 """No value lies further than this many standard deviations from zero."""
 
@@ -90,21 +97,99 @@ def draw_rows(
     std: float,
     start: int = 0,
     stop: int | None = None,
+    *,
+    columns: slice = slice(None),
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Rows [start, stop) of a parameter with this GLOBAL shape, as [stop - start, shape[-1]]."""
+    """Rows [start, stop) of a parameter with this GLOBAL shape, and of those some columns.
+
+    Written to `out` when there is one, of any dtype, on the CPU. Pieces that fit are drawn where they belong.
+    """
     width = shape[-1]
     rows = torch.Size(shape).numel() // width
     stop = rows if stop is None else stop
-    out = torch.empty(stop - start, width, dtype=torch.float32, device="cpu")
+    if out is None:
+        out = torch.empty(stop - start, len(range(width)[columns]), dtype=torch.float32, device="cpu")
     for piece in plan_pieces(rows, width, start, stop):
         first, last = max(start, piece.start), min(stop, piece.stop)
         height, place = piece.stop - piece.start, out[first - start : last - start]
-        if len(place) == height:
+        # Not for other dtypes or strides, from which torch would draw other numbers.
+        if place.shape == (height, width) and place.dtype is torch.float32 and place.is_contiguous():
             draw_piece(seed, name, piece.index, height, width, std, place)
         else:
             drawn = draw_piece(seed, name, piece.index, height, width, std)
-            place.copy_(drawn[first - piece.start : last - piece.start])
+            place.copy_(drawn[first - piece.start : last - piece.start, columns])
     return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Rows [start, stop) of a parameter with this GLOBAL shape, of those some columns, and where they belong."""
+
+    target: Tensor
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    start: int
+    stop: int
+    columns: slice
+
+
+def plan_parts(
+    target: Tensor, name: str, shape: tuple[int, ...], std: float, first: int = 0, columns: slice = slice(None)
+) -> Iterator[Part]:
+    """A run of rows, of which `first` is the first, in parts of whole pieces (but for the run's own ends)."""
+    step = PIECES_AT_ONCE * rows_in_piece(shape[-1])
+    end = first + len(target)
+    for border in range(first - first % step, end, step):
+        start, stop = max(first, border), min(end, border + step)
+        place = target[start - first : stop - first]
+        yield Part(target=place, name=name, shape=shape, std=std, start=start, stop=stop, columns=columns)
+
+
+def fill_parts(parts: Sequence[Part], seed: int) -> None:
+    """Draw all parts where they belong, with every processor this machine has; done when this returns."""
+    for device in {part.target.device: None for part in parts}:
+        _fill_on(device, deque(part for part in parts if part.target.device == device), seed)
+
+
+def _fill_on(device: torch.device, waiting: deque[Part], seed: int) -> None:
+    max_bytes = max(part.target.numel() * part.target.element_size() for part in waiting)
+    after = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @torch.no_grad()
+    def work() -> None:
+        try:
+            with nullcontext() if after is None else staging_on(device, max_bytes, after=after) as staging:
+                while (part := _take(waiting)) is not None:
+                    _fill(part, seed, staging)
+        except BaseException:
+            waiting.clear()  # the others need not go on
+            raise
+
+    threads = min(MAX_THREADS, os.cpu_count() or 1, len(waiting))
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        for done in [pool.submit(work) for _ in range(threads)]:
+            done.result()
+
+
+def _take(waiting: deque[Part]) -> Part | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+def _fill(part: Part, seed: int, staging: Staging | None) -> None:
+    target = part.target
+    place = target if staging is None else staging.find_place(target)
+    where = (seed, part.name, part.shape, part.std, part.start, part.stop)
+    if place.device.type == "cpu":
+        draw_rows(*where, columns=part.columns, out=place)
+    else:
+        place.copy_(draw_rows(*where, columns=part.columns))
+    if staging is not None:
+        staging.send(place, target)
 
 
 def plan_init(model: nn.Module) -> dict[str, Start]:
@@ -134,25 +219,15 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Give every parameter and buffer of a model (built on any device, or emptied from meta) its first value."""
     reset(model)
     plan = plan_init(model)
-    jobs: list[tuple[Tensor, str, Piece, int, float]] = []
+    parts: list[Part] = []
     for name, parameter in model.named_parameters():
         start = plan[name]
         if isinstance(start, Constant):
             parameter.fill_(start.value)
-            continue
-        width = parameter.shape[-1]
-        rows = parameter.view(-1, width)
-        jobs.extend((rows, name, piece, width, start.std) for piece in plan_pieces(rows.shape[0], width))
-
-    def fill(job: tuple[Tensor, str, Piece, int, float]) -> None:
-        rows, name, piece, width, std = job
-        values = draw_piece(seed, name, piece.index, piece.stop - piece.start, width, std)
-        with torch.no_grad():
-            rows[piece.start : piece.stop].copy_(values)
-
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, jobs):
-            pass
+        else:
+            rows = parameter.view(-1, parameter.shape[-1])
+            parts += plan_parts(rows, name, tuple(parameter.shape), start.std)
+    fill_parts(parts, seed)
 
 
 def materialize(model: nn.Module, *, device: torch.device | str, dtype: torch.dtype) -> nn.Module:

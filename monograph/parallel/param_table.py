@@ -6,19 +6,16 @@ saved, never counted in a norm and never seen by compute.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from monograph.axes import Axis
+from monograph.kernels.square_sum import square_sum
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.plan import Cut, Plan
-
-LARGE_NUMEL = 1 << 20
-"""Tensors of this size keep a GPU's memory busy on their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,17 +128,7 @@ class ParamTable:
         for slot in self.slots:
             parts[slot.is_replicated_over_tp].append(gradients[slot.name])
         device = next(iter(gradients.values())).device
-        return torch.stack([sum_squares(part, device) for part in parts])
-
-
-def sum_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of all squares, in fp32. Small tensors are read by one kernel, large ones by one each: the kernel that
-    takes many does not reach a third of the memory's speed."""
-    small = [tensor.float() for tensor in tensors if tensor.numel() < LARGE_NUMEL]
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in tensors if each.numel() >= LARGE_NUMEL]
-    if small:
-        norms.append(get_total_norm(small))
-    return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)
+        return torch.stack([square_sum(part, device) for part in parts])
 
 
 def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:

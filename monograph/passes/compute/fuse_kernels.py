@@ -121,7 +121,9 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
     is_last = cat.args[1] in (value.dim() - 1, -1)
     if not isinstance(back, Node) or back is not sources[1].args[0] or not is_last:
         return False
-    is_whole = all(value_of(part).shape[-1] == value_of(source).shape[-1] for part, source in zip(parts, sources))
+    is_whole = all(
+        value_of(part).shape[-1] == value_of(source).shape[-1] for part, source in zip(parts, sources, strict=True)
+    )
     if back.target not in (GATE_BACKWARD, GATE_BACKWARD_AGAIN) or not is_whole:
         return False
     chain = {node for part in parts for node in _chain(part)}
@@ -210,7 +212,7 @@ def take_parts(graph: Graph, old: Node, new: Node, places: dict[int, int]) -> li
     """Let readers of an op's results read those of another; `places` says which result became which."""
     made = []
     for user in [each for each in old.users if each.target is operator.getitem]:
-        place = places.get(user.args[1])  # type: ignore[call-overload]
+        place = places.get(user.args[1])  # type: ignore[arg-type]
         if place is not None:
             part = call_before(graph, old, operator.getitem, (new, place), tag_of(user))
             redirect(user, part)

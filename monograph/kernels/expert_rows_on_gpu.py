@@ -61,22 +61,23 @@ def combine_backward_kernel(
     rows_row,
     columns: tl.constexpr,
     top_k: tl.constexpr,
+    slots: tl.constexpr,
     block: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    for choice in tl.static_range(top_k):
-        pair = token * top_k + choice
-        place = tl.load(places + pair)
-        weight = tl.load(weights + pair).to(tl.float32)
-        share = tl.zeros([block], tl.float32)
-        for start in range(0, columns, block):
-            column = start + tl.arange(0, block)
-            is_in = column < columns
-            g = tl.load(grad + token * grad_row + column, is_in, 0.0).to(tl.float32)
+    slot = tl.arange(0, slots)
+    shares = tl.zeros([slots], tl.float32)
+    for start in range(0, columns, block):
+        column = start + tl.arange(0, block)
+        is_in = column < columns
+        g = tl.load(grad + token * grad_row + column, is_in, 0.0).to(tl.float32)
+        for choice in tl.static_range(top_k):
+            place = tl.load(places + token * top_k + choice)
+            weight = tl.load(weights + token * top_k + choice).to(tl.float32)
             x = tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32)
             tl.store(of_rows + place * columns + column, (g * weight).to(of_rows.dtype.element_ty), is_in)
-            share += x * g
-        tl.store(of_weights + pair, tl.sum(share, 0).to(of_weights.dtype.element_ty))
+            shares += tl.where(slot == choice, tl.sum(x * g, 0), 0.0)
+    tl.store(of_weights + token * top_k + slot, shares.to(of_weights.dtype.element_ty), slot < top_k)
 
 
 def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
@@ -124,6 +125,7 @@ def combine_rows_backward(
             rows.stride(0),
             columns=columns,
             top_k=top_k,
+            slots=triton.next_power_of_2(top_k),
             block=min(_WIDE, triton.next_power_of_2(columns)),
         )
     return of_rows, of_weights

@@ -7,7 +7,9 @@ from monograph.kernels.cross_entropy import CROSS_ENTROPY
 from monograph.kernels.expert_rows import COMBINE_ROWS, COMBINE_ROWS_BACKWARD, SUM_ROWS
 from monograph.kernels.gate import GATE, GATE_BACKWARD
 from monograph.kernels.rotation import ROTATE
-from tests.execute.updates import differences, make_updates, one_rank, small
+from tests.execute.updates import PATIENCE_SECONDS, differences, make_updates, on_ranks, one_rank, small
+from tests.kit.ranks import pool
+from tests.steps.overlap import MODES, compare_strategies
 
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 FUSED = {"model.kernels": "fused"}
@@ -40,3 +42,26 @@ def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
     for name in ("graph", "layer", "less memory", "min-cut"):
         assert differences(made["eager"], made[name]) == [], name
     assert differences(made["plain"], made["eager"]) == [], "on a CPU the ops are torch's own"
+
+
+def test_experts_on_other_ranks_keep_their_bits_with_fused_rows(tmp_path):
+    changes = {"plain": {"parallelism.fsdp": "graph"}, "eager": {**FUSED, "parallelism.fsdp": "graph"}}
+    ways = {
+        name: small("qwen3_moe", tmp_path, each, experts="grouped", ep=2)
+        for name, each in {**changes, "graph": {**GRAPH, **FUSED}}.items()
+    }
+    for made in pool.run(2, on_ranks, ways["plain"], ways, timeout_seconds=PATIENCE_SECONDS):
+        assert differences(made["eager"], made["graph"]) == []
+        assert differences(made["plain"], made["eager"]) == []
+
+
+@pytest.mark.long
+def test_fused_rows_are_cut_into_chunks_like_any_other_op(tmp_path):
+    for found in pool.run(2, compare_chunks, str(tmp_path), timeout_seconds=PATIENCE_SECONDS):
+        assert found == {"scheduled": []}
+
+
+def compare_chunks(folder):
+    """On one of two ranks: what differs from eager chunking."""
+    ways = {"scheduled": {"strategy": "graph"}}
+    return compare_strategies("qwen3_moe", folder, MODES["block batch"], ways, ((), (2, 3)), FUSED, ep=2)

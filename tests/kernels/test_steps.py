@@ -6,6 +6,7 @@ from monograph.execute.runner import GraphStep
 from monograph.kernels.cross_entropy import CROSS_ENTROPY
 from monograph.kernels.expert_rows import COMBINE_ROWS, COMBINE_ROWS_BACKWARD, SUM_ROWS
 from monograph.kernels.gate import GATE, GATE_BACKWARD
+from monograph.kernels.heads import JOIN_HEADS, SPLIT_HEADS
 from monograph.kernels.rotation import ROTATE
 from tests.execute.updates import PATIENCE_SECONDS, differences, make_updates, on_ranks, one_rank, small
 from tests.kit.ranks import pool
@@ -13,10 +14,9 @@ from tests.steps.overlap import MODES, compare_strategies
 
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 FUSED = {"model.kernels": "fused"}
-OPS = {
-    "llama3": {GATE, GATE_BACKWARD, ROTATE, CROSS_ENTROPY},
-    "deepseek_v3": {GATE, GATE_BACKWARD, ROTATE, CROSS_ENTROPY, SUM_ROWS, COMBINE_ROWS, COMBINE_ROWS_BACKWARD},
-}
+OF_ALL = {GATE, GATE_BACKWARD, CROSS_ENTROPY}
+OF_EXPERTS = {SUM_ROWS, COMBINE_ROWS, COMBINE_ROWS_BACKWARD}
+OPS = {"llama3": OF_ALL | {ROTATE}, "deepseek_v3": OF_ALL | OF_EXPERTS | {JOIN_HEADS, SPLIT_HEADS}}
 
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])

@@ -24,8 +24,8 @@ from monograph.kernels.launch import only_built
 
 _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
-UPDATE = "update"
-"""The optimizer's kernel, called with the forms of a parameter and its gradient."""
+UPDATE, SQUARES = "update", "square_sum"
+"""The optimizer's kernel, called with the forms of a parameter and its gradient; the norm's, with that of a gradient."""
 Argument = Form | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Form,),
@@ -55,10 +55,15 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
 
 
 def find_updates(graph: StepGraph) -> list[Call]:
-    """The optimizer's calls: one for every pair of dtypes that a parameter and its gradient have."""
+    """The optimizer's calls, one for every pair of dtypes that a parameter and its gradient have, and the norm's."""
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
     found = dict.fromkeys((stored[slot], form_of(value_of(node)).dtype) for slot, node in find_gradients(graph))
-    return [Call(UPDATE, tuple(Form(dtype, (1,), (1,), torch.device("cuda")) for dtype in both)) for both in found]
+
+    def form(dtype: torch.dtype) -> Form:
+        return Form(dtype, (1,), (1,), torch.device("cuda"))
+
+    updates = [Call(UPDATE, tuple(map(form, both))) for both in found]
+    return updates + [Call(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(dtype for _, dtype in found)]
 
 
 def build_calls(calls: Iterable[Call]) -> None:
@@ -74,6 +79,7 @@ def build_calls(calls: Iterable[Call]) -> None:
 def find_builders() -> dict[str, Callable[..., Any]]:
     """Name -> what launches the kernel."""
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
+    norm: Any = importlib.import_module("monograph.kernels.square_sum_on_gpu")
 
     def update(parameter: Tensor, gradient: Tensor) -> None:
         dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
@@ -81,7 +87,10 @@ def find_builders() -> dict[str, Callable[..., Any]]:
         numbers = [torch.empty((), device="cuda") for _ in range(6)]
         optimizer.update(*flat, *numbers, beta1=0.0, beta2=0.0, eps=0.0)
 
-    return {UPDATE: update, **{own.name: own.find_launcher() for own in OWN.values()}}
+    def squares(gradient: Tensor) -> None:
+        norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="cuda")])
+
+    return {UPDATE: update, SQUARES: squares, **{own.name: own.find_launcher() for own in OWN.values()}}
 
 
 def make_tensor(form: Form) -> Tensor:
@@ -113,7 +122,7 @@ def calls_from_data(data: Any) -> list[Call]:
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
     wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in OWN.values()}
-    wanted[UPDATE] = ["Tensor", "Tensor"]
+    wanted |= {UPDATE: ["Tensor", "Tensor"], SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.compiler import add_decompositions
-from monograph.kernels import gate, norm, rotation, sliced_loss, wide
+from monograph.kernels import expert_rows, gate, heads, norm, rotation, sliced_loss, wide
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ _ALL = (
     Own(norm.NORM_BACKWARD, "norm_on_gpu", norm.plain_norm_backward),
     Own(norm.NORM_BACKWARD_AGAIN, "norm_on_gpu", norm.plain_norm_backward_again),
     Own(sliced_loss.SLICED_LOSS, "sliced_loss_on_gpu"),
+    Own(heads.JOIN_HEADS, "heads_on_gpu", heads.plain_join_heads),
+    Own(heads.SPLIT_HEADS, "heads_on_gpu", heads.plain_split_heads),
+    Own(expert_rows.SUM_ROWS, "expert_rows_on_gpu", expert_rows.plain_sum_rows),
+    Own(expert_rows.COMBINE_ROWS, "expert_rows_on_gpu", expert_rows.plain_combine_rows),
+    Own(expert_rows.COMBINE_ROWS_BACKWARD, "expert_rows_on_gpu", expert_rows.plain_combine_rows_backward),
     Own(wide.ADD_WIDE, "wide_on_gpu", wide.plain_add_wide),
 )
 OWN: dict[Any, Own] = {own.op: own for own in _ALL}

@@ -1,12 +1,10 @@
 """Multi-head latent attention: keys and values come from one small latent, and positions travel in extra channels."""
 
-from functools import partial
-
-import torch
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.rotation import Rotation, rotate
+from monograph.kernels.heads import join_keys, turn_tail
+from monograph.kernels.rotation import Rotation
 from monograph.models.attention import attend
 from monograph.models.config import LatentAttentionConfig, RopeConfig, Stream
 from monograph.models.linear import Linear
@@ -49,15 +47,13 @@ class LatentAttention(nn.Module, Configurable):
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, sequence, heads, channels], positions applied."""
-        config, turn = self.config, partial(rotate, interleaved=self.interleaved, kernels=self.kernels)
-        nope, rope = config.qk_nope_head_dim, config.qk_rope_head_dim
+        config, interleaved, kernels = self.config, self.interleaved, self.kernels
         q = self.wq_b(self.q_norm(self.wq_a(x))) if config.q_lora_rank else self.wq(x)
-        q_nope, q_rope = q.unflatten(-1, (-1, self.qk_head_dim)).split((nope, rope), dim=-1)
-        q = torch.cat((q_nope, turn(q_rope, rotation)), dim=-1)
+        q = turn_tail(q.unflatten(-1, (-1, self.qk_head_dim)), rotation, interleaved=interleaved, kernels=kernels)
 
-        latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, rope), dim=-1)
-        kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, nope + config.v_head_dim))
-        k_nope, v = kv.split((nope, config.v_head_dim), dim=-1)
-        k_rope = turn(k_rope.unsqueeze(2), rotation)
-        k = torch.cat((k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)), dim=-1)
+        latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
+        kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
+        k, v = join_keys(
+            kv, k_rope.unsqueeze(2), rotation, values=config.v_head_dim, interleaved=interleaved, kernels=kernels
+        )
         return q, k, v

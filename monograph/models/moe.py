@@ -28,7 +28,7 @@ class Moe(nn.Module, Configurable):
             if config.n_shared_experts
             else None
         )
-        self.dispatch: Dispatch = LocalDispatch()
+        self.dispatch: Dispatch = LocalDispatch(kernels=stream.kernels)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's answer to x [batch, sequence, dim], and its load: int64 [experts]."""

@@ -23,7 +23,7 @@ def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
     if mesh.ep * mesh.etp > 1:
         for block in model.blocks():
             if block.moe is not None:
-                block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp)
+                block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp, kernels=model.config.kernels)
 
 
 def add_borders(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:

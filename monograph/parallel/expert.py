@@ -16,7 +16,8 @@ from torch import Tensor
 from monograph.annotate import Role, annotate, annotate_role
 from monograph.axes import Group
 from monograph.compat.ops import all_gather, all_to_all
-from monograph.models.dispatch import GatherRows, SpreadRows, sort_by_expert
+from monograph.kernels.expert_rows import combine_rows, spread_rows
+from monograph.models.dispatch import sort_by_expert
 from monograph.parallel.collectives import exchange
 
 
@@ -53,9 +54,10 @@ class Sizes(NamedTuple):
 class ExchangeDispatch:
     """The dispatcher of a mesh with experts spread over `ep` ranks and cut over `etp` ranks."""
 
-    def __init__(self, *, ep: int, etp: int) -> None:
+    def __init__(self, *, ep: int, etp: int, kernels: str = "auto") -> None:
         self.ep = ep
         self.etp = etp
+        self.kernels = kernels
 
     def dispatch(self, x: Tensor, experts: Tensor, n_experts: int) -> Travelled:
         """Send each token x [tokens, dim] to the ranks of the experts [tokens, top_k] it chose."""
@@ -66,27 +68,27 @@ class ExchangeDispatch:
                 arriving = all_gather(received.unsqueeze(0), self.etp, Group.ETP.value)
             with annotate_role(Role.SPLIT_SIZES):
                 sizes = self.copy_sizes(sent.load, received, arriving)
-            rows = SpreadRows.apply(x, sent.order, sent.inverse, experts.shape[1])
+            rows = spread_rows(x, sent.order, sent.inverse, experts.shape[1], kernels=self.kernels)
             rows = exchange(rows, sizes.received, sizes.sent, Group.EP)
             if self.etp > 1:
                 rows = exchange(rows.repeat(self.etp, 1), sizes.gathered, [rows.shape[0]] * self.etp, Group.ETP)
             ids = torch.arange(arriving.shape[-1], device=x.device).expand(arriving.shape).flatten()
             ids = ids.repeat_interleave(arriving.flatten(), output_size=rows.shape[0])
             here = sort_by_expert(ids.unsqueeze(-1), arriving.shape[-1])
-            rows = SpreadRows.apply(rows, here.order, here.inverse, 1)
+            rows = spread_rows(rows, here.order, here.inverse, 1, kernels=self.kernels)
         return Travelled(rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes)
 
     def combine(self, rows: Tensor, weights: Tensor, travelled: Travelled) -> Tensor:
         """Send the experts' answers home and sum each token's, weighted: [tokens, dim]."""
         with annotate("combine"):
-            rows = SpreadRows.apply(rows, travelled.inverse, travelled.order, 1)
+            rows = spread_rows(rows, travelled.inverse, travelled.order, 1, kernels=self.kernels)
             sizes = travelled.sizes
             if self.etp > 1:
                 home = sum(sizes.received)
                 parts = exchange(rows, [home] * self.etp, sizes.gathered, Group.ETP)
                 rows = parts.unflatten(0, (self.etp, home)).sum(0)
             rows = exchange(rows, sizes.sent, sizes.received, Group.EP)
-            return GatherRows.apply(rows, weights, travelled.sent_order, travelled.sent_inverse)
+            return combine_rows(rows, weights, travelled.sent_order, travelled.sent_inverse, kernels=self.kernels)
 
     def exchange_counts(self, load: Tensor) -> Tensor:
         """Rows that arrive here: int64 [ep peer, expert here]."""

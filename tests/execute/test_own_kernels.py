@@ -31,6 +31,11 @@ GPU = torch.device("cuda")
 ROWS = Form(torch.bfloat16, (3, 4096), (4096, 1), GPU)
 CALLS = [
     Call("gate", (ROWS, ROWS)),
+    Call(
+        "norm_backward",
+        (ROWS, ROWS, Form(torch.bfloat16, (4096,), (1,), GPU), Form(torch.float32, (3, 1), (1, 1), GPU), None),
+    ),
+    Call("square_sum", (Form(torch.bfloat16, (1,), (1,), GPU),)),
     Call("update", (Form(torch.float32, (1,), (1,), GPU), Form(torch.bfloat16, (1,), (1,), GPU))),
 ]
 
@@ -47,18 +52,19 @@ def test_every_kind_of_call_in_a_graph_is_found_once(graph):
     calls = find_calls(graph)
     assert len(calls) == len(set(calls))
     names = [call.name for call in calls]
-    assert set(names) == {"gate", "gate_backward", "rotate", "cross_entropy"}
+    assert set(names) == {"gate", "gate_backward", "rotate", "norm", "norm_backward", "sliced_loss"}
     turned = [call for call in calls if call.name == "rotate"]
     assert {call.args[-1] for call in turned} == {False, True}, "forward and backward"
-    assert all(isinstance(arg, Form | bool) for call in calls for arg in call.args)
+    assert all(isinstance(arg, Form | bool | int | float | None) for call in calls for arg in call.args)
 
 
 def test_what_a_compiler_replaces_is_not_built(graph):
-    assert {call.name for call in find_calls(graph, is_compiled=True)} == {"cross_entropy"}
+    assert {call.name for call in find_calls(graph, is_compiled=True)} == {"sliced_loss"}
 
 
 def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
-    assert [[form.dtype for form in call.args] for call in find_updates(graph)] == [[torch.float32, torch.float32]]
+    found = {call.name: [form.dtype for form in call.args] for call in find_updates(graph)}
+    assert found == {"update": [torch.float32, torch.float32], "square_sum": [torch.float32]}
 
 
 def test_calls_are_read_back_as_they_were_written(graph):
@@ -67,7 +73,19 @@ def test_calls_are_read_back_as_they_were_written(graph):
 
 
 @pytest.mark.parametrize(
-    "damaged", [{"a": 1}, [["gate"]], [["system", []]], [["gate", ["x"]]], [["gate", [None]]], [["gate", []]], 7, None]
+    "damaged",
+    [
+        {"a": 1},
+        [["gate"]],
+        [["system", []]],
+        [["gate", ["x"]]],
+        [["gate", [None, None]]],
+        [["gate", []]],
+        [["gate", [1, 2]]],
+        [[["gate"], []]],
+        7,
+        None,
+    ],
 )
 def test_anything_else_is_refused(damaged):
     with pytest.raises(GraphFileError):
@@ -128,9 +146,10 @@ def test_kernels_that_were_put_somewhere_else_are_found_there(tmp_path):
 
 def forget_kernels():
     """As in a new process."""
-    from monograph.kernels import on_gpu, update_on_gpu
+    from monograph.kernels import norm_on_gpu, on_gpu, square_sum_on_gpu, update_on_gpu
 
-    for kernel in (on_gpu.gate_kernel, update_on_gpu.update_kernel):
+    kernels = (on_gpu.gate_kernel, norm_on_gpu.norm_backward_kernel, square_sum_on_gpu.square_sum_kernel)
+    for kernel in (*kernels, update_on_gpu.update_kernel):
         kernel.device_caches.clear()
 
 

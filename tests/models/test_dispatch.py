@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from monograph.models.dispatch import GatherRows, LocalDispatch, SpreadRows
+from monograph.kernels.expert_rows import combine_rows, spread_rows
+from monograph.models.dispatch import LocalDispatch
 
 TOKENS, TOP_K, EXPERTS, DIM = 13, 3, 6, 5
 
@@ -49,8 +50,8 @@ def test_gradients_of_the_permutations_are_exact():
     rows = torch.randn(TOKENS * TOP_K, DIM, dtype=torch.float64, generator=generator, requires_grad=True)
     routed = LocalDispatch().dispatch(x, random_choice(), EXPERTS)
     order, inverse = routed.order, routed.inverse
-    assert torch.autograd.gradcheck(lambda x: SpreadRows.apply(x, order, inverse, TOP_K), (x,))
-    assert torch.autograd.gradcheck(lambda r, w: GatherRows.apply(r, w, order, inverse), (rows, weights))
+    assert torch.autograd.gradcheck(lambda x: spread_rows(x, order, inverse, TOP_K), (x,))
+    assert torch.autograd.gradcheck(lambda r, w: combine_rows(r, w, order, inverse), (rows, weights))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,7 +74,7 @@ def test_there_and_back_gives_the_same_bits_every_time(dtype):
 def test_bf16_rows_are_weighted_and_summed_in_fp32():
     order = torch.arange(5)
     rows = torch.tensor([[256.0], [1.0], [1.0], [1.0], [1.0]]).bfloat16()
-    assert GatherRows.apply(rows, torch.ones(1, 5), order, order).item() == 260.0  # bf16 would stay at 256
+    assert combine_rows(rows, torch.ones(1, 5), order, order).item() == 260.0  # bf16 would stay at 256
     rows = torch.tensor([[1.0], [-1.0]]).bfloat16()
     weights = torch.tensor([[1 + 2**-9, 1.0]])  # the first is 1 in bf16
-    assert GatherRows.apply(rows, weights, order[:2], order[:2]).item() == 2**-9
+    assert combine_rows(rows, weights, order[:2], order[:2]).item() == 2**-9

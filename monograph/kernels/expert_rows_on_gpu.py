@@ -1,0 +1,131 @@
+"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is.
+
+A program owns a token: it finds the token's rows, wherever they lie, and writes what only it writes. So nothing is
+added atomically, and in backward the token's gradient is fetched once for all of its rows.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from monograph.kernels.launch import launch
+
+_COLUMNS = 1024
+"""Of a token's sum that one program computes."""
+_WIDE = 2048
+"""Columns of a row that backward reads at a time."""
+
+
+def as_rows(value: Tensor) -> Tensor:
+    """The columns next to each other, rows as far apart as they are."""
+    return value if value.stride(-1) == 1 else value.contiguous()
+
+
+@triton.jit
+def sum_kernel(rows, places, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    total = tl.zeros([block], tl.float32)
+    for choice in tl.static_range(top_k):
+        place = tl.load(places + token * top_k + choice)
+        total += tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32)
+    tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
+
+
+@triton.jit
+def combine_kernel(
+    rows, weights, places, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    total = tl.zeros([block], tl.float32)
+    for choice in tl.static_range(top_k):
+        pair = token * top_k + choice
+        place = tl.load(places + pair)
+        weight = tl.load(weights + pair).to(tl.float32)
+        total += tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32) * weight
+    tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
+
+
+@triton.jit
+def combine_backward_kernel(
+    grad,
+    rows,
+    weights,
+    places,
+    of_rows,
+    of_weights,
+    grad_row,
+    rows_row,
+    columns: tl.constexpr,
+    top_k: tl.constexpr,
+    slots: tl.constexpr,
+    block: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, slots)
+    shares = tl.zeros([slots], tl.float32)
+    for start in range(0, columns, block):
+        column = start + tl.arange(0, block)
+        is_in = column < columns
+        g = tl.load(grad + token * grad_row + column, is_in, 0.0).to(tl.float32)
+        for choice in tl.static_range(top_k):
+            place = tl.load(places + token * top_k + choice)
+            weight = tl.load(weights + token * top_k + choice).to(tl.float32)
+            x = tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32)
+            tl.store(of_rows + place * columns + column, (g * weight).to(of_rows.dtype.element_ty), is_in)
+            shares += tl.where(slot == choice, tl.sum(x * g, 0), 0.0)
+    tl.store(of_weights + token * top_k + slot, shares.to(of_weights.dtype.element_ty), slot < top_k)
+
+
+def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
+    """Sum the rows at each token's places [tokens, top_k]."""
+    (tokens, top_k), columns = places.shape, rows.shape[1]
+    out = rows.new_empty(tokens, columns)
+    if out.numel():
+        rows, block = as_rows(rows), min(_COLUMNS, triton.next_power_of_2(columns))
+        grid = (tokens, triton.cdiv(columns, block))
+        sizes = {"columns": columns, "top_k": top_k, "block": block}
+        launch(sum_kernel, grid, rows, places.contiguous(), out, rows.stride(0), **sizes)
+    return out
+
+
+def combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
+    """The weighted sum of each token's rows."""
+    (tokens, top_k), columns = weights.shape, rows.shape[1]
+    out = rows.new_empty(tokens, columns)
+    if out.numel():
+        rows, block = as_rows(rows), min(_COLUMNS, triton.next_power_of_2(columns))
+        grid = (tokens, triton.cdiv(columns, block))
+        sizes = {"columns": columns, "top_k": top_k, "block": block}
+        launch(combine_kernel, grid, rows, weights.contiguous(), inverse.contiguous(), out, rows.stride(0), **sizes)
+    return out
+
+
+def combine_rows_backward(
+    grad: Tensor, rows: Tensor, weights: Tensor, _order: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of rows and weights."""
+    (tokens, top_k), columns = weights.shape, rows.shape[1]
+    of_rows, of_weights = rows.new_empty(rows.shape), weights.new_empty(weights.shape)
+    if of_rows.numel():
+        grad, rows = as_rows(grad), as_rows(rows)
+        launch(
+            combine_backward_kernel,
+            (tokens,),
+            grad,
+            rows,
+            weights.contiguous(),
+            inverse.contiguous(),
+            of_rows,
+            of_weights,
+            grad.stride(0),
+            rows.stride(0),
+            columns=columns,
+            top_k=top_k,
+            slots=triton.next_power_of_2(top_k),
+            block=min(_WIDE, triton.next_power_of_2(columns)),
+        )
+    return of_rows, of_weights

@@ -1,0 +1,145 @@
+"""Heads of latent attention, [channels without position | turned channels], put together in one pass over memory.
+
+Op by op, the last channels are turned into a tensor of their own and then everything is copied; backward cuts, turns
+and copies it all once more, for the queries and for the keys, and sums the shared key's gradient over strided heads.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from monograph.kernels.choose import is_fused
+from monograph.kernels.rotation import Rotation, rotate, turn
+
+_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
+_LIBRARY.define("join_heads(Tensor own, Tensor tail, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor")
+_LIBRARY.define(
+    "split_heads(Tensor grad_keys, Tensor grad_values, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)"
+)
+
+
+def turn_tail(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
+    """Turn the last channels of x [batch, sequence, heads, dim], as many as the rotation has; the others stay."""
+    cos, sin = rotation
+    if is_fused(kernels, x):
+        return TurnTail.apply(x, cos, sin, interleaved)
+    own, tail = cut_tail(x, cos)
+    return torch.cat((own, rotate(tail, rotation, interleaved=interleaved, kernels=kernels)), dim=-1)
+
+
+def join_keys(
+    kv: Tensor, shared: Tensor, rotation: Rotation, *, values: int, interleaved: bool, kernels: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Keys and values: kv [batch, sequence, heads, own channels + values] cut in two, the keys with a turned tail.
+
+    The tail [batch, sequence, 1, channels] is the same for all heads.
+    """
+    if is_fused(kernels, kv):
+        return JoinKeys.apply(kv, shared, *rotation, values, interleaved)
+    own, v = kv.split((kv.shape[-1] - values, values), dim=-1)
+    tail = rotate(shared, rotation, interleaved=interleaved, kernels=kernels)
+    return torch.cat((own, tail.expand(-1, -1, own.shape[2], -1)), dim=-1), v
+
+
+def cut_tail(x: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
+    """What stays as it is, and the channels that these angles turn."""
+    rope = 2 * cos.shape[-1]
+    return x.split((x.shape[-1] - rope, rope), dim=-1)
+
+
+class TurnTail(Function):
+    """The last channels turned; backward turns them the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return JOIN_HEADS(*cut_tail(x, cos), cos, sin, interleaved, False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return JOIN_HEADS(*cut_tail(grad, cos), cos, sin, ctx.interleaved, True), None, None, None
+
+
+class JoinKeys(Function):
+    """Keys and values of one product; backward writes that product's gradient whole, instead of joining two halves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kv: Tensor, shared: Tensor, cos: Tensor, sin: Tensor, values: int, interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        own, v = kv.split((kv.shape[-1] - values, values), dim=-1)
+        return JOIN_HEADS(own, shared, cos, sin, interleaved, False), v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *SPLIT_HEADS(*grads, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
+
+
+def plain_join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    """Own channels and a turned tail, which may be one for all heads."""
+    turned = turn(tail, cos, sin, interleaved, inverse)
+    return torch.cat((own, turned.expand(-1, -1, own.shape[2], -1)), dim=-1)
+
+
+def plain_split_heads(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `join_keys`: of the product, and of the tail that all heads share."""
+    own, tail = cut_tail(grad_keys, cos)
+    shared = turn(tail.sum(dim=2, keepdim=True), cos, sin, interleaved, True)
+    return torch.cat((own, grad_values), dim=-1), shared
+
+
+@torch.library.impl(_LIBRARY, "join_heads", "CPU")
+def _join_heads_on_cpu(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    return plain_join_heads(own, tail, cos, sin, interleaved, inverse).contiguous()
+
+
+@torch.library.impl(_LIBRARY, "split_heads", "CPU")
+def _split_heads_on_cpu(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    of_kv, of_shared = plain_split_heads(grad_keys, grad_values, cos, sin, interleaved)
+    return of_kv.contiguous(), of_shared.contiguous()
+
+
+@torch.library.impl(_LIBRARY, "join_heads", "CUDA")
+def _join_heads_on_cuda(
+    own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> Tensor:
+    kernels: Any = importlib.import_module("monograph.kernels.heads_on_gpu")
+    return kernels.join_heads(own, tail, cos, sin, interleaved, inverse)
+
+
+@torch.library.impl(_LIBRARY, "split_heads", "CUDA")
+def _split_heads_on_cuda(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    kernels: Any = importlib.import_module("monograph.kernels.heads_on_gpu")
+    return kernels.split_heads(grad_keys, grad_values, cos, sin, interleaved)
+
+
+@torch.library.register_fake("monograph::join_heads", lib=_LIBRARY)
+def _join_heads_shape(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    return own.new_empty((*own.shape[:-1], own.shape[-1] + tail.shape[-1]))
+
+
+@torch.library.register_fake("monograph::split_heads", lib=_LIBRARY)
+def _split_heads_shape(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    batch, seq_len, heads, dim = grad_keys.shape
+    rope = 2 * cos.shape[-1]
+    of_kv = grad_keys.new_empty(batch, seq_len, heads, dim - rope + grad_values.shape[-1])
+    return of_kv, grad_keys.new_empty(batch, seq_len, 1, rope)
+
+
+JOIN_HEADS = torch.ops.monograph.join_heads.default
+SPLIT_HEADS = torch.ops.monograph.split_heads.default

@@ -25,7 +25,7 @@ from monograph.kernels.launch import only_built
 _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
 UPDATE, SQUARES = "update", "square_sum"
-"""The optimizer's kernel, called with the forms of a parameter and its gradient; the norm's, with that of a gradient."""
+"""The optimizer's kernel, called with the forms of a parameter and its gradient; the norm's, with a gradient's."""
 Argument = Form | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Form,),

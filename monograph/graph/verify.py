@@ -158,7 +158,7 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
         if tuple(value.shape) != states[slot].shape or not value.is_floating_point():
             found = f"{value.dtype}{list(value.shape)}"
             raise broken(node, f"the gradient of {slot} is {found}", why=f"its shard is {list(states[slot].shape)}")
-        if node not in fed:  # in forward or in backward: a loss may compute its gradients at once
+        if tag_of(node).direction is not Direction.BACKWARD or node not in fed:
             raise broken(node, f"the gradient of {slot} does not depend on the batch", why="backward was cut off")
 
 

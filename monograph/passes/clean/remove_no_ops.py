@@ -1,16 +1,18 @@
 """Drop ops that hand their argument on unchanged."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.graph.edit import erase, redirect
+from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.query import value_of
+from monograph.graph.query import is_backward, value_of
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
 
 _ATEN = torch.ops.aten
@@ -20,15 +22,18 @@ class RemoveNoOps(Pass):
     """Drop what changes nothing: detach, a view to the same shape, a transpose of a transpose, a product with one.
 
     Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)        g = ones_like(loss);  d = mul(dw, g)
-    After:   y = mm(x, w)                                             d = dw
+    After:   y = mm(x, w)                                             d = alias(dw)
     Why:     views cost a dispatch, hide equal values from other passes, and make the text longer. Backward begins with
-             a gradient of one, and multiplies values as large as the vocabulary with it.
+             a gradient of one, and multiplies values as large as the vocabulary with it. An alias stays where such a
+             product led from forward to backward: a gradient must be seen to come from there.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_no_ops(graph)
         for node, same in plan.items():
-            redirect(node, same)
+            crosses = node.target is _ATEN.mul.Tensor and is_backward(node) != is_backward(same)
+            tag = replace(tag_of(node), made_by=self.name())
+            redirect(node, call_before(node.graph, node, _ATEN.alias.default, (same,), tag) if crosses else same)
         erase(plan)
         return f"{len(plan)} nodes removed"
 
@@ -37,7 +42,7 @@ def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:
     """Node -> the earlier node with the same value, for every node that changes nothing."""
     plan: dict[Node, Node] = {}
     for node in graph.nodes:
-        rule = _RULES.get(node.target)
+        rule = _RULES.get(node.target) if tag_of(node).made_by != RemoveNoOps.name() else None
         same = rule(node, lambda each: plan.get(each, each)) if rule else None
         if same is not None and not _is_returned(node):
             plan[node] = plan.get(same, same)

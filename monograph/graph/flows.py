@@ -20,6 +20,10 @@ from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT
 from monograph.graph.query import LAUNCHES, group_of, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
+from monograph.kernels.wide import ADD_WIDE
+
+SUMS = (ATEN.add.Tensor, ADD_WIDE)
+"""Ops that add two gradients."""
 
 
 class Flow(NamedTuple):
@@ -129,7 +133,7 @@ def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces
         parts: Any = node.args[0]
         if any(each in of for each in parts) or tag_of(node).direction is Direction.BACKWARD:
             return tuple(_join(of.get(each) or (_start(each),), node) for each in parts)
-    elif target is ATEN.add.Tensor and any(_is_gradient(of.get(each)) for each in node.all_input_nodes):
+    elif target in SUMS and any(_is_gradient(of.get(each)) for each in node.all_input_nodes):
         return _add(node, of)
     _read(node, of, readers)
     return None

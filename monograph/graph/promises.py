@@ -11,9 +11,9 @@ from dataclasses import replace
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat.ops import ATEN, REDUCE, SCATTER
+from monograph.compat.ops import REDUCE, SCATTER
 from monograph.graph.facts import Facts
-from monograph.graph.flows import Flows, find_flows, is_pack, moves, ranks_of, reads_shape_only
+from monograph.graph.flows import SUMS, Flows, find_flows, is_pack, moves, ranks_of, reads_shape_only
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputKind, OutputKind
@@ -160,8 +160,7 @@ def mark_gradients(graph: StepGraph) -> None:
             if slot in owners[node]:
                 continue
             owners[node].add(slot)
-            is_sum = node.target is ATEN.add.Tensor
-            if is_sum or moves(node.target) or is_pack(node) or is_launch(node):
+            if node.target in SUMS or moves(node.target) or is_pack(node) or is_launch(node):
                 todo += [each for each in node.all_input_nodes if is_backward(each) and is_compute(each)]
     for node, slots in owners.items():
         is_only_that = all(user in owners or user.op == "output" for user in node.users)

@@ -1,0 +1,115 @@
+"""fuse_kernels: ops of ours that read the same memory become one, and no bit changes."""
+
+import operator
+from collections import Counter
+
+import pytest
+
+from monograph.compat.ops import ATEN
+from monograph.kernels.gate import GATE, GATE_BACKWARD, GATE_BACKWARD_AGAIN, GATE_BACKWARD_JOINED_AGAIN
+from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
+from monograph.kernels.wide import ADD_WIDE
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import ChooseSavedConfig, JoinProductsConfig, PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from tests.execute.updates import differences, make_updates, one_rank, small
+from tests.passes.kit import capture_small
+from tests.passes.written import BACKWARD, ByHand, check_text, run
+
+BF16 = {"training.compute_dtype": "bfloat16"}
+FUSED = {"model.kernels": "fused", **BF16}
+GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
+BLOCKS = 2
+JOINED = JoinProductsConfig(enabled=True, max_columns=4096)
+
+
+def count_ops(model, passes, **changes):
+    """How often each op is in the step after all passes, and what the last one said."""
+    graph, facts = capture_small(model, Mesh(), **{**FUSED, "model.n_layers": BLOCKS, **changes})
+    records = run_passes(graph, build_passes(passes), (), facts)
+    return Counter(node.target for node in graph.nodes), records[-1]
+
+
+def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
+    ops, record = count_ops("llama3", PassesConfig())
+    assert record.name == "fuse_kernels"
+    # Two norms a block and one in the head; the first has no sum before it, the last is not computed again.
+    assert (ops[NORM], ops[ADD_NORM]) == (1, 2 * BLOCKS)
+    assert (ops[NORM_BACKWARD], ops[NORM_BACKWARD_AGAIN]) == (1, 2 * BLOCKS)
+    assert (ops[GATE], ops[GATE_BACKWARD], ops[GATE_BACKWARD_AGAIN]) == (BLOCKS, 0, BLOCKS)
+
+
+def test_gradients_of_joined_projections_are_written_side_by_side():
+    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), join_products=JOINED)
+    ops, _ = count_ops("llama3", passes)
+    assert (ops[GATE_BACKWARD_AGAIN], ops[GATE_BACKWARD_JOINED_AGAIN]) == (0, BLOCKS)
+    assert ops[ATEN.cat.default] <= 5 * BLOCKS, "weights and the gradients of queries, keys and values"
+
+
+def test_gradients_of_a_tied_embedding_are_added_without_casts():
+    ops, record = count_ops("llama3", PassesConfig(), **{"model.tied_embeddings": True})
+    assert ops[ADD_WIDE] == 1
+    assert record.note.endswith("1 with casts")
+
+
+def test_a_step_without_ops_of_ours_stays_without():
+    graph, facts = capture_small("llama3", Mesh(), **BF16)
+    before = graph.text()
+    records = run_passes(graph, build_passes(PassesConfig()), (), facts)
+    assert records[-1].note == "no ops of ours"
+    assert "monograph." not in graph.text()
+    assert before != graph.text(), "other passes did run"
+
+
+@pytest.mark.parametrize("policy", ["all", "default", "min_cut", "full"])
+def test_every_bit_stays(policy, tmp_path):
+    made = {}
+    for name, off in (("fused", ()), ("apart", ("fuse_kernels",))):
+        changes = {**GRAPH, **FUSED, "passes.choose_saved.policy": policy, "passes.off": off, "model.n_layers": BLOCKS}
+        config = small("llama3", tmp_path, changes)
+        with one_rank(config) as groups:
+            made[name] = make_updates(config, groups)
+    assert differences(made["apart"], made["fused"]) == []
+
+
+def make_gated(*, has_transfer=False):
+    """A gate that backward computes again, read by a product before the gate's own backward."""
+    hand = ByHand()
+    x, up, grad, w = (hand.input(name, 4, 4) for name in ("x", "up", "grad", "w"))
+    loss = hand.call(ATEN.sum.default, hand.call(GATE, x, up, path="layers.0"))
+    back = {"path": "layers.0", "direction": BACKWARD}
+    again = hand.call(GATE, x, up, **back)
+    product = hand.call(ATEN.mm.default, again, grad, **back)
+    first = hand.call(ATEN.mm.default, product, grad, **back) if has_transfer else grad
+    pair = hand.call(GATE_BACKWARD, first, x, up, **back)
+    parts = [hand.call(operator.getitem, pair, place, **back) for place in (0, 1)]
+    return hand.done(loss, x=parts[0], up=parts[1], grad=product, w=hand.call(ATEN.mm.default, w, grad, **back))
+
+
+def test_what_reads_the_second_gate_moves_behind_the_backward():
+    graph = make_gated()
+    assert run("fuse_kernels", graph).startswith("1 computed again")
+    check_text(
+        graph,
+        """
+        forward block 0:
+          0: float32[4, 4] = monograph.gate(%x, %up)  # layers.*
+        forward:
+          0: float32[] = sum(f0.0)
+        backward block 0:
+          0: 3 values = monograph.gate_backward_again(%grad, %x, %up)  # layers.* by fuse_kernels
+          1: float32[4, 4] = getitem(b.0, 0)  # layers.*
+          2: float32[4, 4] = getitem(b.0, 1)  # layers.*
+          3: float32[4, 4] = getitem(b.0, 2)  # layers.* by fuse_kernels
+          4: float32[4, 4] = mm(b.3, %grad)  # layers.*
+          5: float32[4, 4] = mm(%w, %grad)  # layers.*
+        backward:
+          return f.0, b0.1, b0.2, b0.4, b0.5
+        """,
+    )
+
+
+def test_a_backward_that_needs_the_second_gate_stays_apart():
+    graph = make_gated(has_transfer=True)
+    assert run("fuse_kernels", graph).startswith("0 computed again")
+    assert Counter(node.target for node in graph.nodes)[GATE] == 2

@@ -37,6 +37,8 @@ from monograph.train.update import apply_update
 log = get_log("bench")
 AHEAD = 64
 """Batches drawn at once."""
+WIDEST = 1 << 16
+"""Columns of products that are still joined where our own kernels can read and write them side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,6 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
     """Mode -> the configuration it stands for."""
     graph = config.replace(compile=config.compile.replace(mode="graph"))
     blocks = graph.passes.mark_regions.replace(regions=("blocks",))
-    units = graph.passes.mark_regions.replace(regions=("blocks", "outside"))
     whole = graph.passes.compile_whole.replace(enabled=True)
     known = {
         "eager": config.replace(compile=config.compile.replace(mode="eager")),
@@ -85,10 +86,10 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
             compile=graph.compile.replace(cuda_graph="auto"),
             optimizer=graph.optimizer.replace(implementation="single_pass"),
             passes=graph.passes.replace(
-                mark_regions=units,
                 choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
                 narrow_gradients=graph.passes.narrow_gradients.replace(enabled=True),
-                join_products=graph.passes.join_products.replace(enabled=True),
+                join_products=graph.passes.join_products.replace(enabled=True, max_columns=WIDEST),
+                keep_weights=graph.passes.keep_weights.replace(enabled=not config.parallelism.reshard_after_forward),
             ),
         ),
         "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
@@ -133,7 +134,7 @@ def run_mode(
     startup.seconds.clear()
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
-        optimizer: Optimizer = config.optimizer.build(parameters=step.parameters)
+        optimizer: Optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
     batches = make_batches(config, device)
     with startup.phase("step"):
         loss = step(batch := next(batches), step.total_valid(batch["tokens"].numel()))

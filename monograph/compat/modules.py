@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
@@ -79,6 +79,11 @@ def compiled_calls_in(module: nn.Module, around: Callable[[], AbstractContextMan
         yield
     finally:
         module._compiled_call_impl = compiled
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written in place, by whatever view of it; writes through `.data` do not count."""
+    return tensor._version
 
 
 def compile_function(function: Callable[..., Any], backend: Any, *, is_dynamic: bool = False) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from monograph.execute.config import CompileConfig
+from monograph.execute.kept import KeptWeights
 from monograph.execute.layer import CountingBackend
 from monograph.execute.remat import Remat
 from monograph.models.balance import update_expert_bias
@@ -46,6 +47,8 @@ class MeshStep(ABC):
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
     backend: CountingBackend | None = None
     """The compiler, when anything is compiled."""
+    kept: KeptWeights | None = None
+    """Copies of the parameters that this step reads instead of them."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
         self.model = model

@@ -4,6 +4,7 @@ On a GPU a step without compiled parts spends most of its first run on building 
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import NoneType
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 from monograph.compat.capture import fake_tensors
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
 from monograph.graph.forms import Form, form_of
+from monograph.graph.once import find_kept
 from monograph.graph.promises import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
@@ -25,7 +27,8 @@ from monograph.kernels.launch import only_built
 _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
 UPDATE, SQUARES = "update", "square_sum"
-"""The optimizer's kernel, called with the forms of a parameter and its gradient; the norm's, with a gradient's."""
+"""The optimizer's kernel, called with the forms of a parameter, its gradient and its copy; the norm's, with a
+gradient's."""
 Argument = Form | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Form,),
@@ -55,15 +58,19 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[Call]:
 
 
 def find_updates(graph: StepGraph) -> list[Call]:
-    """The optimizer's calls, one for every pair of dtypes that a parameter and its gradient have, and the norm's."""
+    """The optimizer's calls, one for all dtypes that a parameter, its gradient and its copy have, and the norm's."""
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
-    found = dict.fromkeys((stored[slot], form_of(value_of(node)).dtype) for slot, node in find_gradients(graph))
+    kept = {each for _, each in find_kept(graph)}
+    copied = Counter(slot for each in kept for slot in each.slots)
+    copies = {slot: each.dtype for each in kept for slot in each.slots if copied[slot] == 1}
+    gradients = {slot: form_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
+    found = dict.fromkeys((stored[slot], dtype, copies.get(slot)) for slot, dtype in gradients.items())
 
-    def form(dtype: torch.dtype) -> Form:
-        return Form(dtype, (1,), (1,), torch.device("cuda"))
+    def form(dtype: torch.dtype | None) -> Form | None:
+        return Form(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
 
-    updates = [Call(UPDATE, tuple(map(form, both))) for both in found]
-    return updates + [Call(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(dtype for _, dtype in found)]
+    updates = [Call(UPDATE, tuple(map(form, dtypes))) for dtypes in found]
+    return updates + [Call(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(gradients.values())]
 
 
 def build_calls(calls: Iterable[Call]) -> None:
@@ -81,11 +88,12 @@ def find_builders() -> dict[str, Callable[..., Any]]:
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
     norm: Any = importlib.import_module("monograph.kernels.square_sum_on_gpu")
 
-    def update(parameter: Tensor, gradient: Tensor) -> None:
+    def update(parameter: Tensor, gradient: Tensor, copy: Tensor | None) -> None:
         dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
         flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="cuda") for dtype in dtypes]
         numbers = [torch.empty((), device="cuda") for _ in range(6)]
-        optimizer.update(*flat, *numbers, beta1=0.0, beta2=0.0, eps=0.0)
+        narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="cuda")
+        optimizer.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
 
     def squares(gradient: Tensor) -> None:
         norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="cuda")])
@@ -122,7 +130,7 @@ def calls_from_data(data: Any) -> list[Call]:
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
     wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in OWN.values()}
-    wanted |= {UPDATE: ["Tensor", "Tensor"], SQUARES: ["Tensor"]}
+    wanted |= {UPDATE: ["Tensor", "Tensor", "Optional[Tensor]"], SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):
         return False

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import ConfigError
+from monograph.execute.kept import KeptWeights
+from monograph.graph.once import find_kept, is_once
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
@@ -75,9 +77,9 @@ def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
 class Program:
     """Runs a graph; `take` gets every output as soon as it is computed."""
 
-    def __init__(self, graph: StepGraph, take: Take, sources: Sources) -> None:
+    def __init__(self, graph: StepGraph, take: Take, sources: Sources, kept: KeptWeights | None = None) -> None:
         self.inputs = StaticInputs(graph.inputs, sources)
-        self.module = lower(graph, take)
+        self.module = lower(graph, take, kept)
 
     def run(self, sources: Sources) -> None:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
@@ -91,8 +93,11 @@ class Program:
         self.inputs.values = []
 
 
-def lower(graph: StepGraph, take: Take) -> GraphModule:
-    """The graph as a module without results: each goes to its taker right after it was computed."""
+def lower(graph: StepGraph, take: Take, kept: KeptWeights | None = None) -> GraphModule:
+    """The graph as a module without results: each goes to its taker right after it was computed.
+
+    What changes only with the weights is read from where it is kept, if somebody keeps it.
+    """
     root = nn.Module()
     for name, child in graph.module.named_children():
         root.add_module(name, child)
@@ -104,8 +109,13 @@ def lower(graph: StepGraph, take: Take) -> GraphModule:
             wanted.setdefault(node, []).append(place)
     inside = Graph()
     copies: dict[Node, Node] = {}
+    constants = dict(find_kept(graph)) if kept is not None else {}
     for node in graph.nodes:
-        if node.op == "output":
+        if node.op == "output" or (kept is not None and is_once(node) and node not in constants):
+            continue
+        if kept is not None and node in constants:
+            root.register_buffer(f"kept_{node.name}", kept.get(constants[node]))
+            copies[node] = inside.get_attr(f"kept_{node.name}")
             continue
         copies[node] = inside.node_copy(node, copies.__getitem__)
         for place in wanted.get(node, []):

@@ -18,6 +18,7 @@ from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
+from monograph.execute.kept import KeptWeights
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
 from monograph.execute.sharded import make_shards
@@ -39,6 +40,8 @@ log = get_log("graph")
 class GraphStep(MeshStep):
     """Forward, loss and backward as one graph; evaluation as another, of the forward alone."""
 
+    kept: KeptWeights
+
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.groups, self.settings = groups, settings
@@ -54,6 +57,7 @@ class GraphStep(MeshStep):
         self.obstacles: list[str] = []
         self._gradients = Gradients(self.parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
         self._results = Results()
+        self.kept = KeptWeights(self.parameters)
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
 
@@ -75,6 +79,7 @@ class GraphStep(MeshStep):
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         inputs = self.inputs(batch)
         assert self.program is not None, "the step was not built"
+        self.kept.refresh(is_updated=self._gradients.is_empty)
         if isinstance(self.program, SplitProgram):
             loss, loads = self.program.loss(self.sources(inputs, valid_tokens))
             loss.backward()
@@ -91,7 +96,8 @@ class GraphStep(MeshStep):
         if self._evaluation is None:
             graph = self.artifact and self.artifact.graph(EVALUATION)
             graph = graph or self.capture_evaluation(inputs, valid_tokens)[0]
-            self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens))
+            self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens), self.kept)
+        self.kept.refresh(is_updated=True)
         self._evaluation.run(self.sources(inputs, valid_tokens))
         assert self._results.loss is not None
         return self._results.loss.clone()
@@ -107,7 +113,7 @@ class GraphStep(MeshStep):
         if self.settings.compile.partition == "min_cut":
             self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
             return
-        program = Program(self.graph, self._take, self.sources(inputs, valid_tokens))
+        program = Program(self.graph, self._take, self.sources(inputs, valid_tokens), self.kept)
         is_recorded = self.can_record(self.graph)
         self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
 

@@ -29,6 +29,9 @@ class Tag:
     keep: bool | None = None
     """Whether backward gets this forward value as it is (True) or computes it again (False); None: undecided."""
 
+    once: bool = False
+    """Whether the value changes only when the weights do (pass keep_weights)."""
+
     compile: str = ""
     """The part to be compiled that the node belongs to."""
 
@@ -36,7 +39,9 @@ class Tag:
         """Whether both say the same of where a node comes from; what passes plan to do with it may differ."""
         if self is other:
             return True
-        return isinstance(other, Tag) and replace(self, keep=other.keep, compile=other.compile) == other
+        return (
+            isinstance(other, Tag) and replace(self, keep=other.keep, once=other.once, compile=other.compile) == other
+        )
 
     @property
     def block(self) -> int | None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from monograph.kernels.choose import HAS_TRITON
 
 Update = Callable[..., None]
-"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken): flat tensors of
-one length, then numbers in tensors of no dims."""
+"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy): flat tensors
+of one length, then numbers in tensors of no dims; last, where the parameter is written once more, in another dtype, or
+None."""
 
 
 def make_plain_update(beta1: float, beta2: float, eps: float) -> Update:
@@ -32,6 +33,7 @@ def make_plain_update(beta1: float, beta2: float, eps: float) -> Update:
         correction2: Tensor,
         excess: Tensor,
         broken: Tensor,
+        copy: Tensor | None = None,
     ) -> None:
         gradient = gradient.to(parameter.dtype) / excess
         mean = exp_avg + (gradient - exp_avg) * (1 - beta1)
@@ -42,6 +44,8 @@ def make_plain_update(beta1: float, beta2: float, eps: float) -> Update:
         parameter.copy_(torch.where(is_broken, parameter, updated))
         exp_avg.copy_(torch.where(is_broken, exp_avg, mean))
         exp_avg_sq.copy_(torch.where(is_broken, exp_avg_sq, square))
+        if copy is not None:
+            copy.copy_(parameter)
 
     return update
 

@@ -1,5 +1,7 @@
 """The kernel of AdamW's update, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,11 +24,13 @@ def update_kernel(
     correction2,
     excess,
     broken,
+    copy,
     count,
     new1,
     keep2,
     new2,
     eps,
+    has_copy: tl.constexpr,
     block: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -44,14 +48,17 @@ def update_kernel(
     step = tl.div_rn(tl.load(rate), tl.load(correction1))
     p = p * tl.load(decay) - tl.div_rn(step * mean, root)
     tl.store(parameter + place, p.to(parameter.dtype.element_ty), is_in)
+    if has_copy:
+        tl.store(copy + place, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
     tl.store(exp_avg + place, mean.to(exp_avg.dtype.element_ty), is_in)
     tl.store(exp_avg_sq + place, square.to(exp_avg_sq.dtype.element_ty), is_in)
 
 
-def update(parameter: Tensor, *others: Tensor, beta1: float, beta2: float, eps: float) -> None:
+def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: float) -> None:
     """One update; `others` are those of `kernels.update.Update`."""
     count = parameter.numel()
+    *tensors, copy = others
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
-        numbers = (1 - beta1, beta2, 1 - beta2, eps)
-        launch(update_kernel, grid, parameter, *others, count, *numbers, block=_NUMBERS, num_warps=8)
+        given = (parameter, *tensors, parameter if copy is None else copy, count, 1 - beta1, beta2, 1 - beta2, eps)
+        launch(update_kernel, grid, *given, has_copy=copy is not None, block=_NUMBERS, num_warps=8)

@@ -136,6 +136,15 @@ class JoinProductsConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class KeepWeightsConfig(Configurable.Config):
+    """How often parameters are cast."""
+
+    owner: ClassVar[str] = "monograph.passes.memory.keep_weights:KeepWeights"
+    enabled: bool = False
+    """Keep the weights in the compute dtype between updates; a single_pass optimizer writes them as it goes."""
+
+
+@dataclass(kw_only=True, slots=True)
 class MarkRegionsConfig(Configurable.Config):
     """Which parts of the step are compiled."""
 
@@ -173,6 +182,8 @@ class PassesConfig(Configurable.Config):
     """When chunks take turns."""
     join_products: JoinProductsConfig = field(default_factory=JoinProductsConfig)
     """Which products are one."""
+    keep_weights: KeepWeightsConfig = field(default_factory=KeepWeightsConfig)
+    """How often parameters are cast."""
     mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
     """What is compiled."""
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
@@ -199,9 +210,16 @@ class PassesConfig(Configurable.Config):
             "offload_saved": self.offload_saved.budget_gib > 0,
             "narrow_gradients": self.narrow_gradients.enabled,
             "join_products": self.join_products.enabled,
+            "keep_weights": self.keep_weights.enabled,
             "mark_regions": bool(self.mark_regions.regions),
             "compile_whole": self.compile_whole.enabled,
         }
+        if self.keep_weights.enabled and self.compile_whole.enabled:
+            raise ConfigError(
+                "passes.keep_weights and passes.compile_whole are both enabled",
+                why="a step that is compiled whole casts its weights inside",
+                do="leave one of them out",
+            )
         for name in self.off:
             if asked.get(name):
                 raise ConfigError(

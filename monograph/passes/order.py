@@ -16,6 +16,7 @@ ORDER = {
     "prefetch_gathers": "monograph.passes.comm.prefetch_gathers:PrefetchGathers",
     "overlap_experts": "monograph.passes.overlap.overlap_experts:OverlapExperts",
     "join_products": "monograph.passes.compute.join_products:JoinProducts",
+    "keep_weights": "monograph.passes.memory.keep_weights:KeepWeights",
     "mark_regions": "monograph.passes.compile.mark_regions:MarkRegions",
     "compile_regions": "monograph.passes.compile.compile_regions:CompileRegions",
     "compile_whole": "monograph.passes.compile.compile_whole:CompileWhole",

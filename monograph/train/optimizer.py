@@ -9,6 +9,7 @@ from torch import Tensor
 from monograph.compat.modules import compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.execute.kept import KeptWeights
 from monograph.kernels.update import Update, make_plain_update, make_update
 from monograph.train.config import OptimizerConfig
 from monograph.train.single_pass import MOMENTS, SinglePass
@@ -23,8 +24,10 @@ class Optimizer(Configurable):
 
     Config = OptimizerConfig
 
-    def __init__(self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor]) -> None:
-        self.parameters = dict(parameters)
+    def __init__(
+        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], kept: KeptWeights | None = None
+    ) -> None:
+        self.parameters, self._kept = dict(parameters), kept
         decayed = [p for p in self.parameters.values() if p.ndim >= 2]
         plain = [p for p in self.parameters.values() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -58,7 +61,7 @@ class Optimizer(Configurable):
             self._update = self._in_one_pass(compile_function(update, backend, is_dynamic=True))
 
     def _in_one_pass(self, update: Update) -> SinglePass:
-        return SinglePass(self._adamw, list(self.parameters.values()), update)
+        return SinglePass(self._adamw, self.parameters, update, self._kept)
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
         """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite.

@@ -1,8 +1,12 @@
 """AdamW parameter by parameter, each by one call that reads and writes every number once."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
+from monograph.execute.kept import KeptWeights
 from monograph.execute.layer import explained
 from monograph.kernels.update import Update
 
@@ -16,15 +20,23 @@ class SinglePass:
     read on the host.
     """
 
-    def __init__(self, optimizer: torch.optim.AdamW, parameters: list[Tensor], function: Update) -> None:
-        self.optimizer = optimizer
+    def __init__(
+        self,
+        optimizer: torch.optim.AdamW,
+        parameters: Mapping[str, Tensor],
+        function: Update,
+        kept: KeptWeights | None = None,
+    ) -> None:
+        self.optimizer, self.kept = optimizer, kept
         self._function = function
-        self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=parameters[0].device)
-        for place, parameter in enumerate(parameters):
+        device = next(iter(parameters.values())).device
+        self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=device)
+        for place, parameter in enumerate(parameters.values()):
             state = optimizer.state[parameter]
             self.steps[place] = state["step"]
             state["step"] = self.steps[place]
-        self.places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self.places = {id(parameter): place for place, parameter in enumerate(parameters.values())}
 
     def __call__(self, excess: Tensor | None, broken: Tensor) -> None:
         """One update of every parameter that has a gradient; none when broken."""
@@ -34,6 +46,7 @@ class SinglePass:
             beta1, beta2 = self.optimizer.param_groups[0]["betas"]
             scale = torch.ones((), device=device) if excess is None else excess
             corrections = (1 - beta1**self.steps).unbind(), (1 - beta2**self.steps).unbind()
+            written: list[str] = []
             for group in self.optimizer.param_groups:
                 rate, decay = (_number(x, device) for x in (group["lr"], 1 - group["lr"] * group["weight_decay"]))
                 for parameter in group["params"]:
@@ -44,7 +57,15 @@ class SinglePass:
                         # .data: a view that is known to be one is compiled once for every shape of its base.
                         flat = [tensor.detach().view(-1).data for tensor in tensors]
                         own = [correction[place].data for correction in corrections]
-                        self._function(*flat, rate, decay, *own, scale, broken)
+                        name = self.names[id(parameter)]
+                        copy = None if self.kept is None else self.kept.place_of(name)
+                        if copy is not None:
+                            written.append(name)
+                            copy = copy.view(-1)
+                        self._function(*flat, rate, decay, *own, scale, broken, copy)
+                        increment_version(parameter)  # writes through `.data`, and by kernels, are not counted
+            if self.kept is not None:
+                self.kept.trust(written)
 
     def count(self, broken: Tensor) -> None:
         """One more update, for parameters that get one."""

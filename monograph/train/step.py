@@ -19,6 +19,8 @@ class Step(Protocol):
     """Which part of each global batch this process reads, and into how many it is divided."""
     backend: Any
     """The compiler of this step, None when it is not compiled."""
+    kept: Any
+    """Narrow copies of the parameters that the optimizer may write along with them; None when there are none."""
 
     @property
     def compiled_graphs(self) -> int | None:

@@ -26,7 +26,7 @@ def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(co
     """The plain form is compared with torch's optimizer in tests/train/test_optimizer.py."""
     start, wanted, found = (make_inputs(torch.device("cuda"), count, dtype) for _ in range(3))
     make_plain_update(*NUMBERS)(*wanted)
-    make_update(*NUMBERS)(*found)
+    make_update(*NUMBERS)(*found, None)
     for place in (0, 2, 3):
         torch.testing.assert_close(found[place], wanted[place], rtol=1e-6, atol=2e-7)
         assert not torch.equal(found[place], start[place])
@@ -34,9 +34,20 @@ def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(co
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("broken", [0.0, 1.0])
+def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
+    alone, found = (make_inputs(device, 4099, torch.bfloat16, broken=broken) for _ in range(2))
+    copy = found[0].to(torch.bfloat16)
+    make_update(*NUMBERS)(*alone, None)
+    make_update(*NUMBERS)(*found, copy)
+    assert all(map(torch.equal, alone, found)), "writing it changes nothing else"
+    assert torch.equal(copy, found[0].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_broken_step_changes_nothing(device):
     start, found = (make_inputs(device, 3000, torch.float32, broken=1.0, excess=float("nan")) for _ in range(2))
-    make_update(*NUMBERS)(*found)
+    make_update(*NUMBERS)(*found, None)
     assert all(torch.equal(found[place], start[place]) for place in range(4))
 
 

@@ -204,6 +204,7 @@ class GraphStep(MeshStep):
             device=self.device.type,
             is_saved=self.groups.is_pretended,
             overlap=self.settings.compile.expert_overlap,
+            is_split=self.settings.compile.partition == "min_cut",
         )
 
     def sources(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Sources:

@@ -34,12 +34,13 @@ class Own:
 
 
 _ALL = (
-    Own(gate.GATE, "on_gpu", gate.plain_gate),
-    Own(gate.GATE_BACKWARD, "on_gpu", gate.plain_gate_backward),
-    Own(gate.GATE_BACKWARD_AGAIN, "on_gpu", gate.plain_gate_backward_again),
-    Own(gate.GATE_BACKWARD_JOINED, "on_gpu", gate.plain_gate_backward_joined),
-    Own(gate.GATE_BACKWARD_JOINED_AGAIN, "on_gpu", gate.plain_gate_backward_joined_again),
-    Own(rotation.ROTATE, "on_gpu", rotation.turn),
+    Own(gate.GATE, "gate_on_gpu", gate.plain_gate),
+    Own(gate.GATE_BACKWARD, "gate_on_gpu", gate.plain_gate_backward),
+    Own(gate.GATE_BACKWARD_AGAIN, "gate_on_gpu", gate.plain_gate_backward_again),
+    Own(gate.GATE_BACKWARD_JOINED, "gate_on_gpu", gate.plain_gate_backward_joined),
+    Own(gate.GATE_BACKWARD_JOINED_AGAIN, "gate_on_gpu", gate.plain_gate_backward_joined_again),
+    Own(rotation.ROTATE, "rotation_on_gpu", rotation.turn),
+    Own(rotation.ROTATE_JOINED, "rotation_on_gpu", rotation.turn_joined),
     Own(norm.NORM, "norm_on_gpu", norm.plain_norm),
     Own(norm.ADD_NORM, "norm_on_gpu", norm.plain_add_norm),
     Own(norm.NORM_BACKWARD, "norm_on_gpu", norm.plain_norm_backward),

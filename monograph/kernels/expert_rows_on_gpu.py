@@ -1,4 +1,4 @@
-"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is.
+"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is.
 
 A program owns a token: it finds the token's rows, wherever they lie, and writes what only it writes. So nothing is
 added atomically, and in backward the token's gradient is fetched once for all of its rows.
@@ -9,16 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
+from monograph.kernels.rows import with_close_channels
 
 _COLUMNS = 1024
 """Of a token's sum that one program computes."""
 _WIDE = 2048
 """Columns of a row that backward reads at a time."""
-
-
-def as_rows(value: Tensor) -> Tensor:
-    """The columns next to each other, rows as far apart as they are."""
-    return value if value.stride(-1) == 1 else value.contiguous()
 
 
 @triton.jit
@@ -85,7 +81,7 @@ def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
     (tokens, top_k), columns = places.shape, rows.shape[1]
     out = rows.new_empty(tokens, columns)
     if out.numel():
-        rows, block = as_rows(rows), min(_COLUMNS, triton.next_power_of_2(columns))
+        rows, block = with_close_channels(rows), min(_COLUMNS, triton.next_power_of_2(columns))
         grid = (tokens, triton.cdiv(columns, block))
         sizes = {"columns": columns, "top_k": top_k, "block": block}
         launch(sum_kernel, grid, rows, places.contiguous(), out, rows.stride(0), **sizes)
@@ -97,7 +93,7 @@ def combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
     (tokens, top_k), columns = weights.shape, rows.shape[1]
     out = rows.new_empty(tokens, columns)
     if out.numel():
-        rows, block = as_rows(rows), min(_COLUMNS, triton.next_power_of_2(columns))
+        rows, block = with_close_channels(rows), min(_COLUMNS, triton.next_power_of_2(columns))
         grid = (tokens, triton.cdiv(columns, block))
         sizes = {"columns": columns, "top_k": top_k, "block": block}
         launch(combine_kernel, grid, rows, weights.contiguous(), inverse.contiguous(), out, rows.stride(0), **sizes)
@@ -111,7 +107,7 @@ def combine_rows_backward(
     (tokens, top_k), columns = weights.shape, rows.shape[1]
     of_rows, of_weights = rows.new_empty(rows.shape), weights.new_empty(weights.shape)
     if of_rows.numel():
-        grad, rows = as_rows(grad), as_rows(rows)
+        grad, rows = with_close_channels(grad), with_close_channels(rows)
         launch(
             combine_backward_kernel,
             (tokens,),

@@ -96,27 +96,27 @@ def _gate_backward_joined_again_on_cpu(grad: Tensor, x: Tensor, up: Tensor) -> t
 
 @torch.library.impl(_LIBRARY, "gate", "CUDA")
 def _gate_on_cuda(x: Tensor, up: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.on_gpu").gate(x, up)
+    return importlib.import_module("monograph.kernels.gate_on_gpu").gate(x, up)
 
 
 @torch.library.impl(_LIBRARY, "gate_backward", "CUDA")
 def _gate_backward_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.on_gpu").gate_backward(grad, x, up)
+    return importlib.import_module("monograph.kernels.gate_on_gpu").gate_backward(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "gate_backward_again", "CUDA")
 def _gate_backward_again_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_again(grad, x, up)
+    return importlib.import_module("monograph.kernels.gate_on_gpu").gate_backward_again(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "gate_backward_joined", "CUDA")
 def _gate_backward_joined_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_joined(grad, x, up)
+    return importlib.import_module("monograph.kernels.gate_on_gpu").gate_backward_joined(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "gate_backward_joined_again", "CUDA")
 def _gate_backward_joined_again_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.on_gpu").gate_backward_joined_again(grad, x, up)
+    return importlib.import_module("monograph.kernels.gate_on_gpu").gate_backward_joined_again(grad, x, up)
 
 
 @torch.library.register_fake("monograph::gate", lib=_LIBRARY)

@@ -1,4 +1,4 @@
-"""The kernels of latent attention's heads, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is.
+"""The kernels of latent attention's heads, in Triton. Imported with the first CUDA tensor, as gate_on_gpu.py is.
 
 Inputs are read by their strides: heads are parts of wider products, and a tail that all heads share has none between
 them. In backward a program owns a token, so that no sum over heads crosses programs.
@@ -9,14 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
+from monograph.kernels.rows import with_close_channels
 
 _CHANNELS = 2048
 """Of several heads of a token that are handled at a time."""
-
-
-def with_close_channels(value: Tensor) -> Tensor:
-    """The channels next to each other, all else as it is."""
-    return value if value.stride(-1) == 1 else value.contiguous()
 
 
 def count_together(heads: int, channels: int) -> int:

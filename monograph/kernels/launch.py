@@ -1,6 +1,6 @@
 """Launching a kernel, or building it for later: a step that is written down takes its kernels along."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,6 +18,12 @@ def only_built() -> Iterator[None]:
         yield
     finally:
         _is_building.reset(token)
+
+
+def call(function: Callable[..., Any], *args: Any, **settings: Any) -> None:
+    """What torch computes in place between two launches; nothing while kernels are only built."""
+    if not _is_building.get():
+        function(*args, **settings)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:

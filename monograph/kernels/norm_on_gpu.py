@@ -1,4 +1,4 @@
-"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is.
+"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is.
 
 The weight's gradient is a sum over all rows: every program adds up its own rows, in their order, and torch adds up the
 programs, whose number depends on the rows alone.
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
-from monograph.kernels.on_gpu import as_rows
+from monograph.kernels.rows import as_rows
 
 _NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""

@@ -1,6 +1,6 @@
 """The sliced loss on a GPU: torch's products around a cross entropy in Triton, in as little memory as it takes.
 
-Imported when the first CUDA tensor arrives, as on_gpu.py is.
+Imported when the first CUDA tensor arrives, as gate_on_gpu.py is.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monograph.compat.ops import add_product_
 from monograph.kernels.cross_entropy import IGNORED
-from monograph.kernels.launch import launch
+from monograph.kernels.launch import call, launch
 from monograph.kernels.wide_on_gpu import scale_into
 
 _LOGITS = 4096
@@ -34,10 +34,10 @@ def sliced_loss(
         part = slice(first, first + slice_tokens)
         rows = hidden[part]
         grad = logits[: rows.shape[0]]
-        torch.mm(rows, weight.t(), out=grad)
+        call(torch.mm, rows, weight.t(), out=grad)
         cross_entropy_(grad, labels[part], losses[part])
-        torch.mm(grad, weight, out=grad_hidden[part])
-        add_product_(total, grad.t(), rows * counts[part], is_first=first == 0)
+        call(torch.mm, grad, weight, out=grad_hidden[part])
+        call(add_product_, total, grad.t(), rows * counts[part], is_first=first == 0)
     scale_into(grad_weight, total, scale)
     return losses.where(is_counted, 0.0).sum(), grad_hidden.mul_(counts), grad_weight
 

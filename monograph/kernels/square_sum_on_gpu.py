@@ -1,4 +1,4 @@
-"""The kernel of sums of squares, in Triton. Imported when the first CUDA tensor arrives, as on_gpu.py is."""
+"""The kernel of sums of squares, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ _LEVELS = 10
 """How often they are halved until one is left."""
 _TOGETHER = 4
 """Numbers of each lane on their way at the same time."""
-_ROUNDS = 8
+_ROUNDS = 2
 _CHUNK = _LANES * _TOGETHER * _ROUNDS
-"""Numbers that one program sums: a matrix of four million keeps every processor of a large GPU busy."""
+"""Numbers that one program sums: a matrix of four million keeps every processor of a large GPU busy four times."""
 
 
 @triton.jit(do_not_specialize=["first", "count"])

@@ -146,9 +146,9 @@ def test_kernels_that_were_put_somewhere_else_are_found_there(tmp_path):
 
 def forget_kernels():
     """As in a new process."""
-    from monograph.kernels import norm_on_gpu, on_gpu, square_sum_on_gpu, update_on_gpu
+    from monograph.kernels import gate_on_gpu, norm_on_gpu, square_sum_on_gpu, update_on_gpu
 
-    kernels = (on_gpu.gate_kernel, norm_on_gpu.norm_backward_kernel, square_sum_on_gpu.square_sum_kernel)
+    kernels = (gate_on_gpu.gate_kernel, norm_on_gpu.norm_backward_kernel, square_sum_on_gpu.square_sum_kernel)
     for kernel in (*kernels, update_on_gpu.update_kernel):
         kernel.device_caches.clear()
 

@@ -18,7 +18,7 @@ from monograph.kernels.gate import (
     plain_gate_backward,
 )
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN, norm
-from monograph.kernels.rotation import ROTATE, rotate, turn
+from monograph.kernels.rotation import ROTATE, ROTATE_JOINED, rotate, turn
 from monograph.kernels.sliced_loss import SLICED_LOSS, plain_sliced_loss, sliced_loss
 
 CPU = torch.device("cpu")
@@ -111,6 +111,20 @@ def test_a_fused_rotation_does_what_torch_does(device, interleaved, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_rotations_beside_values_have_the_same_bits(device, interleaved, dtype):
+    heads, cos, sin = make_heads(device, dtype)
+    q, v = heads.transpose(1, 2).contiguous().transpose(1, 2), torch.randn(2, 5, 2, 7, dtype=dtype, device=device)
+    k = heads[:, :, 1:2]
+    for angles in ((cos, sin), (cos[:1], sin[:1])):
+        found = ROTATE_JOINED(q, k, v, *angles, interleaved, True)
+        parts = (ROTATE(q, *angles, interleaved, True), ROTATE(k, *angles, interleaved, True), v)
+        assert torch.equal(found, torch.cat([part.flatten(2) for part in parts], -1))
+    assert ROTATE_JOINED(q[:0], k[:0], v[:0], cos[:1], sin[:1], interleaved, True).shape == (0, 5, 3 * 20 + 20 + 14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_gate_that_is_computed_with_its_backward_has_the_same_bits(device, dtype):
     x, up, grad = make_gate(device, dtype)
@@ -192,6 +206,7 @@ def test_kernels_give_the_same_bits_every_time():
         (GATE, make_gate(CPU, torch.float32)[:2]),
         (GATE_BACKWARD, make_gate(CPU, torch.float32)),
         (ROTATE, (*make_heads(CPU, torch.float32), True, False)),
+        (ROTATE_JOINED, (*make_heads(CPU, torch.float32)[:1] * 3, *make_heads(CPU, torch.float32)[1:], True, False)),
         (GATE_BACKWARD_AGAIN, make_gate(CPU, torch.float32)),
         (GATE_BACKWARD_JOINED, make_gate(CPU, torch.float32)),
         (GATE_BACKWARD_JOINED_AGAIN, make_gate(CPU, torch.float32)),

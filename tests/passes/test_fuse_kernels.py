@@ -8,6 +8,7 @@ import pytest
 from monograph.compat.ops import ATEN
 from monograph.kernels.gate import GATE, GATE_BACKWARD, GATE_BACKWARD_AGAIN, GATE_BACKWARD_JOINED_AGAIN
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
+from monograph.kernels.rotation import ROTATE, ROTATE_JOINED
 from monograph.kernels.wide import ADD_WIDE
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import ChooseSavedConfig, JoinProductsConfig, PassesConfig
@@ -43,7 +44,10 @@ def test_gradients_of_joined_projections_are_written_side_by_side():
     passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), join_products=JOINED)
     ops, _ = count_ops("llama3", passes)
     assert (ops[GATE_BACKWARD_AGAIN], ops[GATE_BACKWARD_JOINED_AGAIN]) == (0, BLOCKS)
-    assert ops[ATEN.cat.default] <= 5 * BLOCKS, "weights and the gradients of queries, keys and values"
+    assert (ops[ROTATE], ops[ROTATE_JOINED]) == (2 * BLOCKS, BLOCKS), (
+        "queries and keys; both gradients beside the values'"
+    )
+    assert ops[ATEN.cat.default] == 4 * BLOCKS, "weights, in forward and in backward"
 
 
 def test_gradients_of_a_tied_embedding_are_added_without_casts():
@@ -61,11 +65,14 @@ def test_a_step_without_ops_of_ours_stays_without():
     assert before != graph.text(), "other passes did run"
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
 @pytest.mark.parametrize("policy", ["all", "default", "min_cut", "full"])
-def test_every_bit_stays(policy, tmp_path):
+def test_every_bit_stays(policy, is_joined, tmp_path):
+    joined = {"passes.join_products.enabled": True, "passes.join_products.max_columns": 4096} if is_joined else {}
     made = {}
     for name, off in (("fused", ()), ("apart", ("fuse_kernels",))):
-        changes = {**GRAPH, **FUSED, "passes.choose_saved.policy": policy, "passes.off": off, "model.n_layers": BLOCKS}
+        changes = {**GRAPH, **FUSED, **joined, "passes.choose_saved.policy": policy, "model.n_layers": BLOCKS}
+        changes |= {"passes.off": off, "model.tied_embeddings": True}
         config = small("llama3", tmp_path, changes)
         with one_rank(config) as groups:
             made[name] = make_updates(config, groups)

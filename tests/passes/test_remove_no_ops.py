@@ -39,3 +39,43 @@ def test_views_that_change_something_and_values_that_are_returned_stay():
     before = graph.text()
     assert run("remove_no_ops", graph) == "0 nodes removed"
     assert graph.text() == before
+
+
+def make_product_with_one():
+    """A loss that computes its gradient in forward, times the gradient that backward begins with."""
+    hand = ByHand()
+    x, w = hand.input("x", 4, 4, kind=InputKind.BATCH), hand.input("w", 4, 4)
+    loss = hand.call(ATEN.sum.default, hand.call(ATEN.mm.default, x, w))
+    one = hand.call(ATEN.ones_like.default, loss, direction=BACKWARD)
+    twice = hand.call(ATEN.mul.Tensor, one, one, direction=BACKWARD)
+    early = hand.call(ATEN.mm.default, x, x)
+    grad = hand.call(ATEN.mul.Tensor, early, twice, direction=BACKWARD)
+    return hand.done(loss, w=hand.call(ATEN.mul.Tensor, grad, 3, direction=BACKWARD))
+
+
+def test_a_product_with_one_is_its_other_factor_and_backward_stays_backward():
+    graph = make_product_with_one()
+    assert run("remove_no_ops", graph) == "2 nodes removed"
+    check_text(
+        graph,
+        """
+        forward:
+          0: float32[4, 4] = mm(%x, %w)
+          1: float32[] = sum(f.0)
+        backward:
+          0: float32[] = ones_like(f.1)
+        forward:
+          2: float32[4, 4] = mm(%x, %x)
+        backward:
+          1: float32[4, 4] = alias(f.2)  # by remove_no_ops
+          2: float32[4, 4] = mul.Tensor(b.1, 3)
+        backward:
+          return f.1, b.2
+        """,
+    )
+    assert run("remove_no_ops", graph) == "0 nodes removed", "the alias stays"
+
+
+def test_a_step_that_is_cut_where_backward_begins_keeps_its_ones():
+    graph = make_product_with_one()
+    assert run("remove_no_ops", graph, is_split=True) == "0 nodes removed"

@@ -29,7 +29,7 @@ class RemoveNoOps(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        plan = plan_no_ops(graph)
+        plan = plan_no_ops(graph, has_ones=facts.is_split)
         for node, same in plan.items():
             crosses = node.target is _ATEN.mul.Tensor and is_backward(node) != is_backward(same)
             tag = replace(tag_of(node), made_by=self.name())
@@ -38,10 +38,13 @@ class RemoveNoOps(Pass):
         return f"{len(plan)} nodes removed"
 
 
-def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:
-    """Node -> the earlier node with the same value, for every node that changes nothing."""
+def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]:
+    """Node -> the earlier node with the same value, for every node that changes nothing; `has_ones` keeps products
+    with one."""
     plan: dict[Node, Node] = {}
     for node in graph.nodes:
+        if has_ones and node.target is _ATEN.mul.Tensor:
+            continue
         rule = _RULES.get(node.target) if tag_of(node).made_by != RemoveNoOps.name() else None
         same = rule(node, lambda each: plan.get(each, each)) if rule else None
         if same is not None and not _is_returned(node):
@@ -76,10 +79,12 @@ def _transposed_twice(node: Node, follow: Follow) -> Node | None:
     return _first(inner) if inner is not None and inner.target is _ATEN.t.default else None
 
 
-def _times_one(node: Node, _follow: Follow) -> Node | None:
+def _times_one(node: Node, follow: Follow) -> Node | None:
     """A product with a scalar that is one, in a dtype that does not change."""
     for source, other in (node.args, node.args[::-1]):
-        if not (isinstance(source, Node) and isinstance(other, Node)) or other.target is not _ATEN.ones_like.default:
+        if not (isinstance(source, Node) and isinstance(other, Node)):
+            continue
+        if follow(other).target is not _ATEN.ones_like.default:
             continue
         if value_of(other).dim() == 0 and _has_same_layout(value_of(source), value_of(node)):
             return source

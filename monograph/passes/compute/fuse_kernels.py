@@ -1,33 +1,22 @@
 """Neighbours that one kernel of ours does together."""
 
-import operator
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
-
-import torch
-from torch.fx import Graph, Node
-
-from monograph.compat.ops import ATEN, UNSAFE_VIEW
-from monograph.graph.edit import call_before, erase, redirect
+from monograph.compat.ops import ATEN
+from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_compute, is_launch, is_mutation, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.tags import Tag, tag_of
 from monograph.kernels.catalog import OWN
-from monograph.kernels.gate import (
-    GATE,
-    GATE_BACKWARD,
-    GATE_BACKWARD_AGAIN,
-    GATE_BACKWARD_JOINED,
-    GATE_BACKWARD_JOINED_AGAIN,
-)
-from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
-from monograph.kernels.wide import ADD_WIDE
+from monograph.kernels.gate import GATE_BACKWARD
+from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
-
-_VIEWS = (ATEN.view.default, UNSAFE_VIEW)
+from monograph.passes.compute.fusions import (
+    fuse_again,
+    fuse_casts,
+    fuse_joined,
+    fuse_rotations,
+    fuse_sum_after,
+    fuse_sum_before,
+)
 
 
 class FuseKernels(Pass):
@@ -47,6 +36,7 @@ class FuseKernels(Pass):
         stages = (
             (fuse_again, (NORM_BACKWARD, GATE_BACKWARD)),
             (fuse_joined, (ATEN.cat.default,)),
+            (fuse_rotations, (ATEN.cat.default,)),
             (fuse_sum_before, (NORM,)),
             (fuse_sum_after, (NORM_BACKWARD, NORM_BACKWARD_AGAIN)),
             (fuse_casts, (ATEN.add.Tensor,)),
@@ -56,202 +46,6 @@ class FuseKernels(Pass):
             nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
             counts.append(sum(fuse(graph.module.graph, node) for node in nodes))
             erase(plan_dead(graph))
-        return "{} computed again with a backward, {} gradients joined, {} + {} sums with norms, {} with casts".format(
-            *counts
-        )
-
-
-def fuse_again(graph: Graph, back: Node) -> bool:
-    """Let a backward also compute what was to be computed again from the same values."""
-    for again in find_again(back):
-        sunk = plan_sinking(again, back)
-        if sunk is None:
-            continue
-        is_gate = back.target is GATE_BACKWARD
-        target = GATE_BACKWARD_AGAIN if is_gate else NORM_BACKWARD_AGAIN
-        whole = call_before(graph, back, target, back.args, _made(back))
-        parts = take_parts(graph, back, whole, {0: 0, 1: 1})
-        place = parts[-1] if parts else whole
-        value = again if is_gate else _part(again, 0)
-        assert value is not None
-        part = call_before(graph, place.next, operator.getitem, (whole, 2), replace(tag_of(value), made_by=_NAME))
-        redirect(value, part)
-        for node in reversed(sunk):
-            part.append(node)
-        return True
-    return False
-
-
-def find_again(back: Node) -> Iterator[Node]:
-    """Nodes of a backward's own direction that compute from the values it reads what its forward computed."""
-    is_gate = back.target is GATE_BACKWARD
-    _, x, other, *_ = back.args
-    assert isinstance(x, Node)
-    for node in list(x.users):
-        if node.target is not (GATE if is_gate else NORM) or tag_of(node).direction is not tag_of(back).direction:
-            continue
-        is_same = node.args[0] is x and is_same_value(node.args[1], other)
-        if is_same and (is_gate or (_part(node, 0) is not None and _part(node, 1) is None)):
-            yield node
-
-
-def plan_sinking(again: Node, back: Node) -> list[Node] | None:
-    """What has to move behind the backward because it reads what will come from there; None when it must not move."""
-    reached, found = {again}, []
-    for node in _between(again, back):
-        if reached.isdisjoint(node.all_input_nodes):
-            continue
-        if node is back or is_launch(node) or is_wait(node) or is_mutation(node) or not is_compute(node):
-            return None
-        reached.add(node)
-        if not (node.target is operator.getitem and node.args[0] is again):
-            found.append(node)
-    return found
-
-
-def fuse_joined(graph: Graph, cat: Node) -> bool:
-    """Let a gate's backward write both gradients where they are put side by side."""
-    parts = cat.all_input_nodes
-    if len(parts) != 2 or len(cat.args) != 2:
-        return False
-    sources = [_source(part) for part in parts]
-    if [each.target for each in sources] != [operator.getitem] * 2 or [each.args[1] for each in sources] != [0, 1]:
-        return False
-    back, value = sources[0].args[0], value_of(cat)
-    is_last = cat.args[1] in (value.dim() - 1, -1)
-    if not isinstance(back, Node) or back is not sources[1].args[0] or not is_last:
-        return False
-    is_whole = all(
-        value_of(part).shape[-1] == value_of(source).shape[-1] for part, source in zip(parts, sources, strict=True)
-    )
-    if back.target not in (GATE_BACKWARD, GATE_BACKWARD_AGAIN) or not is_whole:
-        return False
-    chain = {node for part in parts for node in _chain(part)}
-    if any(user not in chain and user is not cat for node in chain for user in node.users):
-        return False
-    has_again = back.target is GATE_BACKWARD_AGAIN
-    target = GATE_BACKWARD_JOINED_AGAIN if has_again else GATE_BACKWARD_JOINED
-    whole = call_before(graph, back, target, back.args, _made(back))
-    both = whole
-    if has_again:
-        both = call_before(graph, back, operator.getitem, (whole, 0), _made(back))
-        take_parts(graph, back, whole, {2: 1})
-    redirect(cat, call_before(graph, cat, ATEN.view.default, (both, list(value.shape)), _made(cat)))
-    return True
-
-
-def fuse_sum_before(graph: Graph, norm: Node) -> bool:
-    """Let a norm compute the sum it reads."""
-    total = norm.args[0]
-    assert isinstance(total, Node)
-    if not is_plain_sum(total) or any(user < norm for user in total.users):
-        return False
-    whole = call_before(graph, norm, ADD_NORM, (*total.args, *norm.args[1:]), _made(norm))
-    summed = call_before(graph, norm, operator.getitem, (whole, 0), replace(tag_of(total), made_by=_NAME))
-    redirect(total, summed)
-    take_parts(graph, norm, whole, {0: 1, 1: 2})
-    return True
-
-
-def fuse_sum_after(graph: Graph, back: Node) -> bool:
-    """Let a norm's backward add the gradient that comes past the norm."""
-    of_x = _part(back, 0)
-    if of_x is None or len(of_x.users) != 1 or back.args[4] is not None:
-        return False
-    (total,) = of_x.users
-    if not is_plain_sum(total):
-        return False
-    (other,) = [each for each in total.args if each is not of_x] or [of_x]
-    if not isinstance(other, Node) or other is of_x or not other < back:
-        return False
-    whole = call_before(graph, back, back.target, (*back.args[:4], other), _made(back))
-    summed = call_before(graph, back, operator.getitem, (whole, 0), replace(tag_of(total), made_by=_NAME))
-    redirect(total, summed)
-    take_parts(graph, back, whole, {1: 1, 2: 2})
-    return True
-
-
-def fuse_casts(graph: Graph, total: Node) -> bool:
-    """Add two values in fp32 without writing them in fp32 first."""
-    casts = [each for each in total.args if isinstance(each, Node) and each.target is ATEN._to_copy.default]
-    if len(casts) != 2 or not is_plain_sum(total) or any(len(each.users) > 1 for each in casts):
-        return False
-    narrow = [each.args[0] for each in casts]
-    values = [value_of(each) for each in (*narrow, *casts)]  # type: ignore[arg-type]
-    dtypes = [value.dtype for value in values]
-    is_wider = dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
-    if not is_wider or len({value.device for value in values}) > 1 or not all(map(_is_dense, values)):
-        return False
-    redirect(total, call_before(graph, total, ADD_WIDE, tuple(narrow), replace(tag_of(total), made_by=_NAME)))
-    return True
-
-
-def _is_dense(value: Any) -> bool:
-    return bool(value.is_contiguous())
-
-
-def is_plain_sum(node: Node) -> bool:
-    """Whether a node adds two tensors of the same form."""
-    if node.target is not ATEN.add.Tensor or node.kwargs or not all(isinstance(each, Node) for each in node.args):
-        return False
-    values = [value_of(each) for each in (node, *node.args)]  # type: ignore[arg-type]
-    return len({(tuple(map(str, value.shape)), value.dtype) for value in values}) == 1
-
-
-def is_same_value(one: Any, other: Any) -> bool:
-    """Whether two nodes compute the same: the same node, or the same cast of the same."""
-    if one is other:
-        return True
-    if not (isinstance(one, Node) and isinstance(other, Node)) or one.target is not other.target:
-        return False
-    is_cast = one.target is ATEN._to_copy.default and one.kwargs == other.kwargs
-    return is_cast and is_same_value(one.args[0], other.args[0])
-
-
-def take_parts(graph: Graph, old: Node, new: Node, places: dict[int, int]) -> list[Node]:
-    """Let readers of an op's results read those of another; `places` says which result became which."""
-    made = []
-    for user in [each for each in old.users if each.target is operator.getitem]:
-        place = places.get(user.args[1])  # type: ignore[arg-type]
-        if place is not None:
-            part = call_before(graph, old, operator.getitem, (new, place), tag_of(user))
-            redirect(user, part)
-            made.append(part)
-    return made
-
-
-_NAME = FuseKernels.name()
-
-
-def _made(node: Node) -> Tag:
-    return replace(tag_of(node), made_by=_NAME)
-
-
-def _part(node: Node, place: int) -> Node | None:
-    """The node that takes one result of an op, when somebody reads it."""
-    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == place and user.users]
-    return found[0] if len(found) == 1 else None
-
-
-def _source(node: Node) -> Node:
-    """What a value is a view of."""
-    return list(_chain(node))[-1]
-
-
-def _chain(node: Node) -> Iterator[Node]:
-    """A value and what it is a view of."""
-    yield node
-    while node.target in _VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
-        yield node
-
-
-def _between(first: Node, last: Node) -> Iterator[Node]:
-    """The nodes from after `first` to `last`; none when `last` comes before."""
-    if last < first:
-        return
-    node = first.next
-    while node is not last:
-        yield node
-        node = node.next
-    yield last
+        again, joined, turned, before, after, cast = counts
+        sums = f"{before} + {after} sums with norms, {cast} with casts"
+        return f"{again} computed again with a backward, {joined} + {turned} gradients joined, {sums}"

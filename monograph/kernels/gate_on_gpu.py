@@ -1,7 +1,7 @@
-"""The kernels themselves, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
+"""The kernels of gates, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
 
-Each reads its inputs by their strides (gates and heads are often parts of wider products), computes in fp32 and writes
-a contiguous result. No sum crosses programs, so results do not depend on the order in which these run.
+Each reads its inputs by their strides (gates are often parts of wider products), computes in fp32 and writes a dense
+result. No sum crosses programs, so results do not depend on the order in which these run.
 """
 
 import triton
@@ -9,17 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
+from monograph.kernels.rows import as_rows
 
 _COLUMNS = 1024
 """Of a gate that one program computes."""
-_PAIRS = 1024
-"""Pairs of channels that one program turns at most."""
-
-
-def as_rows(value: Tensor) -> Tensor:
-    """[rows, columns], the columns next to each other."""
-    rows = value.reshape(-1, value.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 @triton.jit
@@ -124,78 +117,3 @@ def _gate_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Ten
             has_again=again is not None,
             block=_COLUMNS,
         )
-
-
-@triton.jit
-def rotate_kernel(
-    x,
-    cos,
-    sin,
-    out,
-    seq_len,
-    heads,
-    x_batch,
-    x_place,
-    x_head,
-    angle_batch,
-    half: tl.constexpr,
-    pairs: tl.constexpr,
-    together: tl.constexpr,
-    interleaved: tl.constexpr,
-    inverse: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    batch, place = token // seq_len, token % seq_len
-    head = (tl.program_id(1) * together + tl.arange(0, together))[:, None]
-    pair = tl.arange(0, pairs)[None, :]
-    angle = batch * angle_batch + place * half + pair
-    c = tl.load(cos + angle, pair < half)
-    s = tl.load(sin + angle, pair < half)
-    if inverse:
-        s = -s
-    source = x + batch * x_batch + place * x_place + head * x_head
-    to = out + (token * heads + head) * (2 * half)
-    if interleaved:  # whole rows are read and written: neighbours that go apart would each fetch the same memory
-        channel = tl.arange(0, 2 * pairs)[None, :]
-        is_in = (head < heads) & (channel < 2 * half)
-        row = tl.load(source + channel, is_in).to(tl.float32)
-        first, second = tl.split(tl.reshape(row, (together, pairs, 2)))
-        row = tl.interleave(first * c - second * s, second * c + first * s)
-        tl.store(to + channel, row.to(out.dtype.element_ty), is_in)
-    else:
-        is_in = (head < heads) & (pair < half)
-        first = tl.load(source + pair, is_in).to(tl.float32)
-        second = tl.load(source + pair + half, is_in).to(tl.float32)
-        tl.store(to + pair, (first * c - second * s).to(out.dtype.element_ty), is_in)
-        tl.store(to + pair + half, (second * c + first * s).to(out.dtype.element_ty), is_in)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    """Turn the pairs of channels of x [batch, sequence, heads, dim]."""
-    out = x.new_empty(x.shape)
-    if not out.numel():
-        return out
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
-    batch, seq_len, heads, dim = x.shape
-    half = dim // 2
-    pairs = triton.next_power_of_2(half)
-    together = min(triton.next_power_of_2(heads), max(1, _PAIRS // pairs))
-    launch(
-        rotate_kernel,
-        (batch * seq_len, triton.cdiv(heads, together)),
-        x,
-        cos,
-        sin,
-        out,
-        seq_len,
-        heads,
-        *x.stride()[:3],
-        seq_len * half if cos.shape[0] > 1 else 0,
-        half=half,
-        pairs=pairs,
-        together=together,
-        interleaved=interleaved,
-        inverse=inverse,
-    )
-    return out

@@ -11,8 +11,8 @@ from torch import Tensor
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
 
-_COLUMNS = 1024
-"""Of a gate that one program computes."""
+_COLUMNS = 4096
+"""Of a gate that one program computes, at most."""
 
 
 @triton.jit
@@ -61,8 +61,9 @@ def gate(x: Tensor, up: Tensor) -> Tensor:
     if out.numel():
         a, b = as_rows(x), as_rows(up)
         rows, columns = a.shape
-        grid = (rows, triton.cdiv(columns, _COLUMNS))
-        launch(gate_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=_COLUMNS)
+        block = min(_COLUMNS, triton.next_power_of_2(columns))
+        grid = (rows, triton.cdiv(columns, block))
+        launch(gate_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=block)
     return out
 
 
@@ -100,9 +101,10 @@ def _gate_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Ten
     if x.numel():
         g, a, b = as_rows(grad), as_rows(x), as_rows(up)
         rows, columns = a.shape
+        block = min(_COLUMNS, triton.next_power_of_2(columns))
         launch(
             gate_backward_kernel,
-            (rows, triton.cdiv(columns, _COLUMNS)),
+            (rows, triton.cdiv(columns, block)),
             g,
             a,
             b,
@@ -115,5 +117,5 @@ def _gate_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Ten
             b.stride(0),
             of_x.stride(0),
             has_again=again is not None,
-            block=_COLUMNS,
+            block=block,
         )

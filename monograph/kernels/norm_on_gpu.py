@@ -14,8 +14,8 @@ from monograph.kernels.rows import as_rows
 
 _NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""
-_PROGRAMS = 528
-"""Of a backward, at most: four on every processor of a large GPU."""
+_PROGRAMS = 1056
+"""Of a backward, at most: eight on every processor of a large GPU."""
 _SETTINGS = {"enable_fp_fusion": False}
 """A product and a sum are rounded one after the other, as two ops would do it: so fusing them changes no bit."""
 
@@ -135,7 +135,7 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
             has_other=other is not None,
             together=together,
             block=block,
-            num_warps=8 if block > _NUMBERS else 4,
+            num_warps=8,
             **_SETTINGS,
         )
     return total, out, rstd
@@ -190,7 +190,7 @@ def _backward(
         has_again=has_again,
         together=together,
         block=block,
-        num_warps=8 if block > _NUMBERS else 4,
+        num_warps=8,
         **_SETTINGS,
     )
     return of_x, partial.sum(0).to(weight.dtype), again

@@ -13,7 +13,7 @@ from monograph.kernels.cross_entropy import IGNORED
 from monograph.kernels.launch import call, launch
 from monograph.kernels.wide_on_gpu import scale_into
 
-_LOGITS = 4096
+_LOGITS = 2048
 """Of a row of logits that are read at a time."""
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monograph.kernels.launch import launch
 
-_NUMBERS = 2048
+_NUMBERS = 1024
 """Of a parameter that one program updates."""
 
 
@@ -61,4 +61,4 @@ def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: flo
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
         given = (parameter, *tensors, parameter if copy is None else copy, count, 1 - beta1, beta2, 1 - beta2, eps)
-        launch(update_kernel, grid, *given, has_copy=copy is not None, block=_NUMBERS, num_warps=8)
+        launch(update_kernel, grid, *given, has_copy=copy is not None, block=_NUMBERS)

@@ -9,10 +9,11 @@ brings everything else (tables, biases, counters, ties) into its first state.
 
 import hashlib
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ PIECE_NUMEL = 1 << 18
 PIECES_AT_ONCE = 4
 """What one thread draws and copies at a time: enough to keep it busy, few enough for all threads to end together."""
 MAX_THREADS = 16
+SWITCH_SECONDS = 1e-4
+"""How long one thread may keep Python's lock while others wait for it."""
 CUT = 3.0
 """No value lies further than this many standard deviations from zero."""
 
@@ -149,8 +152,24 @@ def plan_parts(
 
 def fill_parts(parts: Sequence[Part], seed: int) -> None:
     """Draw all parts where they belong, with every processor this machine has; done when this returns."""
-    for device in {part.target.device: None for part in parts}:
-        _fill_on(device, deque(part for part in parts if part.target.device == device), seed)
+    with lock_handed_on():
+        for device in {part.target.device: None for part in parts}:
+            _fill_on(device, deque(part for part in parts if part.target.device == device), seed)
+
+
+@contextmanager
+def lock_handed_on() -> Iterator[None]:
+    """Inside, a thread that waits for Python's lock gets it soon.
+
+    Drawing needs it for microseconds every millisecond. A thread that imports modules meanwhile hands it on after five,
+    and drawing would take ten times as long.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _fill_on(device: torch.device, waiting: deque[Part], seed: int) -> None:

@@ -1,6 +1,7 @@
 """Starting values follow from the seed and the names alone."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -180,3 +181,12 @@ def test_materialized_parameters_keep_whether_they_learn():
     model.embedding.weight.requires_grad_(False)
     materialize(model, device="cpu", dtype=torch.float32)
     assert not model.embedding.weight.requires_grad and model.head.output.weight.requires_grad
+
+
+def test_drawing_gets_pythons_lock_soon_and_gives_the_setting_back(monkeypatch):
+    seen, before = [], sys.getswitchinterval()
+    monkeypatch.setattr(init, "_fill", lambda *_: seen.append(sys.getswitchinterval()) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fill_parts(list(plan_parts(torch.empty(4, 4), "w", (4, 4), 0.02)), 0)
+    assert seen == [pytest.approx(init.SWITCH_SECONDS)]
+    assert sys.getswitchinterval() == before

@@ -7,28 +7,35 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _built: ContextVar[list[Any] | None] = ContextVar("built", default=None)
 _THREADS = 8
-"""That build kernels side by side: most of it is C++, which lets other threads run."""
+"""That build kernels side by side: most of it is C++ and other programs, which let other threads run."""
 
 
 @contextmanager
 def only_built() -> Iterator[None]:
     """Inside, kernels are built (or found where Triton keeps them), several at a time, but not run; tensors may be
-    fake. At the end all of them are loaded."""
+    fake. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler."""
     triton: Any = importlib.import_module("triton")
     found: list[Any] = []
     token = _built.set(found)
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool, triton.AsyncCompileMode(pool):
-            yield
-    finally:
-        _built.reset(token)
-    for each in found:
-        kernel = each.result() if isinstance(each, triton.FutureKernel) else each
-        getattr(kernel, "run", None)  # asking for it loads the kernel and makes what launches it
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            with triton.AsyncCompileMode(pool):
+                yield
+        finally:
+            _built.reset(token)
+        device = torch.cuda.current_device()
+
+        def load(built: Any) -> None:
+            kernel = built.result() if isinstance(built, triton.FutureKernel) else built
+            with torch.cuda.device(device):  # every thread starts on the first
+                getattr(kernel, "run", None)  # asking for it does the work
+
+        list(pool.map(load, found))
 
 
 def call(function: Callable[..., Any], *args: Any, **settings: Any) -> None:

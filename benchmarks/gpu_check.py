@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
+FAST = (
+    "--compile.mode graph --optimizer.implementation single_pass --passes.choose_saved.policy min_cut"
+    " --passes.narrow_gradients.enabled true --passes.join_products.enabled true"
+    " --passes.join_products.max_columns 65536"
+)
 SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
 
 
@@ -38,17 +43,24 @@ def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Ch
         "full": f"{fp32} --passes.choose_saved.policy full",
         "min_cut": f"{bf16} --compile.partition min_cut",
         "offload": f"{bf16} --passes.offload_saved.budget_gib 1",
+        "kept weights": f"{bf16} --passes.keep_weights.enabled true",
         **recorded,
     }
     close = {
         "blocks": f"{fp32} --passes.mark_regions.regions blocks",
         "whole": f"{fp32} --passes.compile_whole.enabled true",
     }
+    fast = f"{bf16} {FAST}" + (" --compile.cuda_graph full" if device == "cuda" else "")
+    kept = "--passes.keep_weights.enabled true --parallelism.reshard_after_forward false"
     pairs = [(name, bf16 if line.startswith(bf16) else fp32, line, []) for name, line in same.items()]
     pairs += [(name, fp32, line, ["--tolerance", "1e-4"]) for name, line in close.items()]
     return [
-        Check(f"eager/one graph {name} {recipe}", ["compare", base, f"{line} --compile.mode graph", *more])
-        for name, base, line, more in pairs
+        *(
+            Check(f"eager/one graph {name} {recipe}", ["compare", base, f"{line} --compile.mode graph", *more])
+            for name, base, line, more in pairs
+        ),
+        Check(f"fast/fast with kept weights {recipe}", ["compare", fast, f"{fast} {kept}"]),
+        Check(f"fast/fast without fuse_kernels {recipe}", ["compare", fast, f"{fast} --passes.off fuse_kernels"]),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which steps can be recorded as a CUDA graph, and why others cannot; recording itself needs a GPU (tests/gpu)."""
+"""Which steps can be recorded as a CUDA graph, and why others cannot; recording itself needs a GPU."""
 
 import pytest
 

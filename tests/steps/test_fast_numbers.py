@@ -8,12 +8,16 @@ from tests.train.kit import read_records, tiny_run
 STEPS = 200
 FAST = {
     "compile.mode": "graph",
+    "model.kernels": "fused",
     "optimizer.implementation": "single_pass",
+    "parallelism.reshard_after_forward": False,
     "passes.choose_saved.policy": "min_cut",
     "passes.narrow_gradients.enabled": True,
     "passes.join_products.enabled": True,
-    "passes.mark_regions.regions": ("blocks", "outside"),
+    "passes.join_products.max_columns": 1 << 16,
+    "passes.keep_weights.enabled": True,
 }
+COMPILED = {"model.kernels": "auto", "passes.mark_regions.regions": ("blocks", "outside")}
 TOLERANCE = 0.01
 """Relative, of the mean loss over any 20 steps. Two seeds of the same model differ by several times as much."""
 
@@ -30,7 +34,7 @@ def learn(folder, model, changes):
 @pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
 def test_fast_settings_follow_the_eager_loss_curve(model, tmp_path):
     eager = learn(tmp_path / "eager", model, {})
-    fast = learn(tmp_path / "fast", model, FAST)
-    assert fast == pytest.approx(eager, rel=TOLERANCE)
+    for name, changes in (("fast", FAST), ("compiled", {**FAST, **COMPILED})):
+        assert learn(tmp_path / name, model, changes) == pytest.approx(eager, rel=TOLERANCE), name
     other = learn(tmp_path / "other", model, {"debug.seed": 7})
     assert other != pytest.approx(eager, rel=TOLERANCE), "the tolerance tells runs apart"

@@ -51,6 +51,8 @@ def cross_entropy_kernel(
     grads += row * columns
     label = tl.load(targets + row)
     label = tl.where(label == ignored, 0, label)
+    # Read before the sums, which all warps of the program wait for: afterwards one of them writes over it.
+    at_label = tl.load(logits + label).to(tl.float32)
     top = tl.full([block], -1e30, tl.float32)
     total = tl.zeros([block], tl.float32)
     for start in range(0, columns, block):
@@ -61,7 +63,7 @@ def cross_entropy_kernel(
         top = higher
     peak = tl.max(top, 0)
     amount = tl.sum(total * tl.exp(top - peak), 0)
-    log_prob = tl.load(logits + label).to(tl.float32) - peak - tl.log(amount)
+    log_prob = at_label - peak - tl.log(amount)
     tl.store(losses + row, -log_prob)
     # exp(x) - 1 loses what is left of a probability close to one; its series does not.
     series = log_prob * (1.0 + log_prob / 2 * (1.0 + log_prob / 3 * (1.0 + log_prob / 4 * (1.0 + log_prob / 5))))

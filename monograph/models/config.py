@@ -34,7 +34,7 @@ class Stream:
     out_std: float
     """How wide the weights start that write to it: narrower with depth, so that the sum over blocks does not grow."""
     kernels: Kernels = "auto"
-    """Who computes gates, rotations, heads and the experts' rows."""
+    """Who computes norms, gates, rotations, heads and the experts' rows."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -314,7 +314,7 @@ class DecoderConfig(Configurable.Config):
     init_std: float = 0.02
     """Standard deviation of the initial weights; what writes to the residual stream starts smaller with depth."""
     kernels: Kernels = "auto"
-    """fused: gates, rotations, heads, experts' rows and the loss (if whole) by Triton kernels; plain: torch's ops."""
+    """fused: norms, gates, rotations, heads, experts' rows, the loss (if whole) by Triton kernels; plain: torch's."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary positions."""
     loss: LossConfig = field(default_factory=LossConfig)

@@ -23,7 +23,7 @@ class RemoveNoOps(Pass):
 
     Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)        g = ones_like(loss);  d = mul(dw, g)
     After:   y = mm(x, w)                                             d = alias(dw)
-    Why:     views cost a dispatch, hide equal values from other passes, and make the text longer. Backward begins with
+    Why:     views cost a dispatch, hide equal values from other passes, and lengthen the text. Backward begins with
              a gradient of one, and multiplies values as large as the vocabulary with it. An alias stays where such a
              product led from forward to backward: a gradient must be seen to come from there.
     """

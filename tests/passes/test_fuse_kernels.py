@@ -65,6 +65,15 @@ def test_a_step_without_ops_of_ours_stays_without():
     assert before != graph.text(), "other passes did run"
 
 
+def test_equal_blocks_still_read_alike():
+    lines = []
+    for blocks in (3, 6):
+        graph, facts = capture_small("llama3", Mesh(), **{**FUSED, "model.n_layers": blocks})
+        run_passes(graph, build_passes(PassesConfig()), (), facts)
+        lines.append(len(graph.text().splitlines()))
+    assert lines[0] == lines[1], "whatever is fused across a border belongs to one block"
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 @pytest.mark.parametrize("policy", ["all", "default", "min_cut", "full"])
 def test_every_bit_stays(policy, is_joined, tmp_path):

@@ -136,7 +136,8 @@ def fuse_sum_before(graph: Graph, norm: Node) -> bool:
     if not is_plain_sum(total) or any(user < norm for user in total.users):
         return False
     whole = call_before(graph, norm, ADD_NORM, (*total.args, *norm.args[1:]), _made(norm))
-    summed = call_before(graph, norm, operator.getitem, (whole, 0), replace(tag_of(total), made_by=_NAME))
+    # The norm may be the next block's. Then so is the sum: a block's nodes stand together, and equal blocks read alike.
+    summed = call_before(graph, norm, operator.getitem, (whole, 0), replace(_made(norm), keep=tag_of(total).keep))
     redirect(total, summed)
     take_parts(graph, norm, whole, {0: 1, 1: 2})
     return True

@@ -15,6 +15,7 @@ from monograph.passes.base import Pass
 from monograph.passes.config import (
     CompileWholeConfig,
     JoinProductsConfig,
+    KeepWeightsConfig,
     MarkRegionsConfig,
     NarrowGradientsConfig,
     OffloadSavedConfig,
@@ -28,6 +29,7 @@ ASKED = PassesConfig(
     offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
     narrow_gradients=NarrowGradientsConfig(enabled=True),
     join_products=JoinProductsConfig(enabled=True),
+    keep_weights=KeepWeightsConfig(enabled=True),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
     compile_whole=CompileWholeConfig(enabled=True),
 )

@@ -134,4 +134,12 @@ def is_known(name: str, args: tuple[Any, ...]) -> bool:
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):
         return False
-    return all(type(arg) in _TYPES[kind] for arg, kind in zip(args, kinds, strict=True))
+    return all(type(arg) in _TYPES[kind] and is_sound(arg) for arg, kind in zip(args, kinds, strict=True))
+
+
+def is_sound(arg: Argument) -> bool:
+    """Whether there can be such a tensor, or such a number of tokens."""
+    if isinstance(arg, Form):
+        sizes = [size for size in (*arg.shape, *arg.strides) if isinstance(size, int)]
+        return len(arg.shape) == len(arg.strides) and min(sizes, default=0) >= 0
+    return type(arg) is not int or arg > 0

@@ -116,8 +116,8 @@ def lower(graph: StepGraph, take: Take, kept: KeptWeights | None = None) -> Grap
         if kept is not None and node in constants:
             root.register_buffer(f"kept_{node.name}", kept.get(constants[node]))
             copies[node] = inside.get_attr(f"kept_{node.name}")
-            continue
-        copies[node] = inside.node_copy(node, copies.__getitem__)
+        else:
+            copies[node] = inside.node_copy(node, copies.__getitem__)
         for place in wanted.get(node, []):
             root.add_module(f"take_{place}", Taker(graph.outputs[place], take))
             inside.call_module(f"take_{place}", (copies[node],))

@@ -1,12 +1,13 @@
 """Memory over the schedule: what is alive while each node runs, and who holds the most at the peak.
 
-Inputs (this rank's shards, buffers, the batch) live all the time, results from their making to the end, everything
-else until its last reader, through views, has run. What a transfer sends stays until the transfer has been waited
-for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state are not
-counted.
+Inputs (this rank's shards, buffers, the batch) and kept weights live all the time, results from their making to the
+end, everything else until its last reader, through views, has run. What a transfer sends stays until the transfer has
+been waited for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state
+are not counted.
 """
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from torch.fx import Graph, Node
 
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import Sizes
+from monograph.graph.once import Kept, find_kept, is_once
 from monograph.graph.query import find_storages, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 
@@ -54,7 +56,7 @@ class Memory:
 def find_memory(graph: StepGraph, sizes: Sizes | None = None) -> Memory:
     """The memory a step needs on one rank, node by node."""
     nodes = graph.nodes
-    held = find_held(graph.module.graph, sizes or Sizes(graph.module.graph))
+    held = find_held(graph.module.graph, sizes or Sizes(graph.module.graph), find_lasting(graph))
     changes = [0] * (len(nodes) + 1)
     for each in held:
         changes[each.first] += each.bytes
@@ -67,8 +69,16 @@ def find_memory(graph: StepGraph, sizes: Sizes | None = None) -> Memory:
     return Memory(live, peak, live.index(peak) if live else 0, held)
 
 
-def find_held(graph: Graph, sizes: Sizes) -> list[Held]:
-    """Every piece of memory with the span of its life."""
+def find_lasting(graph: StepGraph) -> set[Node]:
+    """Casts of weights that are kept from one update to the next, each set of weights once."""
+    found: dict[Kept, Node] = {}
+    for node, kept in find_kept(graph):
+        found.setdefault(kept, node)
+    return set(found.values())
+
+
+def find_held(graph: Graph, sizes: Sizes, lasting: Collection[Node] = ()) -> list[Held]:
+    """Every piece of memory with the span of its life; of what is computed once an update, only `lasting` has any."""
     owners = find_owners(graph)
     last: dict[Piece, int] = {}
     sent: dict[Node, list[Node]] = {}
@@ -87,8 +97,8 @@ def find_held(graph: Graph, sizes: Sizes) -> list[Held]:
     found = []
     for (node, part), needed in last.items():
         size = sizes.bytes_of(node, part)
-        if size and node.target is not TO_HOST:
-            span = (0, end) if node.op == "placeholder" else (places[node], needed)
+        if size and node.target is not TO_HOST and not (is_once(node) and node not in lasting):
+            span = (0, end) if node.op == "placeholder" or node in lasting else (places[node], needed)
             found.append(Held(node, part, size, *span))
     return found
 

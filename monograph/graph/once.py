@@ -33,7 +33,8 @@ def find_castings(graph: StepGraph) -> dict[Node, Kept]:
     found: dict[Node, Kept] = {}
     for node in graph.nodes:
         if node.target is ATEN._to_copy.default and set(node.kwargs) == {"dtype"} and node.args[0] in slots:
-            if is_dense(form_of(value_of(node))):
+            form = form_of(value_of(node))
+            if form.shape and is_dense(form):
                 found[node] = Kept((slots[node.args[0]],), value_of(node).dtype)  # type: ignore[index]
         elif node.target is ATEN.cat.default and (len(node.args) == 1 or node.args[1] == 0):
             parts = [found.get(each) for each in node.all_input_nodes]

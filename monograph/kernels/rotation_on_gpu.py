@@ -121,7 +121,7 @@ def rotate_joined_kernel(
     head = tl.arange(0, k_together).to(tl.int64)[:, None]
     turn_heads(k, cos, sin, out, head, k_heads, k_head, angle, half, pairs, k_together, interleaved, inverse)
     out += k_heads * (2 * half)
-    number = tl.arange(0, v_together)
+    number = tl.arange(0, v_together).to(tl.int64)
     value = tl.load(v + (number // v_dim) * v_head + number % v_dim, number < v_numbers)
     tl.store(out + number, value, number < v_numbers)
 

@@ -51,8 +51,9 @@ def cross_entropy_kernel(
     grads += row * columns
     label = tl.load(targets + row)
     label = tl.where(label == ignored, 0, label)
-    # Read before the sums, which all warps of the program wait for: afterwards one of them writes over it.
-    at_label = tl.load(logits + label).to(tl.float32)
+    # Read before the sums, which all warps of the program wait for: afterwards one of them writes over it. A label that
+    # is no token makes the loss not a number, which stops the run.
+    at_label = tl.load(logits + label, (label >= 0) & (label < columns), float("nan")).to(tl.float32)
     top = tl.full([block], -1e30, tl.float32)
     total = tl.zeros([block], tl.float32)
     for start in range(0, columns, block):

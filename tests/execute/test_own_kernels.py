@@ -82,6 +82,8 @@ def test_calls_are_read_back_as_they_were_written(graph):
         [["gate", [None, None]]],
         [["gate", []]],
         [["gate", [1, 2]]],
+        [["gate", [["bfloat16", [4], [1, 1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
+        [["gate", [["bfloat16", [-4], [1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
         [[["gate"], []]],
         7,
         None,

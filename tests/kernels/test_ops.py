@@ -187,6 +187,14 @@ def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
 
 
 @pytest.mark.gpu
+def test_a_label_that_is_no_token_makes_the_loss_no_number():
+    hidden, weight, labels, scale = make_loss(torch.device("cuda"), torch.bfloat16)
+    for wrong in (20_000, -1):
+        labels[3] = wrong
+        assert sliced_loss(hidden, weight, labels, scale, 4, kernels="fused")[0].isnan()
+
+
+@pytest.mark.gpu
 def test_kernels_give_the_same_bits_every_time():
     device = torch.device("cuda")
     loss = make_loss(device, torch.bfloat16)

@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 
 from monograph.compat.ops import ATEN
+from monograph.graph.edit import call_after
+from monograph.graph.tags import tag_of
 from monograph.kernels.gate import GATE, GATE_BACKWARD, GATE_BACKWARD_AGAIN, GATE_BACKWARD_JOINED_AGAIN
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
 from monograph.kernels.rotation import ROTATE, ROTATE_JOINED
@@ -21,12 +23,13 @@ BF16 = {"training.compute_dtype": "bfloat16"}
 FUSED = {"model.kernels": "fused", **BF16}
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 BLOCKS = 2
+NONE = Mesh()
 JOINED = JoinProductsConfig(enabled=True, max_columns=4096)
 
 
-def count_ops(model, passes, **changes):
+def count_ops(model, passes, mesh=NONE, **changes):
     """How often each op is in the step after all passes, and what the last one said."""
-    graph, facts = capture_small(model, Mesh(), **{**FUSED, "model.n_layers": BLOCKS, **changes})
+    graph, facts = capture_small(model, mesh, **{**FUSED, "model.n_layers": BLOCKS, **changes})
     records = run_passes(graph, build_passes(passes), (), facts)
     return Counter(node.target for node in graph.nodes), records[-1]
 
@@ -40,14 +43,16 @@ def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
     assert (ops[GATE], ops[GATE_BACKWARD], ops[GATE_BACKWARD_AGAIN]) == (BLOCKS, 0, BLOCKS)
 
 
-def test_gradients_of_joined_projections_are_written_side_by_side():
+@pytest.mark.parametrize("mesh", [NONE, Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
+def test_gradients_of_joined_projections_are_written_side_by_side(mesh):
     passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), join_products=JOINED)
-    ops, _ = count_ops("llama3", passes)
+    ops, _ = count_ops("llama3", passes, mesh)
     assert (ops[GATE_BACKWARD_AGAIN], ops[GATE_BACKWARD_JOINED_AGAIN]) == (0, BLOCKS)
     assert (ops[ROTATE], ops[ROTATE_JOINED]) == (2 * BLOCKS, BLOCKS), (
         "queries and keys; both gradients beside the values'"
     )
-    assert ops[ATEN.cat.default] == 4 * BLOCKS, "weights, in forward and in backward"
+    if mesh is NONE:
+        assert ops[ATEN.cat.default] == 4 * BLOCKS, "weights, in forward and in backward"
 
 
 def test_gradients_of_a_tied_embedding_are_added_without_casts():
@@ -129,3 +134,38 @@ def test_a_backward_that_needs_the_second_gate_stays_apart():
     graph = make_gated(has_transfer=True)
     assert run("fuse_kernels", graph).startswith("0 computed again")
     assert Counter(node.target for node in graph.nodes)[GATE] == 2
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_a_norm_with_another_eps_is_another_norm(eps):
+    hand = ByHand()
+    x, w, grad = hand.input("x", 4, 4), hand.input("w", 4), hand.input("grad", 4, 4)
+    back = {"path": "layers.0", "direction": BACKWARD}
+    out, scale = (hand.call(operator.getitem, hand.call(NORM, x, w, 1e-5), place) for place in (0, 1))
+    again = hand.call(operator.getitem, hand.call(NORM, x, w, eps, **back), 0, **back)
+    pair = hand.call(NORM_BACKWARD, grad, x, w, scale, None, **back)
+    of_x, of_w = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    product = hand.call(ATEN.mm.default, again, grad, **back)
+    graph = hand.done(hand.call(ATEN.sum.default, out), x=of_x, w=of_w, grad=product)
+    assert run("fuse_kernels", graph).startswith("1 computed" if eps == 1e-5 else "0 computed")
+
+
+def test_nothing_moves_past_what_writes():
+    graph = make_gated()
+    (again,) = [node for node in graph.nodes if node.target is GATE and tag_of(node).direction is BACKWARD]
+    grad = next(node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.name == "grad")
+    call_after(graph.module.graph, again, ATEN.mul_.Tensor, (grad, 2.0), tag_of(again))
+    assert run("fuse_kernels", graph).startswith("0 computed again")
+
+
+def test_a_gradient_that_is_put_there_twice_stays_apart():
+    hand = ByHand()
+    x, up, grad = (hand.input(name, 4, 4) for name in ("x", "up", "grad"))
+    back = {"path": "layers.0", "direction": BACKWARD}
+    pair = hand.call(GATE_BACKWARD, grad, x, up, **back)
+    one, other = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    three = hand.call(ATEN.cat.default, [one, other, one], 1, **back)
+    graph = hand.done(
+        hand.call(ATEN.sum.default, hand.call(GATE, x, up)), x=hand.call(ATEN.mm.default, grad, three, **back)
+    )
+    assert "0 + 0 gradients joined" in run("fuse_kernels", graph)

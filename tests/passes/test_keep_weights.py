@@ -1,11 +1,15 @@
 """keep_weights: parameters are cast once an update, and whatever changes them is seen by the next step."""
 
+import math
+
 import pytest
 import torch
 
 from monograph.compat.ops import ATEN
 from monograph.execute.kept import KeptWeights
+from monograph.graph.memory import find_memory
 from monograph.graph.once import Kept, find_kept, is_once
+from monograph.graph.signature import InputKind
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import JoinProductsConfig, KeepWeightsConfig, PassesConfig
 from monograph.passes.runner import build_passes, run_passes
@@ -144,3 +148,17 @@ def test_joined_weights_are_kept_joined():
     slots = {kept.slots for _, kept in find_kept(graph)}
     assert ("layers.0.feed_forward.w1.weight", "layers.0.feed_forward.w3.weight") in slots
     assert ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight", "layers.0.attention.wv.weight") in slots
+
+
+def test_memory_counts_kept_weights_all_the_time_and_each_once():
+    peaks = []
+    for config in (PassesConfig(), KEPT):
+        graph, facts = capture_small("llama3", Mesh(), **BF16)
+        run_passes(graph, build_passes(config), (), facts)
+        memory = find_memory(graph)
+        peaks.append(memory)
+    held = [each for each in peaks[1].held if is_once(each.node)]
+    stored = sum(math.prod(spec.shape) for spec in graph.inputs if spec.kind is InputKind.STATE)
+    assert sum(each.bytes for each in held) == 2 * stored, "two bytes for every number, forward and backward share them"
+    assert {(each.first, each.last) for each in held} == {(0, len(graph.nodes) - 1)}
+    assert peaks[1].live_bytes[-1] > peaks[0].live_bytes[-1]

@@ -79,3 +79,18 @@ def test_a_product_with_one_is_its_other_factor_and_backward_stays_backward():
 def test_a_step_that_is_cut_where_backward_begins_keeps_its_ones():
     graph = make_product_with_one()
     assert run("remove_no_ops", graph, is_split=True) == "0 nodes removed"
+
+
+def test_whatever_reads_such_a_product_through_a_view_reads_the_alias():
+    hand = ByHand()
+    x = hand.input("x", 4, 4)
+    early = hand.call(ATEN.mm.default, x, x)
+    loss = hand.call(ATEN.sum.default, early)
+    one = hand.call(ATEN.ones_like.default, loss, direction=BACKWARD)
+    same = hand.call(
+        ATEN.detach.default, hand.call(ATEN.mul.Tensor, early, one, direction=BACKWARD), direction=BACKWARD
+    )
+    graph = hand.done(loss, x=hand.call(ATEN.neg.default, same, direction=BACKWARD))
+    assert run("remove_no_ops", graph) == "2 nodes removed"
+    assert "alias(f.0)" in graph.text()
+    assert "neg(b.1)" in graph.text()

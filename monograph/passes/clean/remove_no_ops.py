@@ -30,10 +30,14 @@ class RemoveNoOps(Pass):
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_no_ops(graph, has_ones=facts.is_split)
-        for node, same in plan.items():
-            crosses = node.target is _ATEN.mul.Tensor and is_backward(node) != is_backward(same)
-            tag = replace(tag_of(node), made_by=self.name())
-            redirect(node, call_before(node.graph, node, _ATEN.alias.default, (same,), tag) if crosses else same)
+        stand_ins: dict[Node, Node] = {}
+        for node, source in plan.items():
+            same = stand_ins.get(source, source)
+            if node.target is _ATEN.mul.Tensor and is_backward(node) != is_backward(same):
+                tag = replace(tag_of(node), made_by=self.name())
+                same = call_before(node.graph, node, _ATEN.alias.default, (same,), tag)
+            redirect(node, same)
+            stand_ins[node] = same
         erase(plan)
         return f"{len(plan)} nodes removed"
 
@@ -42,13 +46,19 @@ def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]
     """Node -> the earlier node with the same value, for every node that changes nothing; `has_ones` keeps products
     with one."""
     plan: dict[Node, Node] = {}
+
+    def follow(node: Node) -> Node:
+        while node in plan:
+            node = plan[node]
+        return node
+
     for node in graph.nodes:
         if has_ones and node.target is _ATEN.mul.Tensor:
             continue
         rule = _RULES.get(node.target) if tag_of(node).made_by != RemoveNoOps.name() else None
-        same = rule(node, lambda each: plan.get(each, each)) if rule else None
+        same = rule(node, follow) if rule else None
         if same is not None and not _is_returned(node):
-            plan[node] = plan.get(same, same)
+            plan[node] = same
     return plan
 
 

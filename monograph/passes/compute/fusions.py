@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from monograph.compat.ops import ATEN, UNSAFE_VIEW
 from monograph.graph.edit import call_before, redirect
-from monograph.graph.query import is_compute, is_launch, is_mutation, is_wait, value_of
+from monograph.graph.query import has_symbols, is_compute, is_launch, is_mutation, is_wait, value_of
 from monograph.graph.tags import Tag, tag_of
 from monograph.kernels.gate import (
     GATE,
@@ -57,17 +57,26 @@ def find_again(back: Node) -> Iterator[Node]:
         if node.target is not (GATE if is_gate else NORM) or tag_of(node).direction is not tag_of(back).direction:
             continue
         is_same = node.args[0] is x and is_same_value(node.args[1], other)
-        if is_same and (is_gate or (_part(node, 0) is not None and _part(node, 1) is None)):
+        if is_same and (is_gate or (_part(node, 0) is not None and _part(node, 1) is None and has_eps_of(node, back))):
             yield node
+
+
+def has_eps_of(norm: Node, back: Node) -> bool:
+    """Whether a norm adds the same number as the one whose backward this is."""
+    scale = back.args[3]
+    source = scale.args[0] if isinstance(scale, Node) and scale.target is operator.getitem else None
+    return isinstance(source, Node) and source.target in (NORM, ADD_NORM) and source.args[-1] == norm.args[-1]
 
 
 def plan_sinking(again: Node, back: Node) -> list[Node] | None:
     """What has to move behind the backward because it reads what will come from there; None when it must not move."""
     reached, found = {again}, []
     for node in _between(again, back):
+        if is_mutation(node):  # what moves might read what this writes
+            return None
         if reached.isdisjoint(node.all_input_nodes):
             continue
-        if node is back or is_launch(node) or is_wait(node) or is_mutation(node) or not is_compute(node):
+        if node is back or is_launch(node) or is_wait(node) or not is_compute(node):
             return None
         reached.add(node)
         if not (node.target is operator.getitem and node.args[0] is again):
@@ -77,8 +86,8 @@ def plan_sinking(again: Node, back: Node) -> list[Node] | None:
 
 def fuse_joined(graph: Graph, cat: Node) -> bool:
     """Let a gate's backward write both gradients where they are put side by side."""
-    parts = cat.all_input_nodes
-    if len(parts) != 2 or len(cat.args) != 2:
+    parts: Any = cat.args[0]
+    if len(parts) != 2 or len(cat.args) != 2 or has_symbols(value_of(cat)):
         return False
     sources = [_source(part) for part in parts]
     if [each.target for each in sources] != [operator.getitem] * 2 or [each.args[1] for each in sources] != [0, 1]:
@@ -108,8 +117,9 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
 
 def fuse_rotations(graph: Graph, cat: Node) -> bool:
     """Let rotations of queries and keys write where their results are put side by side with the values."""
-    parts, value = cat.all_input_nodes, value_of(cat)
-    if len(parts) != 3 or cat.args[1:] not in ((1,), (-1,)) or value.dim() != 2:
+    parts: Any = cat.args[0]
+    value = value_of(cat)
+    if len(parts) != 3 or cat.args[1:] not in ((1,), (-1,)) or value.dim() != 2 or has_symbols(value):
         return False
     sources = [_source(part) for part in parts]
     *turned, values = sources
@@ -123,6 +133,8 @@ def fuse_rotations(graph: Graph, cat: Node) -> bool:
     chain = {node for part in parts for node in _chain(part)} - {values}
     if not is_flat or any(user not in chain and user is not cat for node in chain for user in node.users):
         return False
+    if any(map(is_mutation, _between(min(turned), cat))):
+        return False
     heads = [each.args[0] for each in turned]
     joined = call_before(graph, cat, ROTATE_JOINED, (*heads, values, *turned[0].args[1:]), _made(cat))
     redirect(cat, call_before(graph, cat, ATEN.view.default, (joined, list(value.shape)), _made(cat)))
@@ -134,6 +146,8 @@ def fuse_sum_before(graph: Graph, norm: Node) -> bool:
     total = norm.args[0]
     assert isinstance(total, Node)
     if not is_plain_sum(total) or any(user < norm for user in total.users):
+        return False
+    if any(map(is_mutation, _between(total, norm))):
         return False
     whole = call_before(graph, norm, ADD_NORM, (*total.args, *norm.args[1:]), _made(norm))
     # The norm may be the next block's. Then so is the sum: a block's nodes stand together, and equal blocks read alike.
@@ -171,6 +185,8 @@ def fuse_casts(graph: Graph, total: Node) -> bool:
     dtypes = [value.dtype for value in values]
     is_wider = dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
     if not is_wider or len({value.device for value in values}) > 1 or not all(map(_is_dense, values)):
+        return False
+    if any(map(is_mutation, _between(min(casts), total))):
         return False
     redirect(total, call_before(graph, total, ADD_WIDE, tuple(narrow), replace(tag_of(total), made_by=_NAME)))
     return True

@@ -72,7 +72,7 @@ def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[Sum]:
                 others.append(addend)
         if len(products) < 2 or len({tuple(value_of(each).shape) for each in products}) > 1:
             continue
-        products.sort(key=lambda each: _origin(_operand(each, 1)))  # in the order of the weights
+        products.sort(key=lambda each: _place_of_weight(_operand(each, 1)))
         lefts, rights = ([_operand(each, place) for each in products] for place in (0, 1))
         if min(value_of(left).shape[1] for left in lefts) > max_columns:
             continue
@@ -152,6 +152,11 @@ def _operand(node: Node, place: int) -> Node:
     found = node.args[place]
     assert isinstance(found, Node)
     return found
+
+
+def _place_of_weight(node: Node) -> tuple[Node, Node]:
+    """Weights come in the order of the inputs they are copies of; parts of one gather in the order they are taken."""
+    return _origin(node), node
 
 
 def _origin(node: Node) -> Node:

@@ -1,5 +1,6 @@
 """fuse_kernels: ops of ours that read the same memory become one, and no bit changes."""
 
+import itertools
 import operator
 from collections import Counter
 
@@ -79,8 +80,18 @@ def test_equal_blocks_still_read_alike():
     assert lines[0] == lines[1], "whatever is fused across a border belongs to one block"
 
 
-@pytest.mark.parametrize("is_joined", [False, True])
-@pytest.mark.parametrize("policy", ["all", "default", "min_cut", "full"])
+@pytest.mark.parametrize(
+    ("policy", "is_joined"),
+    [
+        ("default", False),
+        ("min_cut", True),
+        *(
+            pytest.param(policy, is_joined, marks=pytest.mark.long)
+            for policy, is_joined in itertools.product(("all", "default", "min_cut", "full"), (False, True))
+            if (policy, is_joined) not in (("default", False), ("min_cut", True))
+        ),
+    ],
+)
 def test_every_bit_stays(policy, is_joined, tmp_path):
     joined = {"passes.join_products.enabled": True, "passes.join_products.max_columns": 4096} if is_joined else {}
     made = {}

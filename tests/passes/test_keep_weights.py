@@ -72,8 +72,8 @@ def test_casts_stay_out_of_compiled_regions():
     "changes",
     [
         {},
-        {"optimizer.implementation": "single_pass"},
-        {"optimizer.implementation": "foreach"},
+        pytest.param({"optimizer.implementation": "single_pass"}, marks=pytest.mark.long),
+        pytest.param({"optimizer.implementation": "foreach"}, marks=pytest.mark.long),
         {"optimizer.implementation": "single_pass", "parallelism.reshard_after_forward": False},
     ],
 )

@@ -62,7 +62,7 @@ def check_same(unfolded, whole):
     [
         ("llama3", {"mesh": Mesh(dp_shard=2, tp=2), "changes": {"model.mask": "document"}}, Run(0, 5)),
         pytest.param("qwen3_moe", GROUPED, Run(0, 5), marks=pytest.mark.long),
-        ("deepseek_v3", GROUPED, Run(1, 5)),
+        pytest.param("deepseek_v3", GROUPED, Run(1, 5), marks=pytest.mark.long),
         pytest.param("llama3", {"layers": 12}, Run(0, 11), marks=pytest.mark.long),
         ("deepseek_v3", {"mesh": Mesh(dp_shard=2, ep=2)}, Run(1, 5)),
         pytest.param("qwen3_moe", {"mesh": Mesh(dp_shard=2, tp=2, ep=2, etp=2)}, Run(0, 5), marks=pytest.mark.long),
@@ -130,7 +130,9 @@ def replace_forward(model):
     block.compute = lambda *args: (honest(*args)[0] + 1, None)
 
 
-@pytest.mark.parametrize("change", [change_setting, add_hook, pytest.param(replace_forward, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "change", [add_hook, *(pytest.param(each, marks=pytest.mark.long) for each in (change_setting, replace_forward))]
+)
 def test_a_block_that_differs_in_anything_is_captured_itself(change, tmp_path, monkeypatch):
     unfolded, whole, runs = trace_both("llama3", tmp_path, monkeypatch, change=change, layers=8)
     assert runs == [Run(4, 7)], "blocks 0 to 2 are too few to leave one out, block 3 is unlike them"
@@ -183,7 +185,7 @@ def test_ops_that_yield_numbers_as_well_are_copied(with_number, tmp_path, monkey
     check_same(unfolded, whole)
 
 
-@pytest.mark.parametrize("odd", [pytest.param(0, marks=pytest.mark.long), 3, 5])
+@pytest.mark.parametrize("odd", [3, *(pytest.param(odd, marks=pytest.mark.long) for odd in (0, 5))])
 def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_path, monkeypatch):
     """Blocks 0 and 5 are captured, block 3 is left out: one of them gets another table of cosines than the others."""
     honest = ShardedCall.__call__

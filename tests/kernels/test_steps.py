@@ -46,6 +46,7 @@ def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
         assert fused.loss == pytest.approx(plain.loss, rel=1e-6), "only norms round elsewhere than torch's"
 
 
+@pytest.mark.long
 def test_experts_on_other_ranks_keep_their_bits_with_fused_rows(tmp_path):
     changes = {"plain": {"parallelism.fsdp": "graph"}, "eager": {**FUSED, "parallelism.fsdp": "graph"}}
     ways = {

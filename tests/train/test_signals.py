@@ -63,7 +63,7 @@ def assert_stopped_whole_and_resumable(folder, other):
     assert differing(read_step(folder, step + 2), read_step(other, step + 2)) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_the_command_stops_between_two_steps_with_a_checkpoint_and_exit_code_75(tmp_path, number):
     running = Running(tmp_path / "run")
     wait_until(lambda: last_step(tmp_path / "run") >= 2, running)

@@ -30,8 +30,7 @@ class KeptWeights:
         if kept not in self._buffers:
             parts = [self._parameters[slot] for slot in kept.slots]
             rows = sum(part.shape[0] for part in parts)
-            with torch.no_grad():
-                buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=kept.dtype, device=parts[0].device)
+            buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=kept.dtype, device=parts[0].device)
             self._buffers[kept] = buffer
             for slot, place in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
                 self._places.setdefault(slot, []).append(place)

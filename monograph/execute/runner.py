@@ -121,7 +121,7 @@ class GraphStep(MeshStep):
         self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
 
     def find_own_calls(self, graph: StepGraph) -> list[Call]:
-        """Kernels of ours that a step will launch: built side by side, they take a third of the time."""
+        """Kernels of ours that a step will launch: known before it runs, they are built side by side."""
         is_updated = self.settings.passes.narrow_gradients.enabled  # which only our own optimizer can do
         updates = [call for call in find_updates(graph) if is_updated or call.name != UPDATE]
         return [*find_calls(graph), *updates]

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
+from monograph.kernels.rotation_on_gpu import turn_heads
 from monograph.kernels.rows import with_close_channels
 
 _CHANNELS = 2048
@@ -53,27 +54,10 @@ def join_kernel(
     row = tl.load(own + batch * own_batch + place * own_place + head * own_head + channel, is_in)
     tl.store(to + channel, row, is_in)
 
-    pair = tl.arange(0, pairs)[None, :]
-    angle = batch * angle_batch + place * half + pair
-    c = tl.load(cos + angle, pair < half)
-    s = tl.load(sin + angle, pair < half)
-    if inverse:
-        s = -s
-    source = tail + batch * tail_batch + place * tail_place + head * tail_head
-    to += kept
-    if interleaved:  # whole rows are read and written: neighbours that go apart would each fetch the same memory
-        channel = tl.arange(0, 2 * pairs)[None, :]
-        is_in = (head < heads) & (channel < 2 * half)
-        row = tl.load(source + channel, is_in).to(tl.float32)
-        first, second = tl.split(tl.reshape(row, (together, pairs, 2)))
-        row = tl.interleave(first * c - second * s, second * c + first * s)
-        tl.store(to + channel, row.to(out.dtype.element_ty), is_in)
-    else:
-        is_in = (head < heads) & (pair < half)
-        first = tl.load(source + pair, is_in).to(tl.float32)
-        second = tl.load(source + pair + half, is_in).to(tl.float32)
-        tl.store(to + pair, (first * c - second * s).to(out.dtype.element_ty), is_in)
-        tl.store(to + pair + half, (second * c + first * s).to(out.dtype.element_ty), is_in)
+    tail += batch * tail_batch + place * tail_place
+    out += token * heads * (kept + 2 * half) + kept
+    angle, width = batch * angle_batch + place * half, kept + 2 * half
+    turn_heads(tail, cos, sin, out, head, heads, tail_head, width, angle, half, pairs, together, interleaved, inverse)
 
 
 def join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:

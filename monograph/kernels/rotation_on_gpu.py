@@ -20,6 +20,7 @@ def turn_heads(
     head,
     heads,
     x_head,
+    out_head,
     angle,
     half: tl.constexpr,
     pairs: tl.constexpr,
@@ -34,7 +35,7 @@ def turn_heads(
     if inverse:
         s = -s
     source = x + head * x_head
-    to = out + head * (2 * half)
+    to = out + head * out_head
     if interleaved:  # whole rows are read and written: neighbours that go apart would each fetch the same memory
         channel = tl.arange(0, 2 * pairs)[None, :]
         is_in = (head < heads) & (channel < 2 * half)
@@ -74,7 +75,7 @@ def rotate_kernel(
     x += batch * x_batch + place * x_place
     out += token * heads * (2 * half)
     angle = batch * angle_batch + place * half
-    turn_heads(x, cos, sin, out, head, heads, x_head, angle, half, pairs, together, interleaved, inverse)
+    turn_heads(x, cos, sin, out, head, heads, x_head, 2 * half, angle, half, pairs, together, interleaved, inverse)
 
 
 @triton.jit
@@ -116,10 +117,10 @@ def rotate_joined_kernel(
     k += batch * k_batch + place * k_place
     v += batch * v_batch + place * v_place
     head = tl.arange(0, q_together).to(tl.int64)[:, None]
-    turn_heads(q, cos, sin, out, head, q_heads, q_head, angle, half, pairs, q_together, interleaved, inverse)
+    turn_heads(q, cos, sin, out, head, q_heads, q_head, 2 * half, angle, half, pairs, q_together, interleaved, inverse)
     out += q_heads * (2 * half)
     head = tl.arange(0, k_together).to(tl.int64)[:, None]
-    turn_heads(k, cos, sin, out, head, k_heads, k_head, angle, half, pairs, k_together, interleaved, inverse)
+    turn_heads(k, cos, sin, out, head, k_heads, k_head, 2 * half, angle, half, pairs, k_together, interleaved, inverse)
     out += k_heads * (2 * half)
     number = tl.arange(0, v_together).to(tl.int64)
     value = tl.load(v + (number // v_dim) * v_head + number % v_dim, number < v_numbers)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from monograph.execute.kept import KeptWeights
 from monograph.execute.layer import explained
@@ -63,7 +62,6 @@ class SinglePass:
                             written.append(name)
                             copy = copy.view(-1)
                         self._function(*flat, rate, decay, *own, scale, broken, copy)
-                        increment_version(parameter)  # writes through `.data`, and by kernels, are not counted
             if self.kept is not None:
                 self.kept.trust(written)
 

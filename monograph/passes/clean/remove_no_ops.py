@@ -90,13 +90,13 @@ def _transposed_twice(node: Node, follow: Follow) -> Node | None:
 
 
 def _times_one(node: Node, follow: Follow) -> Node | None:
-    """A product with a scalar that is one, in a dtype that does not change."""
+    """A product with ones that leaves shape and dtype as they are."""
     for source, other in (node.args, node.args[::-1]):
         if not (isinstance(source, Node) and isinstance(other, Node)):
             continue
         if follow(other).target is not _ATEN.ones_like.default:
             continue
-        if value_of(other).dim() == 0 and _has_same_layout(value_of(source), value_of(node)):
+        if _has_same_layout(value_of(source), value_of(node)):
             return source
     return None
 

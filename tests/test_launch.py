@@ -178,6 +178,23 @@ def test_ranks_end_when_their_launcher_dies_without_a_word(tmp_path):
     assert find_steps(folder), "and they saved on the way out"
 
 
+def test_a_launcher_that_dies_twice_asks_its_ranks_to_stop_once(tmp_path):
+    """The kernel sends a signal for each of its threads, and Python may start on the second inside of the first."""
+    script = """
+import os, signal
+from monograph.commands.on_ranks import _end_with_launcher
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append("stop"))
+_end_with_launcher()
+handler = signal.getsignal(signal.SIGHUP)
+for _ in range(3):
+    handler(signal.SIGHUP, None)
+os.kill(os.getpid(), signal.SIGHUP)
+assert asked == ["stop"], asked
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment(), cwd=tmp_path)
+
+
 def test_torchrun_joins_and_gives_the_same_training(unbroken, tmp_path):
     folder = tmp_path / "run"
     runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "monograph")

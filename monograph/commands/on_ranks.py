@@ -5,6 +5,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 from monograph.errors import ConfigError
@@ -50,12 +51,14 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
 def _end_with_launcher() -> None:
     """Stop in order, as on SIGTERM, when the launcher hangs up or dies without a word; nobody else would stop us.
 
-    The kernel may say so several times (once for each thread of the launcher), and a second SIGTERM would kill.
+    The kernel may say so several times (once for each thread of the launcher), and a second SIGTERM would kill. Python
+    may begin with the second while the first has not run a line yet, so which of them is the first is up to a lock.
     """
+    first = threading.Lock()
 
     def stop_once(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if first.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGTERM)
 
     if sys.platform == "linux":
         signal.signal(signal.SIGHUP, stop_once)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from monograph.compat.compiler import COMPILER, compiler_folder, importing
+from monograph.compat.compiler import compiler_folder, start_workers
 from monograph.execute.artifact.check import find_misfits
 from monograph.execute.artifact.folder import check_files, read_manifest, write_artifact
 from monograph.execute.artifact.load import STEP, Artifact
@@ -90,8 +90,7 @@ def time_compiling(recipe: str, layers: int) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as folder, pretended_groups(Mesh(), 0, CPU) as groups:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
-        with importing([COMPILER], has_workers=True):
-            pass
+        start_workers()
         with compiler_folder(Path(folder)):
             step.capture(*make_example(config, step))
     (record,) = [record for record in step.records if record.name == "compile_regions"]

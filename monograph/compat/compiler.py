@@ -2,8 +2,7 @@
 
 import ctypes
 import importlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,42 +17,9 @@ from monograph.compat.environment import variables_set
 CompiledCode = Callable[..., Any]
 
 
-CAPTURE, COMPILER = "torch._dynamo", "torch._inductor.compile_fx"
-"""What capturing and compiling import."""
-
-
-@contextmanager
-def importing(modules: Sequence[str], *, has_workers: bool = False, has_kernels: bool = False) -> Iterator[None]:
-    """Meanwhile, on a thread of its own: import modules, start Inductor's workers, make Triton ready for our kernels.
-
-    All this takes seconds, so it is for work that needs neither Python's lock nor any import, such as drawing weights.
-    """
-
-    def work() -> None:
-        if has_workers:  # first: they import torch themselves, which takes longest
-            start_workers()
-        if has_kernels:
-            start_triton()
-        for module in modules:
-            importlib.import_module(module)
-
-    thread = threading.Thread(target=work, name="importing")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
 def start_workers() -> None:
-    """Start Inductor's processes that build kernels."""
+    """Start Inductor's processes that build kernels: they import torch themselves, which takes them seconds."""
     importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
-
-
-def start_triton() -> None:
-    """Triton reads all of its own files once, to know which version of itself built a kernel."""
-    cache = importlib.import_module("triton.runtime.cache")
-    getattr(cache, "triton_key", lambda: None)()
 
 
 def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:

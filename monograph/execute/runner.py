@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from monograph.capture.alike import Run, find_runs, find_skipped
 from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
-from monograph.compat.compiler import CAPTURE, COMPILER, importing
+from monograph.compat.compiler import start_workers
 from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
@@ -26,7 +25,6 @@ from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
-from monograph.kernels.choose import HAS_TRITON
 from monograph.log import get_log
 from monograph.models.decoder import Decoder
 from monograph.parallel.chunks import find_chunks
@@ -46,8 +44,9 @@ class GraphStep(MeshStep):
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.groups, self.settings = groups, settings
-        with self.preparing():
-            self.parameters = make_shards(table, groups, settings)
+        if self.device.type == "cuda" and settings.passes.has_compiler and not settings.compile.artifact:
+            start_workers()  # early, because they take their time; a CPU has none to spare
+        self.parameters = make_shards(table, groups, settings)
         self.coords = groups.coords()
         self.buffers = buffers_of(model)
         self.chunks = find_chunks(model, settings.compile.expert_overlap)
@@ -61,15 +60,6 @@ class GraphStep(MeshStep):
         self.kept = KeptWeights(self.parameters)
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """Import what building the step on a GPU will need, while weights are drawn; a CPU has no time to spare."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        is_captured = not self.settings.compile.artifact
-        is_compiled = self.settings.passes.has_compiler
-        modules = [module for module, wanted in ((CAPTURE, is_captured), (COMPILER, is_compiled)) if wanted]
-        return importing(modules, has_workers=is_compiled and is_captured, has_kernels=HAS_TRITON)
 
     @property
     def compiled_graphs(self) -> int | None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from monograph.models.init import Constant, Part, Start, fill_parts, plan_parts
+from monograph.models.draw import draw
+from monograph.models.init import Constant, Start
 from monograph.parallel.param_table import ParamTable, Slot
 
 
@@ -14,24 +15,21 @@ def fill_shards(
     shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
 ) -> None:
     """Write the starting values into all of a rank's shards; padding becomes zero."""
-    parts: list[Part] = []
     for slot in table:
-        parts += begin_shard(shards[slot.name], slot, starts[slot.name], rank=rank)
-    fill_parts(parts, seed)
+        fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank)
 
 
-def begin_shard(local: Tensor, slot: Slot, start: Start, *, rank: int) -> Iterator[Part]:
-    """Write what need not be drawn; the rest, in parts."""
+def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int) -> None:
+    """One shard: what this rank stores of a parameter."""
     target = slot.valid_part(local, rank)
     if target.numel() < local.numel():
         local.zero_()
     if isinstance(start, Constant):
         target.fill_(start.value)
     elif target.numel():
-        last = slot.extents(rank)[-1]
-        columns = slice(last.start, last.start + last.size)
+        column = slot.extents(rank)[-1].start
         for first, rows in find_runs(target, slot, rank):
-            yield from plan_parts(rows, slot.name, slot.shape, start.std, first, columns)
+            draw(rows, seed, slot.name, width=slot.shape[-1], std=start.std, row=first, column=column)
 
 
 def find_runs(target: Tensor, slot: Slot, rank: int) -> Iterator[tuple[int, Tensor]]:

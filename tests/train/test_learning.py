@@ -34,6 +34,6 @@ def test_a_debug_recipe_brings_the_loss_clearly_down(tmp_path, recipe, capsys):
 def test_a_repeated_text_is_learned_by_heart(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 200)
     changes = {"dataloader.dataset": str(tmp_path / "text.txt"), "dataloader.held_out_fraction": 0.0}
-    config = tiny_run(tmp_path / "run", changes | {"training.steps": 60, "optimizer.lr": 1e-2})
+    config = tiny_run(tmp_path / "run", changes | {"training.steps": 120, "optimizer.lr": 1e-2})
     summary = train(config)
     assert summary.first["loss"] > 5 and summary.last["loss"] < 0.5

@@ -180,12 +180,12 @@ def same_data_everywhere() -> Iterator[None]:
 
 @contextmanager
 def starting_rows_of_rank_0() -> Iterator[None]:
-    honest = monograph.parallel.start.begin_shard
+    honest = monograph.parallel.start.fill_shard
 
-    def begin(local: Any, slot: Slot, start: Any, *, rank: int) -> Any:
-        return honest(local, slot, start, rank=0 if slot.name == "layers.1.attention.wq_b.weight" else rank)
+    def fill(local: Any, slot: Slot, start: Any, *, seed: int, rank: int) -> None:
+        honest(local, slot, start, seed=seed, rank=0 if slot.name == "layers.1.attention.wq_b.weight" else rank)
 
-    with patch.object(monograph.parallel.start, "begin_shard", begin):
+    with patch.object(monograph.parallel.start, "fill_shard", fill):
         yield
 
 

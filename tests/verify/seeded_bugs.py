@@ -118,7 +118,7 @@ BUGS: dict[str, Bug] = {
     ),
     "loss_without_offset": Bug(plant=lambda: without_offset(VocabLoss), degrees=TP, blame="loss: it differs"),
     "bias_not_summed": Bug(
-        plant=loads_of_own_tokens_only, blame="layers.2.moe.router: its updated values differ", degrees=EP
+        plant=loads_of_own_tokens_only, blame="layers.1.moe.router: its updated values differ", degrees=EP
     ),
     "same_data_everywhere": Bug(plant=same_data_everywhere, blame="embedding: its output differs"),
     "starting_rows_of_rank_0": Bug(

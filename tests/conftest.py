@@ -1,5 +1,7 @@
 """The longest files first, so that the workers of a parallel run finish together; no GPU, no tests of one."""
 
+import gc
+
 import pytest
 import torch
 
@@ -30,3 +32,15 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     places = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Between two files: what torch and earlier tests hold is not looked at again by every collection of garbage."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()

@@ -45,7 +45,7 @@ def trace(recipe, mesh, rank, dtype=torch.float32):
         return graph.print_readable(print_output=False)
 
 
-@pytest.mark.parametrize("etp", [1, 2])
+@pytest.mark.parametrize("etp", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_two_ranks_of_an_8_rank_mesh_trace_the_same_text(etp):
     mesh = Mesh(dp_shard=4, tp=2, ep=4, etp=etp)
     first, other = (trace("deepseek_v3_debugmodel", mesh, rank) for rank in (0, 5))

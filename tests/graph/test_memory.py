@@ -59,7 +59,7 @@ def test_what_a_transfer_sends_stays_until_it_was_waited_for():
 @pytest.mark.parametrize(
     ("recipe", "passes"),
     [
-        ("llama3_debugmodel", False),
+        pytest.param("llama3_debugmodel", False, marks=pytest.mark.long),
         ("qwen3_debugmodel_moe", True),
         pytest.param("llama3_debugmodel", True, marks=pytest.mark.long),
         pytest.param("qwen3_debugmodel_moe", False, marks=pytest.mark.long),

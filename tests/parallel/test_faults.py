@@ -22,7 +22,9 @@ def bits_of(trained):
     return {name: value.clone() for name, value in (trained.parameters | trained.moments).items()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["fsdp_tp_ep", *(pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name != "fsdp_tp_ep")]
+)
 def test_the_others_end_within_seconds_of_a_kill_and_the_next_try_has_the_same_bits(layout, tmp_path):
     ranks, degrees, victims = LAYOUTS[layout]
     unbroken = bits_of(pool.run(ranks, run_trainer, tiny("deepseek_v3", tmp_path / "unbroken", STEPS, **degrees))[0])

@@ -40,7 +40,7 @@ def test_twenty_steps_under_dp4_tp2_ep4_follow_one_device(tmp_path):
     ("model", "ranks", "degrees"),
     [
         ("llama3", 2, {}),
-        ("qwen3", 2, {"tp": 2}),
+        pytest.param("qwen3", 2, {"tp": 2}, marks=pytest.mark.long),
         ("qwen3_moe", 2, {"ep": 2}),
         ("deepseek_v3", 4, {"tp": 2, "ep": 2, "etp": 2}),
     ],
@@ -66,7 +66,7 @@ def test_tied_embeddings_differ_by_rounding_only_between_the_ways_of_sharding(tm
     assert largest_gap(one.norms, other.norms) < 1e-6
 
 
-@pytest.mark.parametrize("fsdp", ["fsdp2", "graph"])
+@pytest.mark.parametrize("fsdp", ["fsdp2", pytest.param("graph", marks=pytest.mark.long)])
 def test_accumulated_micro_batches_equal_one_large_batch(fsdp, tmp_path):
     sizes = {"training.global_batch_size": 8}
     many = train("deepseek_v3", tmp_path, 2, {**sizes, "training.local_batch_size": 1}, ep=2, fsdp=fsdp)
@@ -75,7 +75,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(fsdp, tmp_path):
     assert largest_gap(many.norms, one.norms) < 1e-5
 
 
-@pytest.mark.parametrize("fsdp", ["fsdp2", "graph"])
+@pytest.mark.parametrize("fsdp", [pytest.param("fsdp2", marks=pytest.mark.long), "graph"])
 def test_bf16_compute_keeps_masters_and_gradients_in_fp32(fsdp, tmp_path):
     half = {"training.compute_dtype": "bfloat16", "training.steps": 6}
     exact = train("deepseek_v3", tmp_path, 2, {"training.steps": 6}, fsdp=fsdp)

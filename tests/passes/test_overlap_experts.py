@@ -92,7 +92,7 @@ def test_a_plan_is_planned_without_writing_and_printed_exchange_by_exchange():
 
 
 def test_without_room_in_memory_less_is_hidden():
-    graph, facts = chunked("layers.*.moe")
+    graph, facts = chunked()
     tight = OverlapExperts(SLOW.replace(max_extra_bytes=0)).plan(graph, facts)
     roomy = OverlapExperts(SLOW).plan(graph, facts)
     assert roomy.exposed_seconds < tight.exposed_seconds

@@ -36,8 +36,17 @@ def spoil_the_loss(step, loss):
     return loss * float("inf")
 
 
-@pytest.mark.parametrize("implementation", ["fused", "foreach", "for_loop"])
-@pytest.mark.parametrize("spoil", [spoil_one_gradient, spoil_the_loss])
+@pytest.mark.parametrize(
+    ("implementation", "spoil"),
+    [
+        ("fused", spoil_one_gradient),
+        ("foreach", spoil_the_loss),
+        ("for_loop", spoil_one_gradient),
+        pytest.param("fused", spoil_the_loss, marks=pytest.mark.long),
+        pytest.param("foreach", spoil_one_gradient, marks=pytest.mark.long),
+        pytest.param("for_loop", spoil_the_loss, marks=pytest.mark.long),
+    ],
+)
 def test_a_bad_number_stops_the_run_at_its_step_with_all_weights_as_they_were(tmp_path, implementation, spoil):
     settings = {"optimizer.implementation": implementation, "training.steps": 6, "checkpoint.interval": 1}
     with open_trainer(tiny_run(tmp_path, settings | {"checkpoint.keep_last": 0})) as trainer:

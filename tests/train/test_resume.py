@@ -45,7 +45,13 @@ def assert_equal_to_unbroken(folder, unbroken):
     assert not [path.name for path in (folder / "checkpoints").glob(".*") if path.name != ".lock"]
 
 
-@pytest.mark.parametrize("async_save", [False, True], ids=["saving in turn", "saving in the background"])
+@pytest.mark.parametrize(
+    "async_save",
+    [
+        pytest.param(False, id="saving in turn", marks=pytest.mark.long),
+        pytest.param(True, id="saving in the background"),
+    ],
+)
 def test_a_run_killed_again_and_again_ends_with_the_bits_of_the_unbroken_one(tmp_path, unbroken, async_save):
     folder, chance, codes = tmp_path / "run", random.Random(7), []
     config = make_run(folder, checkpoint__load="auto", checkpoint__async_save=async_save)

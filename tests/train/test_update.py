@@ -92,7 +92,7 @@ def test_clipping_scales_the_whole_gradient_to_the_norm_and_zero_switches_it_off
     assert first[0.0] == pytest.approx(record["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("local_batch_size", [4, 2, 1])
+@pytest.mark.parametrize("local_batch_size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (4, 1))])
 def test_an_update_in_several_micro_batches_equals_one_large_batch(tmp_path, uneven_texts, local_batch_size):
     common = {"dataloader.dataset": uneven_texts, "training.global_batch_size": 8, "training.max_norm": 0.0}
     large = tiny_run(tmp_path / "large", common | {"training.local_batch_size": 8, "training.steps": 2})

@@ -16,7 +16,7 @@ def validations(folder):
     return {record["step"]: record["validation_loss"] for record in read_records(folder) if "validation_loss" in record}
 
 
-@pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
+@pytest.mark.parametrize("model", [pytest.param("llama3", marks=pytest.mark.long), "deepseek_v3"])
 def test_validation_changes_nothing_about_training(tmp_path, model):
     train(tiny_run(tmp_path / "watched", WATCHED, model=model))
     train(tiny_run(tmp_path / "alone", WATCHED | {"validator.interval": 0}, model=model))

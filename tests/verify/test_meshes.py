@@ -37,7 +37,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("deepseek_v3-dp4-tp2-ep4-etp1-graph", "deepseek_v3-dp4-graph", "qwen3_moe-dp4-ep2-graph")
+"""Of which others show every part."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
 def test_a_sharded_plan_computes_what_one_device_computes(case, tmp_path):
     model, (ranks, degrees), fsdp, changes = CASES[case]
     config = tiny(model, tmp_path, changes, fsdp=fsdp, **degrees)
@@ -76,7 +80,7 @@ def test_gradient_accumulation_is_part_of_what_is_compared(tmp_path):
     assert verdict.is_equal, verdict.blame
 
 
-@pytest.mark.parametrize("fsdp", ["fsdp2", "graph"])
+@pytest.mark.parametrize("fsdp", [pytest.param("fsdp2", marks=pytest.mark.long), "graph"])
 def test_rows_that_do_not_divide_are_padded_and_nobody_notices(fsdp, tmp_path):
     """A vocabulary of 261 over tp 2 and fsdp 2, a width of 66 over fsdp 4, experts' hidden rows of 18 over 4 ranks."""
     changes = {"model.dim": 66, "model.vocab_size": 261, "model.moe.n_experts": 6, "model.moe.hidden_dim": 18}

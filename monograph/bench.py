@@ -67,6 +67,9 @@ class Row:
     compilations: int
     loss: float
     """Of the last step: modes that do the same work end with (nearly) the same."""
+    losses: list[float]
+    """Of every step from the first on, warm-up included: whether two runs differ by rounding or by more shows in how
+    they part."""
     profile: Profile | None = None
     """Where the time goes, when asked for."""
 
@@ -142,15 +145,14 @@ def run_mode(
     with startup.phase("update"):
         apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
         synchronize(device)
-    for _ in range(warmup):
-        update(step, optimizer, next(batches), config)
+    losses = [loss, *(update(step, optimizer, next(batches), config) for _ in range(warmup))]
     ticks = [read_clock(device)]
     for _ in range(steps):
-        loss = update(step, optimizer, next(batches), config)
+        losses.append(update(step, optimizer, next(batches), config))
         ticks.append(read_clock(device))
     synchronize(device)
     times = [seconds_between(*pair) for pair in itertools.pairwise(ticks)]
-    row = summarize(mode, config, step, times, startup, loss.item(), device)
+    row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), device)
     if trace:
         where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
         row = replace(row, profile=where)
@@ -202,7 +204,7 @@ def summarize(
     step: MeshStep,
     times: Sequence[float],
     startup: Startup,
-    loss: float,
+    losses: list[float],
     device: torch.device,
 ) -> Row:
     """The numbers of one mode."""
@@ -227,7 +229,8 @@ def summarize(
         first_step_shares=startup.seconds | find_shares(step),
         is_recorded=isinstance(step, GraphStep) and isinstance(step.program, CudaGraphProgram),
         compilations=step.compiled_graphs or 0,
-        loss=loss,
+        loss=losses[-1],
+        losses=losses,
     )
 
 

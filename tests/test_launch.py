@@ -135,22 +135,25 @@ def test_the_rank_that_failed_first_is_found_among_those_that_followed(codes, no
     assert find_first_failure(failures) == first
 
 
-def test_ranks_survive_no_peer_and_a_relaunch_continues_to_the_bit(unbroken, tmp_path):
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """The same run, of which one rank was killed half way through; the seconds until all had ended."""
+    folder = tmp_path_factory.mktemp("broken") / "run"
     process = start(folder, "--ranks", "2", "--model.pause_seconds", "0.05")
     wait_for_steps(folder, 6, process)
     os.kill(pid_of(1, folder), signal.SIGKILL)
     killed = time.monotonic()
     code, _, err = finish(process, 30)
-    assert time.monotonic() - killed < 5, "survivors end within seconds"
+    return folder, code, err, time.monotonic() - killed
+
+
+def test_ranks_survive_no_peer(broken):
+    folder, code, err, seconds = broken
+    assert seconds < 5, "survivors end within seconds"
     assert code == 128 + signal.SIGKILL
     assert "rank 1 failed first: it was killed by SIGKILL" in err
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
     assert find_steps(folder)[-1] < STEPS
-    code, _, err = finish(start(folder, "--ranks", "2", "--checkpoint.load", "latest"))
-    assert code == 0, err
-    assert read_exact(folder) == read_exact(unbroken[0])
-    assert differing(read_step(folder, STEPS), read_step(unbroken[0], STEPS)) == []
 
 
 def test_a_launcher_asked_to_stop_leaves_one_checkpoint_of_all_ranks(tmp_path):
@@ -195,10 +198,11 @@ assert asked == ["stop"], asked
     subprocess.run([sys.executable, "-c", script], check=True, env=environment(), cwd=tmp_path)
 
 
-def test_torchrun_joins_and_gives_the_same_training(unbroken, tmp_path):
-    folder = tmp_path / "run"
+def test_torchrun_joins_and_continues_a_broken_run_to_the_bit(unbroken, broken):
+    folder, *_ = broken
     runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "monograph")
-    code, _, err = finish(start(folder, before=runner))
+    code, _, err = finish(start(folder, "--checkpoint.load", "latest", before=runner))
     assert code == 0, err
     assert read_exact(folder) == read_exact(unbroken[0])
+    assert differing(read_step(folder, STEPS), read_step(unbroken[0], STEPS)) == []
     assert {path.name for path in (folder / "logs").glob("rank-*.log")} == {"rank-0.log", "rank-1.log"}

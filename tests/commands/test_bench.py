@@ -30,7 +30,8 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
     kept = json.loads(out.read_text())
     eager, graph = kept["rows"]
     assert [eager["mode"], graph["mode"]] == ["eager", "graph"]
-    assert eager["loss"] == graph["loss"], "same bits"
+    assert eager["losses"] == graph["losses"], "same bits"
+    assert [len(row["losses"]) for row in kept["rows"]] == [3, 3] and eager["losses"][-1] == eager["loss"]
     assert {row["numbers"] for row in kept["rows"]} == {"same bits"}
     assert eager["graph_tflops"] is None and graph["graph_tflops"] > 0
     assert all(row["ms"] > 0 and row["tokens_per_second"] > 0 for row in kept["rows"])

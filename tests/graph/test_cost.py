@@ -119,8 +119,8 @@ def test_compute_is_bound_by_operations_or_by_memory():
 
 def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
     """Without data nobody knows the routing; counting such rows as one would lose most of the model."""
-    alone = measure(traced("deepseek_v3_debugmodel", Mesh()))
-    spread = measure(traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2)))
+    alone = measure(traced("deepseek_v3_debugmodel", Mesh(), layers=2))
+    spread = measure(traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), layers=2))
     assert spread.flops == alone.flops
 
 

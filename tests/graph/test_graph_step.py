@@ -99,11 +99,8 @@ def test_each_slot_is_gathered_and_scattered_under_its_own_name():
     assert sum(roles.values()) == 2 * (len(slots) + 1)
 
 
-def test_equal_blocks_are_printed_once_and_the_text_is_the_same_on_every_rank():
-    mesh = Mesh(dp_shard=2, tp=2, ep=2)
-    first, other = (captured("deepseek_v3_debugmodel", mesh, rank, layers=4) for rank in (0, 3))
-    assert first.text() == other.text()
-    assert first.digest() == other.digest()
+def test_equal_blocks_are_printed_once():
+    first = captured("deepseek_v3_debugmodel", Mesh(dp_shard=2, tp=2, ep=2), 0, layers=4)
     heads = [line for line in first.text().splitlines() if " block" in line and not line.startswith(" ")]
     assert [head.split(":")[0] for head in heads] == [
         "forward block 0",

@@ -54,7 +54,7 @@ def text(graph: torch.fx.Graph) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3"])
+@pytest.mark.parametrize("model", [pytest.param("deepseek_v3", marks=pytest.mark.long), "qwen3"])
 def test_two_ranks_trace_the_same_text(model, tmp_path):
     mesh = EIGHT if model == "deepseek_v3" else Mesh(dp_shard=4, tp=2)
     config = one_block(model, tmp_path)
@@ -66,6 +66,7 @@ def test_two_ranks_trace_the_same_text(model, tmp_path):
     assert names <= groups | {"sum", "max"}, "collectives are addressed by logical names only"
 
 
+@pytest.mark.long
 def test_a_world_of_1024_ranks_is_traced_in_one_process_as_quickly_as_one_of_8(tmp_path):
     config = one_block("deepseek_v3", tmp_path)
     changed = config.replace(model=config.model.replace(moe=config.model.moe.replace(n_experts=64)))

@@ -94,3 +94,21 @@ def compile_function(function: Callable[..., Any], backend: Any, *, is_dynamic: 
 def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
     """Change dynamo's settings inside the block only."""
     return torch._dynamo.config.patch(**settings)
+
+
+@contextmanager
+def called_plainly(function: Any) -> Iterator[None]:
+    """Inside, a function that torch hides from its compiler is called as it is.
+
+    To hide it torch imports the compiler when the function is first called, which takes a second, also where nothing is
+    ever compiled. Not around anything that is.
+    """
+    plain, mark = getattr(function, "__wrapped__", None), "__dynamo_disable"
+    is_ours = plain is not None and not hasattr(plain, mark)
+    if is_ours:
+        setattr(plain, mark, plain)
+    try:
+        yield
+    finally:
+        if is_ours:
+            delattr(plain, mark)

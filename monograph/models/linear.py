@@ -5,7 +5,18 @@ from torch import nn
 from monograph.models.init import Normal, Start
 
 
-class Linear(nn.Linear):
+class _Planned:
+    """A layer of torch's whose weights start as `plan_init` says.
+
+    torch would draw values of its own first, and on the meta device it does so by importing all of its compiler: a
+    second of every start.
+    """
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
+
+
+class Linear(_Planned, nn.Linear):
     """A projection without a bias."""
 
     def __init__(self, in_features: int, out_features: int, *, init_std: float) -> None:
@@ -17,7 +28,7 @@ class Linear(nn.Linear):
         return {"weight": Normal(self.init_std)}
 
 
-class Embedding(nn.Embedding):
+class Embedding(_Planned, nn.Embedding):
     """One row per token id."""
 
     def __init__(self, vocab_size: int, dim: int, *, init_std: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat.modules import compile_function
+from monograph.compat.modules import called_plainly, compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.execute.kept import KeptWeights
@@ -33,14 +33,15 @@ class Optimizer(Configurable):
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self._broken: Tensor | None = None
         self.is_fused = _plan_fused(config, self.parameters)
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=self.is_fused,
-            foreach=config.implementation == "foreach" and not self.is_fused,
-        )
+        with called_plainly(torch.optim.Optimizer.add_param_group):
+            self._adamw = torch.optim.AdamW(
+                [group for group in groups if group["params"]],
+                lr=config.lr,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=self.is_fused,
+                foreach=config.implementation == "foreach" and not self.is_fused,
+            )
         self._update: Callable[..., Any] = self._adamw.step
         for parameter in self.parameters.values():
             counter_device = parameter.device if self.is_fused else torch.device("cpu")
@@ -90,7 +91,8 @@ class Optimizer(Configurable):
 
     def clear_gradients(self) -> None:
         """Drop the gradients; the next backward allocates them anew."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def moments(self) -> dict[tuple[str, str], Tensor]:
         """The running averages by (kind, parameter name); each is shaped and laid out like its parameter."""

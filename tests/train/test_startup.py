@@ -1,11 +1,16 @@
 """The time-to-first-step table."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from monograph.train import startup as measured
 from monograph.train.startup import Startup, early_phase, seconds_since_process_start
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +69,27 @@ def test_the_age_of_the_process_grows_with_the_clock():
     after, end = seconds_since_process_start(), time.perf_counter()
     assert before > 0.1, "this process has imported torch and pytest"
     assert after - before == pytest.approx(end - start, abs=0.02)
+
+
+def test_torchs_compiler_is_not_imported_where_nothing_is_compiled(tmp_path):
+    """It takes a second, and torch imports it for less: to fill a tensor on the meta device, to make an optimizer."""
+    code = """
+import sys
+from pathlib import Path
+import torch
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, make_example
+from monograph.train.update import apply_update
+from tests.kit.tiny import tiny
+
+config = tiny("deepseek_v3", Path(sys.argv[1]), {"optimizer.implementation": "single_pass"}, fsdp="graph")
+with joined_groups(Mesh(), torch.device("cpu")) as groups:
+    step = build_step(config, groups)
+    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    loss = step(*make_example(config, step))
+    apply_update(step, optimizer, loss=loss, lr=0.1, max_norm=1.0)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

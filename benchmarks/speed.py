@@ -100,8 +100,9 @@ def measure_recipe(
             more = ["--compile.artifact", f"{folder}/artifact"]
         for _ in range(times):
             for kind in kinds:
-                rows += measure(recipe, kind, [*flags, *(more if kind == "artifact" else [])], steps, run)
-                print(describe(rows[-1]), flush=True)
+                found = measure(recipe, kind, [*flags, *(more if kind == "artifact" else [])], steps, run)
+                print(*map(describe, found), sep="\n", flush=True)
+                rows += found
     return rows
 
 

@@ -57,8 +57,9 @@ def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(sp
         asked.append(words)
         if words[0] == "bench":
             modes = words[words.index("--modes") + 1].split(",")
-            rows = [{**row("", "", mode, 1.0, 2.0, 3.0), "ms": 1.0, "spread": 0.1, "loss": 4.0} for mode in modes]
-            rows = [{**each, "first_step_shares": {"model": 1.0}} for each in rows]
+            same = {"tokens_per_second": 1.0, "peak_gib": 2.0, "ms": 1.0, "spread": 0.1, "loss": 4.0}
+            same |= {"first_step_seconds": 3.0, "first_step_shares": {"model": 1.0}}
+            rows = [{"mode": mode, **same} for mode in modes]
             said = {"date": "today", "device": "none", "versions": {}, "command": words, "rows": rows}
             Path(words[words.index("--out") + 1]).write_text(json.dumps(said))
 
@@ -72,4 +73,4 @@ def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(sp
     ] * 2
     assert "--passes.keep_weights.enabled" in asked[0], "as bench does where weights are not gathered again"
     assert {each["recipe"] for each in rows} == {"some_model"}
-    assert capsys.readouterr().out.count("some_model") == 6
+    assert capsys.readouterr().out.count("some_model") == 8

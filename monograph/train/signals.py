@@ -34,13 +34,14 @@ class StopRequest:
 def watch_for_stop() -> Iterator[StopRequest]:
     """Note the first of SIGTERM, SIGINT, SIGUSR1; a second one takes its ordinary effect.
 
-    A signal with a handler that Python does not know, and so could not put back, is left alone. Outside the main
+    Who was asked does not mind a terminal that closes or a launcher that dies meanwhile (SIGHUP): that must not end the
+    save. A signal with a handler that Python does not know, and so could not put back, is left alone. Outside the main
     thread, where Python has no signals, nothing is noted.
     """
     request = StopRequest()
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGHUP)}
         before = {number: handler for number, handler in handlers.items() if handler is not None}
 
     def restore() -> None:
@@ -50,11 +51,13 @@ def watch_for_stop() -> Iterator[StopRequest]:
     def note(number: int, _frame: FrameType | None) -> None:
         request.signal_name = signal.Signals(number).name
         restore()
+        if signal.SIGHUP in before:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if find_rank() == 0:  # not through the log, which this handler may have interrupted half way through a line
             os.write(2, f"{request.signal_name}: stopping after this step (again to stop at once)\n".encode())
 
     try:
-        for number in before:
+        for number in before.keys() & set(_SIGNALS):
             signal.signal(number, note)
         yield request
     finally:

@@ -122,6 +122,22 @@ def test_the_first_signal_is_noted_and_the_second_takes_its_ordinary_effect(usua
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_who_was_asked_to_stop_does_not_mind_a_terminal_that_closes_meanwhile():
+    heard = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        with watch_for_stop():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert heard == [signal.SIGHUP], "until then it has its ordinary effect"
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert heard == [signal.SIGHUP]
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert heard == [signal.SIGHUP] * 2
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_handlers_are_put_back_whether_or_not_a_signal_came():
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]

@@ -42,8 +42,10 @@ def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
     assert seen >= OPS[model], "the ops were asked for, so the graph has them"
     for name in ("graph", "layer", "less memory", "min-cut"):
         assert differences(made["eager"], made[name]) == [], name
-    for fused, plain in zip(made["eager"], made["plain"], strict=True):
-        assert fused.loss == pytest.approx(plain.loss, rel=1e-6), "only norms round elsewhere than torch's"
+    losses = [(fused.loss, plain.loss) for fused, plain in zip(made["eager"], made["plain"], strict=True)]
+    assert losses[0][0] == pytest.approx(losses[0][1], rel=2e-7), "only norms round elsewhere than torch's"
+    for fused, plain in losses:
+        assert fused == pytest.approx(plain, rel=1e-5), "Adam makes whole steps of the smallest gradients' roundings"
 
 
 @pytest.mark.long

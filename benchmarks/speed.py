@@ -1,4 +1,6 @@
-"""What the README says about speed on one GPU, measured again: steps, memory, cold starts, starts from an artifact.
+"""Speed on one GPU: the numbers of the README's table and more, against what we mean to reach.
+
+Steps, memory, cold first steps and first steps from an artifact:
 
     python benchmarks/speed.py --out results.json
     python benchmarks/speed.py --recipes llama3_bench_1b --only fast same-bits --times 3
@@ -94,7 +96,7 @@ def measure_recipe(
     with tempfile.TemporaryDirectory(prefix="monograph-speed-") as folder:
         more: list[str] = []
         if "artifact" in kinds:
-            is_kept = "--parallelism.reshard_after_forward" in flags
+            is_kept = "--parallelism.reshard_after_forward false" in " ".join(flags)
             fast = [*FAST.split(), "--compile.cuda_graph", "auto", *(KEPT.split() if is_kept else ())]
             run(["precompile", recipe, "--out", f"{folder}/artifact", *flags, *fast])
             more = ["--compile.artifact", f"{folder}/artifact"]

@@ -70,8 +70,8 @@ def chapter_2_model(config: TrainerConfig) -> Decoder:
         large = load_recipe("deepseek_v3_671b").model.build()
     print(f"2. deepseek_v3_671b has {sum(p.numel() for p in large.parameters()) / 1e9:.2f} billion parameters")
 
-    # Each parameter draws its first values from its own generator, made of the seed and its name. So the values do not
-    # depend on the device, nor on how the model will later be divided.
+    # Each first value is computed from the seed, the parameter's name and its place in it. So the values depend neither
+    # on the device nor on how the model will later be divided.
     model = config.model.build()
     initialize(model, seed=config.debug.seed)
 

@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
+@pytest.hookimpl(trylast=True)  # fixtures have let go by then
 def pytest_runtest_teardown(item, nextitem):
     """Between two files: what torch and earlier tests hold is not looked at again by every collection of garbage."""
     if nextitem is None or nextitem.path != item.path:

@@ -137,23 +137,23 @@ def test_the_rank_that_failed_first_is_found_among_those_that_followed(codes, no
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """The same run, of which one rank was killed half way through; the seconds until all had ended."""
+    """The same run, one rank of which was killed half way through: the seconds until all had ended, what is left."""
     folder = tmp_path_factory.mktemp("broken") / "run"
     process = start(folder, "--ranks", "2", "--model.pause_seconds", "0.05")
     wait_for_steps(folder, 6, process)
     os.kill(pid_of(1, folder), signal.SIGKILL)
     killed = time.monotonic()
     code, _, err = finish(process, 30)
-    return folder, code, err, time.monotonic() - killed
+    return folder, code, err, time.monotonic() - killed, find_steps(folder)
 
 
 def test_ranks_survive_no_peer(broken):
-    folder, code, err, seconds = broken
+    folder, code, err, seconds, saved = broken
     assert seconds < 5, "survivors end within seconds"
     assert code == 128 + signal.SIGKILL
     assert "rank 1 failed first: it was killed by SIGKILL" in err
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
-    assert find_steps(folder)[-1] < STEPS
+    assert saved[-1] < STEPS
 
 
 def test_a_launcher_asked_to_stop_leaves_one_checkpoint_of_all_ranks(tmp_path):
@@ -206,3 +206,18 @@ def test_torchrun_joins_and_continues_a_broken_run_to_the_bit(unbroken, broken):
     assert read_exact(folder) == read_exact(unbroken[0])
     assert differing(read_step(folder, STEPS), read_step(unbroken[0], STEPS)) == []
     assert {path.name for path in (folder / "logs").glob("rank-*.log")} == {"rank-0.log", "rank-1.log"}
+
+
+@pytest.mark.long
+def test_torchrun_starts_a_run_and_a_relaunch_of_a_killed_one_continues_to_the_bit(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "monograph")
+    process = start(folder, "--model.pause_seconds", "0.05", before=runner)
+    wait_for_steps(folder, 6, process)
+    os.kill(pid_of(1, folder), signal.SIGKILL)
+    assert finish(process, 60)[0] != 0
+    assert find_steps(folder)[-1] < STEPS
+    code, _, err = finish(start(folder, "--ranks", "2", "--checkpoint.load", "latest"))
+    assert code == 0, err
+    assert read_exact(folder) == read_exact(unbroken[0])
+    assert differing(read_step(folder, STEPS), read_step(unbroken[0], STEPS)) == []

@@ -52,7 +52,8 @@ def _end_with_launcher() -> None:
     """Stop in order, as on SIGTERM, when the launcher hangs up or dies without a word; nobody else would stop us.
 
     The kernel may say so several times (once for each thread of the launcher), and a second SIGTERM would kill. Python
-    may begin with the second while the first has not run a line yet, so which of them is the first is up to a lock.
+    may begin with the second while the first has not run a line yet, so which of them is the first is up to a lock. A
+    SIGTERM that somebody sends afterwards is a second request, and kills.
     """
     first = threading.Lock()
 

@@ -2,9 +2,9 @@
 
 The number at a place of a parameter is computed from that place, the parameter's name and the seed: 64 bits are mixed
 (the mixing of SplitMix64), 25 of them become a fraction between -1 and 1, and that goes through the inverse of the
-normal distribution, cut at three standard deviations. Only operations that IEEE 754 rounds in one way are used, and no
-op that a compiler could fuse with another, so that a GPU draws the bits that a CPU draws. torch's own generators know
-neither: theirs differ by device, and have to be run from the beginning.
+normal distribution, cut at three standard deviations. Only operations that IEEE 754 rounds in one way are used, each as
+an op of its own, so that a GPU draws the bits that a CPU draws; compiled together, a product and a sum might be rounded
+once. torch's own generators differ by device, and have to be run from the beginning.
 """
 
 import hashlib

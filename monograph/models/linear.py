@@ -8,8 +8,8 @@ from monograph.models.init import Normal, Start
 class _Planned:
     """A layer of torch's whose weights start as `plan_init` says.
 
-    torch would draw values of its own first, and on the meta device it does so by importing all of its compiler: a
-    second of every start.
+    Until then they hold whatever was in memory. torch would draw values of its own first, on the meta device by
+    importing all of its compiler: a second of every start.
     """
 
     def reset_parameters(self) -> None:

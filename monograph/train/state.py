@@ -53,7 +53,7 @@ def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
 
 
 def seed_rng(seed: int) -> None:
-    """Start torch's own generators anew, for whatever draws from them; weights and data have generators of theirs."""
+    """Start torch's own generators anew, for whatever draws from them; first weights and data do not."""
     torch.manual_seed(seed)
 
 

@@ -125,7 +125,7 @@ class Trainer(Configurable):
         style = self.config.metrics.progress if self.is_speaker else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
-            with self.checkpoints, self._batches() as batches, watch_for_stop() as stop:
+            with watch_for_stop() as stop, self.checkpoints, self._batches() as batches:
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     for number in range(done + 1, steps + 1):

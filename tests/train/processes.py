@@ -3,6 +3,7 @@
 Importing torch takes seconds, so a server imports it once and every run is a fork of it.
 """
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -19,15 +20,13 @@ from monograph.cli import main
 from monograph.run import train
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import TrainerConfig
-from tests.train.kit import tiny_llama3
 
 PATIENCE_SECONDS = 120.0
 """A run that takes longer than this hangs, however busy the machine is."""
 KILLED = -signal.SIGKILL
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.train.processes"])
-with torch.device("meta"):
-    tiny_llama3().build()  # makes torch import what it puts off until a model is built, another second
+importlib.import_module("torch._dynamo")  # which torch's AdamW would import with its first step, another second
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from tests.train.kit import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
 from tests.train.processes import finish, run, start, start_command, wait_until
@@ -136,6 +137,21 @@ def test_who_was_asked_to_stop_does_not_mind_a_terminal_that_closes_meanwhile():
         assert heard == [signal.SIGHUP] * 2
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_watched_until_the_last_save_is_done(tmp_path, monkeypatch):
+    """A save in the background may outlast the last step; a signal must not end it."""
+    usual, seen, honest = signal.getsignal(signal.SIGTERM), [], CheckpointManager.__exit__
+
+    def leave(self, *args):
+        seen.append(signal.getsignal(signal.SIGTERM))
+        return honest(self, *args)
+
+    monkeypatch.setattr(CheckpointManager, "__exit__", leave)
+    with open_trainer(tiny_run(tmp_path, {"training.steps": 1})) as trainer:
+        trainer.train()
+    assert len(seen) == 1 and seen[0] is not usual
+    assert signal.getsignal(signal.SIGTERM) is usual
 
 
 def test_handlers_are_put_back_whether_or_not_a_signal_came():

@@ -71,7 +71,7 @@ def test_the_age_of_the_process_grows_with_the_clock():
     assert after - before == pytest.approx(end - start, abs=0.02)
 
 
-def test_torchs_compiler_is_not_imported_where_nothing_is_compiled(tmp_path):
+def test_torchs_compiler_is_not_imported_for_a_step_of_ours_and_the_single_pass_optimizer(tmp_path):
     """It takes a second, and torch imports it for less: to fill a tensor on the meta device, to make an optimizer."""
     code = """
 import sys

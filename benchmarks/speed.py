@@ -6,7 +6,7 @@ Steps, memory, cold first steps and first steps from an artifact:
     python benchmarks/speed.py --recipes llama3_bench_1b --only fast same-bits --times 3
 
 Every measurement is a `monograph bench` in a process of its own whose compilers have empty caches, as often as
-`--times` says; a first, tiny one reads libraries from the disk. Prints a table, and which targets are met each time.
+`--times` says; a first, tiny one reads libraries from the disk. Prints each, and which targets were met.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ TARGETS = [
     *_targets("llama3_bench_1b", 67_000, 55_000, 35.0, 10.0),
     *_targets("deepseek_v3_bench_moe", 85_000, 56_000, 55.0, 18.0),
 ]
-Runner = Callable[[Sequence[str]], None]
 
 
 def run(words: Sequence[str]) -> None:
@@ -78,7 +77,7 @@ def run(words: Sequence[str]) -> None:
         raise SystemExit(f"monograph {' '.join(words)}\nended with exit code {done.returncode}:\n{tail}")
 
 
-def measure(recipe: str, kind: str, flags: Sequence[str], steps: int, run: Runner = run) -> list[dict[str, Any]]:
+def measure(recipe: str, kind: str, flags: Sequence[str], steps: int) -> list[dict[str, Any]]:
     """The rows of one `bench`, each with its recipe and kind."""
     with tempfile.TemporaryDirectory(prefix="monograph-speed-") as folder:
         out = Path(folder) / "bench.json"
@@ -88,21 +87,25 @@ def measure(recipe: str, kind: str, flags: Sequence[str], steps: int, run: Runne
     return [{"recipe": recipe, "kind": kind, **row, "said": said} for row in found["rows"]]
 
 
+def plan_fast(flags: Sequence[str]) -> list[str]:
+    """The flags that bench's graph-fast stands for beside these."""
+    is_kept = "--parallelism.reshard_after_forward false" in " ".join(flags)
+    return [*FAST.split(), "--compile.cuda_graph", "auto", *(KEPT.split() if is_kept else ())]
+
+
 def measure_recipe(
-    recipe: str, flags: Sequence[str], kinds: Sequence[str], *, times: int, steps: int, run: Runner = run
+    recipe: str, flags: Sequence[str], kinds: Sequence[str], *, times: int, steps: int
 ) -> list[dict[str, Any]]:
     """Every kind of measurement, `times` times."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="monograph-speed-") as folder:
         more: list[str] = []
         if "artifact" in kinds:
-            is_kept = "--parallelism.reshard_after_forward false" in " ".join(flags)
-            fast = [*FAST.split(), "--compile.cuda_graph", "auto", *(KEPT.split() if is_kept else ())]
-            run(["precompile", recipe, "--out", f"{folder}/artifact", *flags, *fast])
+            run(["precompile", recipe, "--out", f"{folder}/artifact", *flags, *plan_fast(flags)])
             more = ["--compile.artifact", f"{folder}/artifact"]
         for _ in range(times):
             for kind in kinds:
-                found = measure(recipe, kind, [*flags, *(more if kind == "artifact" else [])], steps, run)
+                found = measure(recipe, kind, [*flags, *(more if kind == "artifact" else [])], steps)
                 print(*map(describe, found), sep="\n", flush=True)
                 rows += found
     return rows
@@ -141,11 +144,10 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 def compare_with_layers(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Graph mode against layer mode in the same process."""
     both = [row for row in rows if row["kind"] == "layer"]
-    pairs = [(graph, layer) for graph, layer in zip(both[::2], both[1::2], strict=True)]
     return [
         f"{graph['recipe']}: graph {graph['tokens_per_second'] / layer['tokens_per_second']:.3f}x as fast as layer"
         + (f" with {graph['peak_gib'] / layer['peak_gib']:.3f}x the memory" if graph["peak_gib"] else "")
-        for graph, layer in pairs
+        for graph, layer in zip(both[::2], both[1::2], strict=True)
     ]
 
 

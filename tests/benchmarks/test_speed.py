@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from monograph.bench import plan_modes
+from monograph.config.json_form import dump_json
+from monograph.config.overrides import apply_overrides, split_flags
+from monograph.recipes.catalog import load_recipe
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -50,7 +55,7 @@ def test_a_target_is_met_when_every_measurement_meets_it(speed):
     assert layers == "llama3_bench_1b: graph 1.100x as fast as layer with 0.775x the memory"
 
 
-def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(speed, capsys):
+def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(speed, capsys, monkeypatch):
     asked = []
 
     def run(words):
@@ -63,8 +68,9 @@ def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(sp
             said = {"date": "today", "device": "none", "versions": {}, "command": words, "rows": rows}
             Path(words[words.index("--out") + 1]).write_text(json.dumps(said))
 
+    monkeypatch.setattr(speed, "run", run)
     flags = ["--parallelism.reshard_after_forward", "false"]
-    rows = speed.measure_recipe("some_model", flags, ["fast", "layer", "artifact"], times=2, steps=7, run=run)
+    rows = speed.measure_recipe("some_model", flags, ["fast", "layer", "artifact"], times=2, steps=7)
     assert [words[0] for words in asked] == ["precompile", *["bench"] * 6]
     assert [each["mode"] for each in rows] == ["graph-fast", "graph-fast", "layer", "graph-fast"] * 2
     folder = asked[0][asked[0].index("--out") + 1]
@@ -74,3 +80,10 @@ def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(sp
     assert "--passes.keep_weights.enabled" in asked[0], "as bench does where weights are not gathered again"
     assert {each["recipe"] for each in rows} == {"some_model"}
     assert capsys.readouterr().out.count("some_model") == 8
+
+
+@pytest.mark.parametrize("recipe", ["llama3_bench_1b", "deepseek_v3_bench_moe"])
+def test_artifacts_are_made_with_the_flags_that_graph_fast_stands_for(speed, recipe):
+    config = apply_overrides(load_recipe(recipe), split_flags(speed.RECIPES[recipe]))
+    by_hand = apply_overrides(config, split_flags(speed.plan_fast(speed.RECIPES[recipe])))
+    assert dump_json(by_hand) == dump_json(plan_modes(config, ["graph-fast"])["graph-fast"])

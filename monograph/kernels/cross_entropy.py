@@ -10,14 +10,17 @@ IGNORED = -100
 """The label of tokens that do not count."""
 
 
-def plain_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses [rows], fp32, and the gradient of each row's loss with respect to its logits, in their dtype.
+def plain_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses [rows], fp32, and `scale` times the gradient of each with respect to its logits, in their dtype.
 
-    Rows whose label is IGNORED get some loss and some gradient: the caller leaves them out, where that costs less. The
-    label's gradient is computed on its own, in fp32: a probability close to one would be rounded to it.
+    Both are zero where the label is IGNORED. The gradient is scaled before it is rounded, so it is rounded once; the
+    label's is computed on its own, in fp32: a probability close to one would be rounded to it.
     """
     log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-    labels = targets.where(targets != IGNORED, 0).unsqueeze(-1)
+    is_counted = targets != IGNORED
+    labels = targets.where(is_counted, 0).unsqueeze(-1)
     found = log_probs.gather(-1, labels)
-    grad = cast(log_probs.exp(), logits.dtype).scatter(-1, labels, cast(found.expm1(), logits.dtype))
-    return -found.squeeze(-1), grad
+    factor = (is_counted * scale).unsqueeze(-1)
+    grad = cast(log_probs.exp() * factor, logits.dtype)
+    grad = grad.scatter(-1, labels, cast(found.expm1() * factor, logits.dtype))
+    return -found.squeeze(-1).where(is_counted, 0.0), grad

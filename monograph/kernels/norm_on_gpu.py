@@ -83,6 +83,8 @@ def norm_backward_kernel(
         g = tl.load(grad + row * grad_row + column, is_in, 0.0).to(tl.float32)
         value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
         scale = tl.load(rstd + row, row < rows, 0.0)
+        if has_other:  # read with the rest, not after the sums that the program waits for
+            more = tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
         scaled = value * scale
         if has_again:
             tl.store(again + row * columns + column, (scaled * w).to(again.dtype.element_ty), is_in)
@@ -91,7 +93,6 @@ def norm_backward_kernel(
         change = (inner - scaled * (tl.sum(inner * scaled, 1, keep_dims=True) / columns)) * scale
         to = of_x + row * columns + column
         if has_other:
-            more = tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
             change = change.to(of_x.dtype.element_ty).to(tl.float32) + more
         tl.store(to, change.to(of_x.dtype.element_ty), is_in)
     sums = tl.sum(found, 0, keep_dims=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from monograph.annotate import annotate
 from monograph.compat.ops import cast
 from monograph.kernels.choose import is_fused
-from monograph.kernels.cross_entropy import IGNORED, plain_cross_entropy
+from monograph.kernels.cross_entropy import plain_cross_entropy
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define(
@@ -26,10 +26,7 @@ _LIBRARY.define(
 def sliced_loss(
     hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int, *, kernels: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss of hidden [tokens, dim], its gradient by hidden, and `scale` times its gradient by weight.
-
-    Only the last is scaled here: it is large, was summed in fp32 and is rounded after the scaling.
-    """
+    """The summed loss of hidden [tokens, dim], and `scale` times its gradients by hidden and by weight."""
     compute = SLICED_LOSS if is_fused(kernels, hidden) else plain_sliced_loss
     return compute(hidden, weight, labels, scale, slice_tokens)
 
@@ -44,15 +41,11 @@ def plain_sliced_loss(
     slices = zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True)
     for number, (rows, targets) in enumerate(slices):
         with annotate(f"slice {number}"):
-            losses, grad_logits = plain_cross_entropy(F.linear(rows, weight), targets)
-            valid = targets != IGNORED
-            total = total + losses.where(valid, 0.0).sum()
-            # Whether a token counts is a factor of its row, one for all that of the sums: both are much smaller than
-            # the logits.
-            counts = cast(valid, hidden.dtype).unsqueeze(-1)
-            grad_hidden.append((grad_logits @ weight) * counts)
-            grad_weight = grad_weight + grad_logits.T @ (rows * counts)
-    return total, torch.cat(grad_hidden), cast(grad_weight * scale, weight.dtype)
+            losses, grad_logits = plain_cross_entropy(F.linear(rows, weight), targets, scale)
+            total = total + losses.sum()
+            grad_hidden.append(grad_logits @ weight)
+            grad_weight = grad_weight + grad_logits.T @ rows
+    return total, torch.cat(grad_hidden), cast(grad_weight, weight.dtype)
 
 
 @torch.library.impl(_LIBRARY, "sliced_loss", "CPU")

@@ -1,4 +1,4 @@
-"""Narrow to wide and back in one pass over memory, in Triton. Imported when the first CUDA tensor arrives."""
+"""Narrow to wide in one pass over memory, in Triton. Imported when the first CUDA tensor arrives."""
 
 import torch
 import triton
@@ -20,14 +20,6 @@ def add_wide_kernel(one, other, out, count, block: tl.constexpr):
     tl.store(out + place, a + b, is_in)
 
 
-@triton.jit
-def scale_kernel(wide, scale, out, count, block: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    is_in = place < count
-    value = tl.load(wide + place, is_in) * tl.load(scale)
-    tl.store(out + place, value.to(out.dtype.element_ty), is_in)
-
-
 def add_wide(one: Tensor, other: Tensor) -> Tensor:
     """one + other in fp32."""
     out = torch.empty(one.shape, dtype=torch.float32, device=one.device)
@@ -36,10 +28,3 @@ def add_wide(one: Tensor, other: Tensor) -> Tensor:
         grid = (triton.cdiv(count, _NUMBERS),)
         launch(add_wide_kernel, grid, one.contiguous(), other.contiguous(), out, count, block=_NUMBERS)
     return out
-
-
-def scale_into(out: Tensor, wide: Tensor, scale: Tensor) -> None:
-    """Write wide * scale, both fp32, in the dtype of `out`; all of one layout."""
-    count = out.numel()
-    if count:
-        launch(scale_kernel, (triton.cdiv(count, _NUMBERS),), wide, scale, out, count, block=_NUMBERS)

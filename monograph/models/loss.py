@@ -2,7 +2,7 @@
 
 With a vocabulary of 128 thousand, the fp32 logits of one sequence are larger than the model's activations. So a slice
 of tokens is projected, its loss and its gradient are computed at once, in the forward, and its logits are dropped.
-The backward only scales what the forward left.
+The backward only multiplies what the forward left with the gradient of the loss, which is one.
 """
 
 from typing import Any
@@ -52,13 +52,13 @@ class SlicedCrossEntropy(Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int, kernels: Kernels
     ) -> Tensor:
         total, grad_hidden, grad_weight = sliced_loss(hidden, weight, labels, scale, slice_tokens, kernels=kernels)
-        ctx.save_for_backward(grad_hidden, grad_weight, scale)
+        ctx.save_for_backward(grad_hidden, grad_weight)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight, scale = ctx.saved_tensors
-        return grad_hidden * (grad * scale), grad_weight * grad, None, None, None, None
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None
 
 
 def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

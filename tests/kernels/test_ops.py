@@ -61,12 +61,12 @@ def make_norm_backward():
     return grad, x, weight, NORM(x, weight, 1e-5)[1], other
 
 
-def make_loss(device, dtype):
+def make_loss(device, dtype, rows=11):
     """More columns than a kernel reads at a time; a label that is certain, some that do not count, an odd end."""
     torch.manual_seed(0)
-    hidden = torch.randn(11, 40, device=device)
+    hidden = torch.randn(rows, 40, device=device)
     weight = torch.randn(20_000, 40, device=device) / 4
-    labels = torch.randint(0, 20_000, (11,), device=device)
+    labels = torch.randint(0, 20_000, (rows,), device=device)
     hidden[1] = weight[labels[1]] * 3
     labels[2] = labels[7] = IGNORED
     return hidden.to(dtype), weight.to(dtype), labels, torch.tensor(1 / 9, device=device)
@@ -184,6 +184,18 @@ def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
     assert found[2][rows].abs().max() > 0, "what is left of a probability close to one is not rounded away"
     empty = sliced_loss(hidden[:0], weight, labels[:0], scale, slice_tokens, kernels="fused")
     assert [value.abs().sum().item() for value in empty] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.gpu
+def test_a_row_of_logits_does_not_depend_on_the_rows_before_it():
+    """A program takes several rows where there are more than programs."""
+    hidden, weight, labels, scale = make_loss(torch.device("cuda"), torch.bfloat16, rows=3000)
+    _, all_rows, _ = sliced_loss(hidden, weight, labels, scale, 3000, kernels="fused")
+    for first in (0, 1500, 2989):
+        part = slice(first, first + 11)
+        _, few, _ = sliced_loss(hidden[part], weight, labels[part], scale, 3000, kernels="fused")
+        error = (all_rows[part].float() - few.float()).norm() / few.float().norm()
+        assert error < 1e-3, "products of another size may add in another order, and nothing else"
 
 
 @pytest.mark.gpu

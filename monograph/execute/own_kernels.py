@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from monograph.compat.capture import fake_tensors
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
 from monograph.graph.forms import Form, form_of
 from monograph.graph.once import find_kept
@@ -74,11 +73,15 @@ def find_updates(graph: StepGraph) -> list[Call]:
 
 
 def build_calls(calls: Iterable[Call]) -> None:
-    """Build the kernels, or find them where Triton keeps them; nothing without a GPU."""
+    """Build the kernels, or find them where Triton keeps them; nothing without a GPU.
+
+    Their arguments are tensors on the meta device: fake ones would be on a GPU, but torch imports its compiler for the
+    first of them, half a second of every start from an artifact.
+    """
     if not (HAS_TRITON and torch.cuda.is_available()):
         return
     builders = find_builders()
-    with only_built(), fake_tensors():
+    with only_built():
         for name, args in calls:
             builders[name](*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
 
@@ -90,23 +93,23 @@ def find_builders() -> dict[str, Callable[..., Any]]:
 
     def update(parameter: Tensor, gradient: Tensor, copy: Tensor | None) -> None:
         dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
-        flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="cuda") for dtype in dtypes]
-        numbers = [torch.empty((), device="cuda") for _ in range(6)]
-        narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="cuda")
+        flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="meta") for dtype in dtypes]
+        numbers = [torch.empty((), device="meta") for _ in range(6)]
+        narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="meta")
         optimizer.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
 
     def squares(gradient: Tensor) -> None:
-        norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="cuda")])
+        norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
     return {UPDATE: update, SQUARES: squares, **{own.name: own.find_launcher() for own in OWN.values()}}
 
 
 def make_tensor(form: Form) -> Tensor:
-    """A tensor of this form on a GPU, fake where such a mode is on."""
+    """A tensor of this form that has no memory."""
     shape, strides = (
         [size if isinstance(size, int) else _UNKNOWN_SIZE for size in sizes] for sizes in (form.shape, form.strides)
     )
-    return torch.empty_strided(shape, strides, dtype=form.dtype, device="cuda")
+    return torch.empty_strided(shape, strides, dtype=form.dtype, device="meta")
 
 
 def calls_to_data(calls: Iterable[Call]) -> list[Any]:

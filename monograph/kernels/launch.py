@@ -17,8 +17,8 @@ _THREADS = 8
 
 @contextmanager
 def only_built() -> Iterator[None]:
-    """Inside, kernels are built (or found where Triton keeps them), several at a time, but not run; tensors may be
-    fake. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler."""
+    """Inside, kernels are built (or found where Triton keeps them), several at a time, but not run; tensors need
+    no memory. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler."""
     triton: Any = importlib.import_module("triton")
     found: list[Any] = []
     token = _built.set(found)

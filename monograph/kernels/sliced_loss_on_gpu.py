@@ -106,7 +106,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: Tenso
     rows, columns = logits.shape
     if logits.numel():
         lanes = max(1, min(_LOGITS, triton.next_power_of_2(columns)) // _IN_A_LANE)
-        processors = torch.cuda.get_device_properties(logits.device).multi_processor_count
+        processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         together = max(1, _NEAR // (columns * logits.element_size()))
         launch(
             cross_entropy_kernel,

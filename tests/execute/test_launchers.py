@@ -1,0 +1,86 @@
+"""What launches our kernels, without a GPU: Triton is pretended, tensors have no memory, and torch's compiler is left
+where it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monograph.execute.own_kernels import calls_to_data
+from monograph.parallel.groups import pretended_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, make_example
+from tests.execute.updates import CPU, small
+
+ROOT = Path(__file__).parents[2]
+FAST = {
+    "compile.mode": "graph",
+    "model.kernels": "fused",
+    "training.compute_dtype": "bfloat16",
+    "passes.choose_saved.policy": "min_cut",
+    "passes.narrow_gradients.enabled": True,
+    "passes.join_products.enabled": True,
+    "optimizer.implementation": "single_pass",
+}
+PRETEND = """
+import json, sys, types
+from contextlib import nullcontext
+
+class Kernel:
+    def __init__(self, function):
+        self.name = function.__name__
+
+    def warmup(self, *args, grid, **settings):
+        assert not any(hasattr(arg, "device") for arg in args), "a tensor's dtype is enough"
+        built.append(self.name)
+
+built = []
+triton, language = types.ModuleType("triton"), types.ModuleType("triton.language")
+triton.jit = lambda function=None, **_: Kernel(function) if function else Kernel
+triton.cdiv = lambda a, b: -(-a // b)
+triton.next_power_of_2 = lambda n: 1 << (n - 1).bit_length()
+triton.AsyncCompileMode = lambda pool: nullcontext()
+triton.FutureKernel = ()
+triton.language, language.constexpr = language, int
+
+import torch
+import monograph.execute.own_kernels as own
+
+sys.modules |= {"triton": triton, "triton.language": language}
+own.HAS_TRITON = True
+torch.cuda.is_available = lambda: True
+torch.cuda.current_device = lambda: 0
+torch.cuda.device = lambda index: nullcontext()
+torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(multi_processor_count=4)
+own.build_calls(own.calls_from_data(json.load(sys.stdin)))
+print(json.dumps([built, "torch._dynamo" in sys.modules]))
+"""
+OF_ALL = {"norm_kernel", "norm_backward_kernel", "gate_kernel", "gate_backward_kernel", "cross_entropy_kernel"}
+OF_UPDATES = {"update_kernel", "square_sum_kernel"}
+OF_ROWS = {"sum_kernel", "combine_kernel", "combine_backward_kernel"}
+KERNELS = {
+    "llama3": OF_ALL | OF_UPDATES | {"rotate_kernel"},
+    "deepseek_v3": OF_ALL | OF_UPDATES | OF_ROWS | {"join_kernel", "split_kernel"},
+}
+
+
+@pytest.mark.parametrize("model", list(KERNELS))
+def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, tmp_path):
+    """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""
+    config = small(model, tmp_path, FAST, experts="grouped")
+    with pretended_groups(Mesh(), 0, CPU) as groups:
+        step = build_step(config, groups)
+        calls = step.find_own_calls(step.capture(*make_example(config, step)))
+    done = subprocess.run(
+        [sys.executable, "-c", PRETEND],
+        input=json.dumps(calls_to_data(calls)),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    built, is_compiler_imported = json.loads(done.stdout)
+    assert set(built) >= KERNELS[model]
+    assert not is_compiler_imported

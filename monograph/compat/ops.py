@@ -126,6 +126,11 @@ def is_gloo(group: str) -> bool:
         return False
 
 
+def count_members(group: str) -> int:
+    """How many ranks a group has."""
+    return torch._C._distributed_c10d._resolve_process_group(group).size()  # type: ignore[arg-type]
+
+
 def find_collective_ops() -> set[Any]:
     """The ops that the functions above are made of: each start of a transfer, and the end of all of them."""
     ops = torch.ops._c10d_functional

@@ -85,7 +85,7 @@ def test_clipping_scales_the_whole_gradient_to_the_norm_and_zero_switches_it_off
         folder = tmp_path / str(max_norm)
         train(tiny_run(folder, {"training.max_norm": max_norm, "training.steps": 1}))
         moments = [value for name, value in read_step(folder, 1).items() if name.startswith("optimizer/exp_avg/")]
-        first[max_norm] = (torch.cat([value.flatten() for value in moments]) / (1 - 0.9)).norm().item()
+        first[max_norm] = (torch.cat([value.flatten() for value in moments]).double() / (1 - 0.9)).norm().item()
         (record,) = read_records(folder)
         assert record["grad_norm"] > 1, "the norm that is reported is the one before clipping"
     assert first[0.05] == pytest.approx(0.05, rel=1e-4)

@@ -1,0 +1,20 @@
+"""Sums that surround a step."""
+
+import pytest
+import torch
+
+import monograph.parallel.shared
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.shared import total_over_batch, total_over_tokens
+
+
+@pytest.mark.parametrize("sum_over", [total_over_batch, total_over_tokens])
+def test_who_is_alone_asks_nobody_and_gets_a_copy(sum_over, monkeypatch):
+    """A copy: what a recorded step yields is overwritten by the next one."""
+    monkeypatch.setattr(monograph.parallel.shared, "total", lambda *_: pytest.fail("this starts a collective"))
+    value = torch.tensor([3.0, 4.0])
+    with joined_groups(Mesh(), torch.device("cpu")):
+        found = sum_over(value)
+    value.zero_()
+    assert found.tolist() == [3.0, 4.0]

@@ -1,6 +1,7 @@
 """The whole flow on one screen: config -> model -> parallelize -> step -> train loop. Each arrow is a return value."""
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torch.utils.deterministic as deterministic
 from torch import Tensor
 
+from monograph.compat.ops import has_products
 from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
 from monograph.execute.artifact.open import is_refused, open_artifact
@@ -57,6 +59,8 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
     with startup.phase("model"):
         model = build_model(config, groups.device)
         settings = make_settings(config, plan_init(model))
+        if not groups.is_pretended:
+            warn_of_slow_products(groups.device, settings.compute_dtype)
         table = build_table(model, DECODER_PLAN, groups.mesh)
         parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
         if config.compile.mode != "graph":
@@ -88,6 +92,18 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
         compile=config.compile,
         passes=plan_passes(config),
     )
+
+
+def warn_of_slow_products(device: torch.device, dtype: torch.dtype) -> None:
+    """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
+    if has_products(device, dtype):
+        return
+    log.warning(
+        "this processor has no %s products: steps may take a hundred times as long as with "
+        "--training.compute_dtype float32",
+        str(dtype).removeprefix("torch."),
+    )
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed.*needs a cpu with bf16 support", UserWarning)
 
 
 def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tensor], Tensor]:

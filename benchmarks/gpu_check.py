@@ -19,7 +19,7 @@ RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "dee
 FAST = (
     "--compile.mode graph --optimizer.implementation single_pass --passes.choose_saved.policy min_cut"
     " --passes.narrow_gradients.enabled true --passes.join_products.enabled true"
-    " --passes.join_products.max_columns 65536"
+    " --passes.join_products.max_columns 65536 --passes.fuse_products.enabled true"
 )
 SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
 

@@ -92,6 +92,7 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
                 choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
                 narrow_gradients=graph.passes.narrow_gradients.replace(enabled=True),
                 join_products=graph.passes.join_products.replace(enabled=True, max_columns=WIDEST),
+                fuse_products=graph.passes.fuse_products.replace(enabled=True),
                 keep_weights=graph.passes.keep_weights.replace(enabled=not config.parallelism.reshard_after_forward),
             ),
         ),

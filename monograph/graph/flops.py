@@ -88,6 +88,10 @@ def _sliced_loss(hidden: Shape, weight: Shape, *_: Shape) -> int:
     return 3 * _mm(hidden, weight[::-1])
 
 
+def _gated_product(x: Shape, weight: Shape) -> int:
+    return _mm(x, weight[::-1])
+
+
 _KERNELS = ("flash", "efficient", "cudnn", "fused")
 _FORMULAS: dict[str, Callable[..., int]] = {
     "mm": _mm,
@@ -100,6 +104,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_from_gradient,
     "sliced_loss": _sliced_loss,
+    "gated_product": _gated_product,
+    "product_gate_backward": _mm,
     "flex_attention": _attention,
     "flex_attention_backward": _attention_backward,
 }

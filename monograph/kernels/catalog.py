@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.compiler import add_decompositions
-from monograph.kernels import expert_rows, gate, heads, norm, rotation, sliced_loss, wide
+from monograph.kernels import expert_rows, gate, gated_product, heads, norm, rotation, sliced_loss, wide
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ _ALL = (
     Own(gate.GATE_BACKWARD_AGAIN, "gate_on_gpu", gate.plain_gate_backward_again),
     Own(gate.GATE_BACKWARD_JOINED, "gate_on_gpu", gate.plain_gate_backward_joined),
     Own(gate.GATE_BACKWARD_JOINED_AGAIN, "gate_on_gpu", gate.plain_gate_backward_joined_again),
+    Own(gated_product.GATED_PRODUCT, "gated_product_on_gpu", gated_product.plain_gated_product),
+    Own(gated_product.PRODUCT_GATE_BACKWARD, "gated_product_on_gpu", gated_product.plain_product_gate_backward),
     Own(rotation.ROTATE, "rotation_on_gpu", rotation.turn),
     Own(rotation.ROTATE_JOINED, "rotation_on_gpu", rotation.turn_joined),
     Own(norm.NORM, "norm_on_gpu", norm.plain_norm),

@@ -163,6 +163,15 @@ class CompileWholeConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class FuseProductsConfig(Configurable.Config):
+    """Whether products compute gates."""
+
+    owner: ClassVar[str] = "monograph.passes.compute.fuse_products:FuseProducts"
+    enabled: bool = False
+    """Let products compute the gates of their results; needs joined products. Numbers change within rounding."""
+
+
+@dataclass(kw_only=True, slots=True)
 class PassesConfig(Configurable.Config):
     """The passes of graph mode, by name."""
 
@@ -188,6 +197,8 @@ class PassesConfig(Configurable.Config):
     """What is compiled."""
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
     """Whether all of it is."""
+    fuse_products: FuseProductsConfig = field(default_factory=FuseProductsConfig)
+    """Whether products compute gates."""
 
     order: ClassVar[dict[str, str]] = ORDER
     """Name -> class, in the order they run; a recipe with passes of its own subclasses this and changes it."""
@@ -213,12 +224,19 @@ class PassesConfig(Configurable.Config):
             "keep_weights": self.keep_weights.enabled,
             "mark_regions": bool(self.mark_regions.regions),
             "compile_whole": self.compile_whole.enabled,
+            "fuse_products": self.fuse_products.enabled,
         }
         if self.keep_weights.enabled and self.compile_whole.enabled:
             raise ConfigError(
                 "passes.keep_weights and passes.compile_whole are both enabled",
                 why="a step that is compiled whole casts its weights inside",
                 do="leave one of them out",
+            )
+        if self.fuse_products.enabled and not self.join_products.enabled:
+            raise ConfigError(
+                "passes.fuse_products is enabled without passes.join_products",
+                why="a gate is computed with the one product that both of its inputs come from",
+                do="--passes.join_products.enabled true --passes.join_products.max_columns 65536",
             )
         for name in self.off:
             if asked.get(name):

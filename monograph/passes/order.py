@@ -21,5 +21,6 @@ ORDER = {
     "compile_regions": "monograph.passes.compile.compile_regions:CompileRegions",
     "compile_whole": "monograph.passes.compile.compile_whole:CompileWhole",
     "fuse_kernels": "monograph.passes.compute.fuse_kernels:FuseKernels",
+    "fuse_products": "monograph.passes.compute.fuse_products:FuseProducts",
 }
 """Name -> module:class."""

@@ -15,6 +15,7 @@ FAST = {
     "passes.narrow_gradients.enabled": True,
     "passes.join_products.enabled": True,
     "passes.join_products.max_columns": 1 << 16,
+    "passes.fuse_products.enabled": True,
     "passes.keep_weights.enabled": True,
 }
 COMPILED = {"model.kernels": "auto", "passes.mark_regions.regions": ("blocks", "outside")}

@@ -71,7 +71,7 @@ def has_eps_of(norm: Node, back: Node) -> bool:
 def plan_sinking(again: Node, back: Node) -> list[Node] | None:
     """What has to move behind the backward because it reads what will come from there; None when it must not move."""
     reached, found = {again}, []
-    for node in _between(again, back):
+    for node in find_between(again, back):
         if is_mutation(node):  # what moves might read what this writes
             return None
         if reached.isdisjoint(node.all_input_nodes):
@@ -89,7 +89,7 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
     parts: Any = cat.args[0]
     if len(parts) != 2 or len(cat.args) != 2 or has_symbols(value_of(cat)):
         return False
-    sources = [_source(part) for part in parts]
+    sources = [find_source(part) for part in parts]
     if [each.target for each in sources] != [operator.getitem] * 2 or [each.args[1] for each in sources] != [0, 1]:
         return False
     back, value = sources[0].args[0], value_of(cat)
@@ -121,7 +121,7 @@ def fuse_rotations(graph: Graph, cat: Node) -> bool:
     value = value_of(cat)
     if len(parts) != 3 or cat.args[1:] not in ((1,), (-1,)) or value.dim() != 2 or has_symbols(value):
         return False
-    sources = [_source(part) for part in parts]
+    sources = [find_source(part) for part in parts]
     *turned, values = sources
     if any(each.target is not ROTATE for each in turned) or turned[0].args[1:] != turned[1].args[1:]:
         return False
@@ -133,7 +133,7 @@ def fuse_rotations(graph: Graph, cat: Node) -> bool:
     chain = {node for part in parts for node in _chain(part)} - {values}
     if not is_flat or any(user not in chain and user is not cat for node in chain for user in node.users):
         return False
-    if any(map(is_mutation, _between(min(turned), cat))):
+    if any(map(is_mutation, find_between(min(turned), cat))):
         return False
     heads = [each.args[0] for each in turned]
     joined = call_before(graph, cat, ROTATE_JOINED, (*heads, values, *turned[0].args[1:]), _made(cat))
@@ -147,7 +147,7 @@ def fuse_sum_before(graph: Graph, norm: Node) -> bool:
     assert isinstance(total, Node)
     if not is_plain_sum(total) or any(user < norm for user in total.users):
         return False
-    if any(map(is_mutation, _between(total, norm))):
+    if any(map(is_mutation, find_between(total, norm))):
         return False
     whole = call_before(graph, norm, ADD_NORM, (*total.args, *norm.args[1:]), _made(norm))
     # The norm may be the next block's. Then so is the sum: a block's nodes stand together, and equal blocks read alike.
@@ -186,7 +186,7 @@ def fuse_casts(graph: Graph, total: Node) -> bool:
     is_wider = dtypes == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
     if not is_wider or len({value.device for value in values}) > 1 or not all(map(_is_dense, values)):
         return False
-    if any(map(is_mutation, _between(min(casts), total))):
+    if any(map(is_mutation, find_between(min(casts), total))):
         return False
     redirect(total, call_before(graph, total, ADD_WIDE, tuple(narrow), replace(tag_of(total), made_by=_NAME)))
     return True
@@ -236,7 +236,7 @@ def _part(node: Node, place: int) -> Node | None:
     return found[0] if len(found) == 1 else None
 
 
-def _source(node: Node) -> Node:
+def find_source(node: Node) -> Node:
     """What a value is a view of."""
     return list(_chain(node))[-1]
 
@@ -249,7 +249,7 @@ def _chain(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _between(first: Node, last: Node) -> Iterator[Node]:
+def find_between(first: Node, last: Node) -> Iterator[Node]:
     """The nodes from after `first` to `last`; none when `last` comes before."""
     if last < first:
         return

@@ -1,0 +1,139 @@
+"""Products with gates: what torch and the ops of gates do one after the other, whoever computes it."""
+
+import importlib
+
+import pytest
+import torch
+
+from monograph.kernels.gate import GATE, GATE_BACKWARD_JOINED_AGAIN
+from monograph.kernels.gated_product import (
+    GATED_PRODUCT,
+    PRODUCT_GATE_BACKWARD,
+    plain_gated_product,
+    plain_product_gate_backward,
+)
+
+CPU = torch.device("cpu")
+GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
+SHAPES = [(40, 24, 48), (4096, 512, 4096), (5000, 520, 4104), (16384, 64, 1408), (16500, 72, 1000)]
+"""Rows, depth, columns of one half: too few for a GPU's processors; even; odd ends in every direction; one step of depth;
+two, the second nearly empty."""
+
+
+def make(device, dtype, rows, depth, columns):
+    """Two products' operands, and a gate's inputs as halves of rows of one product."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, depth, device=device, dtype=dtype)
+    weight = torch.randn(2 * columns, depth, device=device, dtype=dtype) / depth**0.5
+    grad = torch.randn(rows, depth, device=device, dtype=dtype)
+    down = torch.randn(depth, columns, device=device, dtype=dtype) / depth**0.5
+    a, up = torch.randn(2, rows // 2, 2 * columns, device=device, dtype=dtype).chunk(2, dim=-1)
+    return (x, weight), (grad, down, a, up)
+
+
+def apart(x, weight):
+    both = x @ weight.t()
+    return both, GATE(*both.chunk(2, dim=-1))
+
+
+def backward_apart(grad, weight, x, up):
+    return GATE_BACKWARD_JOINED_AGAIN(grad @ weight, x.flatten(0, 1), up.flatten(0, 1))
+
+
+def is_ours(device, columns, *operands):
+    """Whether the kernel that is written for this GPU serves."""
+    if device.type == "cpu":
+        return False
+    on_gpu = importlib.import_module("monograph.kernels.gated_product_on_gpu")
+    return on_gpu.find_kernels(columns, *operands) is not None
+
+
+def distance(found, exact):
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES[:1], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_they_are_the_same_ops(shape, dtype):
+    forward, backward = make(CPU, dtype, *shape)
+    assert all(map(torch.equal, GATED_PRODUCT(*forward), apart(*forward)))
+    assert all(map(torch.equal, PRODUCT_GATE_BACKWARD(*backward), backward_apart(*backward)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_number_is_what_two_ops_compute(shape):
+    """Each is rounded where two ops round it, so only the order of a product's sum can make a difference: in none of a
+    thousand numbers more than one rounding of the product, and against fp64 both are equally far away."""
+    device = torch.device("cuda")
+    forward, backward = make(device, torch.bfloat16, *shape)
+    is_hopper = torch.cuda.get_device_properties(device).major == 9
+    assert is_ours(device, shape[2], *forward) == (is_hopper and shape[0] > 40), "or this tests something else"
+    for op, plain, exactly, inputs in (
+        (GATED_PRODUCT, apart, plain_gated_product, forward),
+        (PRODUCT_GATE_BACKWARD, backward_apart, plain_product_gate_backward, backward),
+    ):
+        before = [each.clone() for each in inputs]
+        found, expected = op(*inputs), plain(*inputs)
+        exact = exactly(*(each.double() for each in inputs))
+        assert all(map(torch.equal, inputs, before)), "nothing is written over"
+        for mine, other, best in zip(found, expected, exact, strict=True):
+            assert mine.shape == other.shape and mine.is_contiguous()
+            assert distance(mine, best) <= distance(other, best) * 1.001
+            assert float((mine != other).float().mean()) < 1e-3
+            torch.testing.assert_close(mine, other, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_every_time_beside_other_work():
+    forward, backward = make(torch.device("cuda"), torch.bfloat16, *SHAPES[2])
+    first = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
+    for _ in range(20):
+        again = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
+        assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.gpu
+def test_operands_may_be_parts_of_wider_ones():
+    device = torch.device("cuda")
+    (x, weight), (grad, down, a, up) = make(device, torch.bfloat16, *SHAPES[1])
+    expected = *GATED_PRODUCT(x, weight), *PRODUCT_GATE_BACKWARD(grad, down, a, up)
+    x, grad, weight, down = (torch.cat([each, each], dim=1)[:, : each.shape[1]] for each in (x, grad, weight, down))
+    assert is_ours(device, a.shape[-1], x, weight)
+    found = *GATED_PRODUCT(x, weight), *PRODUCT_GATE_BACKWARD(grad, down, a, up)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.gpu
+def test_what_the_kernel_cannot_read_is_computed_by_two_ops():
+    device = torch.device("cuda")
+    (x, weight), (grad, down, a, up) = make(device, torch.bfloat16, *SHAPES[1])
+    turned = down.t().contiguous().t()
+    assert not is_ours(device, a.shape[-1], grad, turned)
+    found, expected = PRODUCT_GATE_BACKWARD(grad, turned, a, up), backward_apart(grad, turned, a, up)
+    assert all(map(torch.equal, found, expected))
+    odd = torch.cat([x, x], dim=1)[:, 1 : 1 + x.shape[1]]
+    single = [each.float() for each in (x, weight)]
+    for inputs in ((odd, weight), single):
+        assert not is_ours(device, a.shape[-1], *inputs)
+        assert all(map(torch.equal, GATED_PRODUCT(*inputs), apart(*inputs)))
+
+
+@pytest.mark.gpu
+def test_it_replays_in_a_cuda_graph():
+    forward, backward = make(torch.device("cuda"), torch.bfloat16, *SHAPES[2])
+    expected = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
+    for value in found:
+        value.fill_(torch.nan)
+    graph.replay()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("op", [GATED_PRODUCT, PRODUCT_GATE_BACKWARD], ids=str)
+def test_fake_tensors_promise_what_ops_return(op):
+    forward, backward = make(CPU, torch.float32, *SHAPES[0])
+    inputs = forward if op is GATED_PRODUCT else backward
+    torch.library.opcheck(op, inputs, test_utils=("test_schema", "test_faketensor"))

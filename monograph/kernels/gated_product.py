@@ -1,8 +1,8 @@
 """A product and the gate of its two halves as one op, and a product with the backward of a gate.
 
-The pass fuse_products puts these into graphs. What a product leaves in the processor is there for the gate to use: on a
-GPU that has a kernel for it (docs/decisions/0012) nothing is read again and the gate takes no time of its own. Elsewhere
-both are computed one after the other, as if they were two ops.
+The pass fuse_products puts these into graphs. What a product leaves in the processor is there for the gate to use: on
+a GPU that has a kernel for it (docs/decisions/0012) nothing is read again and the gate takes no time of its own.
+Elsewhere both are computed one after the other, as if they were two ops.
 """
 
 import importlib

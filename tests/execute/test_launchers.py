@@ -22,18 +22,21 @@ FAST = {
     "passes.choose_saved.policy": "min_cut",
     "passes.narrow_gradients.enabled": True,
     "passes.join_products.enabled": True,
+    "passes.join_products.max_columns": 1 << 16,
+    "passes.fuse_products.enabled": True,
     "optimizer.implementation": "single_pass",
 }
 PRETEND = """
 import json, sys, types
 from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 class Kernel:
     def __init__(self, function):
         self.name = function.__name__
 
     def warmup(self, *args, grid, **settings):
-        assert not any(hasattr(arg, "device") for arg in args), "a tensor's dtype is enough"
+        assert not any(isinstance(arg, torch.Tensor) for arg in args), "a tensor's dtype is enough"
         built.append(self.name)
 
 built = []
@@ -45,6 +48,13 @@ triton.AsyncCompileMode = lambda pool: nullcontext()
 triton.FutureKernel = ()
 triton.language, language.constexpr = language, int
 
+gluon = [MagicMock() for _ in range(4)]
+names = ["", ".language", ".language.nvidia.hopper", ".nvidia.hopper"]
+for name, module in zip(names, gluon):
+    sys.modules["triton.experimental.gluon" + name] = module
+gluon[0].jit, gluon[0].language = triton.jit, gluon[1]
+sys.modules["triton.experimental"] = types.SimpleNamespace(gluon=gluon[0])
+
 import torch
 import monograph.execute.own_kernels as own
 
@@ -53,28 +63,32 @@ own.HAS_TRITON = True
 torch.cuda.is_available = lambda: True
 torch.cuda.current_device = lambda: 0
 torch.cuda.device = lambda index: nullcontext()
-torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(multi_processor_count=4)
+torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(major=CAPABILITY, multi_processor_count=1)
 own.build_calls(own.calls_from_data(json.load(sys.stdin)))
 print(json.dumps([built, "torch._dynamo" in sys.modules]))
 """
 OF_ALL = {"norm_kernel", "norm_backward_kernel", "gate_kernel", "gate_backward_kernel", "cross_entropy_kernel"}
 OF_UPDATES = {"update_kernel", "square_sum_kernel"}
 OF_ROWS = {"sum_kernel", "combine_kernel", "combine_backward_kernel"}
+OF_HOPPER = {"gated_product_kernel", "product_gate_backward_kernel"}
+LLAMA = OF_ALL | OF_UPDATES | {"rotate_kernel", "rotate_joined_kernel"}
 KERNELS = {
-    "llama3": OF_ALL | OF_UPDATES | {"rotate_kernel"},
-    "deepseek_v3": OF_ALL | OF_UPDATES | OF_ROWS | {"join_kernel", "split_kernel"},
+    ("llama3", 8): LLAMA,
+    ("llama3", 9): LLAMA - {"gate_kernel", "gate_backward_kernel"} | OF_HOPPER,
+    ("deepseek_v3", 9): OF_ALL | OF_UPDATES | OF_ROWS | OF_HOPPER | {"join_kernel", "split_kernel"},
 }
+"""Of a model on a GPU of a compute capability."""
 
 
-@pytest.mark.parametrize("model", list(KERNELS))
-def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, tmp_path):
+@pytest.mark.parametrize(("model", "capability"), list(KERNELS))
+def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, capability, tmp_path):
     """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""
     config = small(model, tmp_path, FAST, experts="grouped")
     with pretended_groups(Mesh(), 0, CPU) as groups:
         step = build_step(config, groups)
         calls = step.find_own_calls(step.capture(*make_example(config, step)))
     done = subprocess.run(
-        [sys.executable, "-c", PRETEND],
+        [sys.executable, "-c", PRETEND.replace("CAPABILITY", str(capability))],
         input=json.dumps(calls_to_data(calls)),
         capture_output=True,
         text=True,
@@ -82,5 +96,5 @@ def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, t
     )
     assert done.returncode == 0, done.stderr
     built, is_compiler_imported = json.loads(done.stdout)
-    assert set(built) >= KERNELS[model]
+    assert set(built) == KERNELS[model, capability]
     assert not is_compiler_imported

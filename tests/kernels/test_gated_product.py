@@ -16,8 +16,8 @@ from monograph.kernels.gated_product import (
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
 SHAPES = [(40, 24, 48), (4096, 512, 4096), (5000, 520, 4104), (16384, 64, 1408), (16500, 72, 1000)]
-"""Rows, depth, columns of one half: too few for a GPU's processors; even; odd ends in every direction; one step of depth;
-two, the second nearly empty."""
+"""Rows, depth, columns of one half: too few for a GPU's processors; even; odd ends in every direction; one step of
+depth; two, the second nearly empty."""
 
 
 def make(device, dtype, rows, depth, columns):
@@ -45,7 +45,7 @@ def is_ours(device, columns, *operands):
     if device.type == "cpu":
         return False
     on_gpu = importlib.import_module("monograph.kernels.gated_product_on_gpu")
-    return on_gpu.find_kernels(columns, *operands) is not None
+    return on_gpu.is_served(columns, *operands)
 
 
 def distance(found, exact):

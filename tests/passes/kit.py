@@ -14,6 +14,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.base import Pass
 from monograph.passes.config import (
     CompileWholeConfig,
+    FuseProductsConfig,
     JoinProductsConfig,
     KeepWeightsConfig,
     MarkRegionsConfig,
@@ -32,6 +33,7 @@ ASKED = PassesConfig(
     keep_weights=KeepWeightsConfig(enabled=True),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
     compile_whole=CompileWholeConfig(enabled=True),
+    fuse_products=FuseProductsConfig(enabled=True),
 )
 """Options under which every pass has something to do."""
 

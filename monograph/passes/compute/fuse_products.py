@@ -23,11 +23,11 @@ from monograph.passes.config import FuseProductsConfig
 class FuseProducts(Pass):
     """A product and the gate of its result become one op, and so do a product and the gate's backward that reads it.
 
-    Before:  both = mm(x, t(w));  a, up = split(both);  h = gate(a, up)      g = mm(dh, w2);  d, h = gate_backward(g, a, up)
-    After:   both, h = gated_product(x, w)                                   d, h = product_gate_backward(dh, w2, a, up)
+    Before:  both = mm(x, t(w));  a, up = split(both);  h = gate(a, up);  ...  d, h = gate_backward(mm(g, v), a, up)
+    After:   both, h = gated_product(x, w);  a, up = split(both);  ...  d, h = product_gate_backward(g, v, a, up)
     Why:     values as wide as the hidden layer are read again although they just were in the processor. A kernel that
              finishes one tile while it multiplies the next has gates for free. Needs products that are joined, and
-             gates that are ops of ours. Where products are summed in another order than by torch's library, bits change.
+             gates that are ops of ours. Bits change where such a kernel sums in another order than torch's products.
     """
 
     Config = FuseProductsConfig

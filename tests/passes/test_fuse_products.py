@@ -1,0 +1,143 @@
+"""fuse_products: a product and the gate of its result become one op; so do a product and a gate's backward."""
+
+import operator
+from collections import Counter
+
+import pytest
+
+from monograph.compat.ops import ATEN
+from monograph.errors import ConfigError
+from monograph.graph.cost import measure
+from monograph.graph.edit import call_after
+from monograph.graph.tags import tag_of
+from monograph.kernels.gate import GATE, GATE_BACKWARD_JOINED_AGAIN
+from monograph.kernels.gated_product import GATED_PRODUCT, PRODUCT_GATE_BACKWARD
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import ChooseSavedConfig, FuseProductsConfig, JoinProductsConfig, PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from tests.execute.updates import differences, make_updates, one_rank, small
+from tests.passes.kit import capture_small
+from tests.passes.written import BACKWARD, ByHand, check_text, run
+
+FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.n_layers": 2}
+JOINED = PassesConfig(
+    choose_saved=ChooseSavedConfig(policy="min_cut"), join_products=JoinProductsConfig(enabled=True, max_columns=4096)
+)
+ASKED = JOINED.replace(fuse_products=FuseProductsConfig(enabled=True))
+GATED = (GATE, GATE_BACKWARD_JOINED_AGAIN, GATED_PRODUCT, PRODUCT_GATE_BACKWARD)
+
+
+def count(model, passes, mesh=Mesh(), **changes):  # noqa: B008 - a mesh never changes
+    """How often each op that has to do with gates is in a step after all passes, and the step's cost."""
+    graph, facts = capture_small(model, mesh, **{**FUSED, **changes})
+    run_passes(graph, build_passes(passes), (), facts)
+    ops = Counter(node.target for node in graph.nodes)
+    return [ops[op] for op in GATED], measure(graph)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
+def test_gates_of_a_dense_model_are_computed_by_products(mesh):
+    apart, before = count("llama3", JOINED, mesh)
+    fused, after = count("llama3", ASKED, mesh)
+    assert (apart, fused) == ([2, 2, 0, 0], [0, 0, 2, 2])
+    assert before.flops == after.flops > 0
+    assert after.peak_bytes <= before.peak_bytes
+
+
+def test_gates_of_routed_experts_stay_apart():
+    """Their products are grouped; those of a dense layer and of shared experts are not."""
+    (gates, *others), _ = count("deepseek_v3", JOINED)
+    assert others == [2, 0, 0] and gates > 2
+    assert count("deepseek_v3", ASKED)[0] == [gates - 2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_on_a_cpu_every_bit_stays(model, tmp_path):
+    """Both are computed by the same ops there."""
+    joined = {"passes.join_products.enabled": True, "passes.join_products.max_columns": 4096}
+    made = {}
+    for is_fused in (False, True):
+        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", **FUSED, **joined}
+        changes |= {"passes.choose_saved.policy": "min_cut", "passes.fuse_products.enabled": is_fused}
+        config = small(model, tmp_path, changes)
+        with one_rank(config) as groups:
+            made[is_fused] = make_updates(config, groups)
+    assert differences(made[False], made[True]) == []
+
+
+def make_gated(*, sizes=(3, 3), is_swapped=False, is_turned=True, is_read=False):
+    """x @ w.T with the gate of its halves; and backward, with a product that may have another reader."""
+    hand = ByHand()
+    x, w = hand.input("x", 4, 5), hand.input("w", 6, 5) if is_turned else hand.input("w", 5, 6)
+    grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 3)
+    path = {"path": "layers.0"}
+    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **path) if is_turned else w, **path)
+    split = hand.call(ATEN.split_with_sizes.default, product, list(sizes), 1, **path)
+    one, other = (hand.call(operator.getitem, split, place, **path) for place in (0, 1))
+    if sizes != (3, 3):
+        one = hand.call(ATEN.slice.Tensor, one, 1, 0, sizes[1], **path)
+        other = hand.call(ATEN.slice.Tensor, other, 1, 0, sizes[1], **path)
+    halves = (other, one) if is_swapped else (one, other)
+    loss = hand.call(ATEN.sum.default, hand.call(GATE, *halves, **path))
+    if sizes != (3, 3):
+        return hand.done(loss, x=grad)
+    back = {**path, "direction": BACKWARD}
+    of_gate = hand.call(ATEN.mm.default, grad, v, **back)
+    pair = hand.call(GATE_BACKWARD_JOINED_AGAIN, of_gate, *halves, **back)
+    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    more = {"w": hand.call(ATEN.mul.Tensor, of_gate, 2.0, **back)} if is_read else {}
+    return hand.done(loss, x=both, v=again, **more)
+
+
+def test_what_it_writes():
+    graph = make_gated()
+    assert run("fuse_products", graph, ASKED) == "1 products with gates, 1 with backwards of gates"
+    check_text(
+        graph,
+        """
+        forward block 0:
+          0: 2 values = monograph.gated_product(%x, %w)  # layers.* by fuse_products
+          1: float32[4, 6] = getitem(f.0, 0)  # layers.* by fuse_products
+          2: float32[4, 3] = getitem(f.0, 1)  # layers.* by fuse_products
+          3: 2 values = split_with_sizes(f.1, [3, 3], 1)  # layers.*
+          4: float32[4, 3] = getitem(f.3, 0)  # layers.*
+          5: float32[4, 3] = getitem(f.3, 1)  # layers.*
+          6: float32[4, 3] = view(f.2, [4, 3])  # layers.* by fuse_products
+        forward:
+          0: float32[] = sum(f0.6)
+        backward block 0:
+          0: 2 values = monograph.product_gate_backward(%grad, %v, f.4, f.5)  # layers.* by fuse_products
+          1: float32[4, 6] = getitem(b.0, 0)  # layers.*
+          2: float32[4, 3] = getitem(b.0, 1)  # layers.*
+          3: float32[4, 6] = view(b.1, [4, 6])  # layers.* by fuse_products
+          4: float32[4, 3] = view(b.2, [4, 3])  # layers.* by fuse_products
+        backward:
+          return f.0, b0.3, b0.4
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"is_swapped": True}, "0 products with gates, 1 with backwards of gates"),
+        ({"is_turned": False}, "0 products with gates, 1 with backwards of gates"),
+        ({"is_read": True}, "1 products with gates, 0 with backwards of gates"),
+        ({"sizes": (4, 2)}, "0 products with gates, 0 with backwards of gates"),
+    ],
+    ids=str,
+)
+def test_what_is_something_else_stays_apart(change, said):
+    assert run("fuse_products", make_gated(**change), ASKED) == said
+
+
+def test_nothing_moves_past_what_writes():
+    graph = make_gated()
+    (product,) = [node for node in graph.nodes if node.target is ATEN.mm.default and tag_of(node).direction is not BACKWARD]
+    call_after(graph.module.graph, product, ATEN.mul_.Tensor, (product, 2.0), tag_of(product))
+    assert run("fuse_products", graph, ASKED).startswith("0 products with gates")
+
+
+def test_products_that_are_not_joined_are_an_error():
+    with pytest.raises(ConfigError, match="fuse_products is enabled without passes.join_products"):
+        PassesConfig(fuse_products=FuseProductsConfig(enabled=True)).check()

@@ -28,6 +28,8 @@ _UNKNOWN_SIZE = 1024
 UPDATE, SQUARES = "update", "square_sum"
 """The optimizer's kernel, called with the forms of a parameter, its gradient and its copy; the norm's, with a
 gradient's."""
+_LONGEST = ("gated_product", "product_gate_backward")
+"""What takes longest to build, and is begun first: half a second of a first step."""
 Argument = Form | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Form,),
@@ -82,7 +84,7 @@ def build_calls(calls: Iterable[Call]) -> None:
         return
     builders = find_builders()
     with only_built():
-        for name, args in calls:
+        for name, args in sorted(calls, key=lambda call: call.name not in _LONGEST):
             builders[name](*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
 
 

@@ -98,3 +98,5 @@ def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, c
     built, is_compiler_imported = json.loads(done.stdout)
     assert set(built) == KERNELS[model, capability]
     assert not is_compiler_imported
+    are_long = [name in OF_HOPPER for name in built]
+    assert are_long == sorted(are_long, reverse=True), "what takes longest is begun first"

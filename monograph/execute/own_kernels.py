@@ -82,14 +82,16 @@ def build_calls(calls: Iterable[Call]) -> None:
     """
     if not (HAS_TRITON and torch.cuda.is_available()):
         return
-    builders = find_builders()
     with only_built():
         for name, args in sorted(calls, key=lambda call: call.name not in _LONGEST):
-            builders[name](*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
+            find_builder(name)(*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
 
 
-def find_builders() -> dict[str, Callable[..., Any]]:
-    """Name -> what launches the kernel."""
+def find_builder(name: str) -> Callable[..., Any]:
+    """What launches a kernel; imported when it is asked for."""
+    for own in OWN.values():
+        if own.name == name:
+            return own.find_launcher()
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
     norm: Any = importlib.import_module("monograph.kernels.square_sum_on_gpu")
 
@@ -103,7 +105,7 @@ def find_builders() -> dict[str, Callable[..., Any]]:
     def squares(gradient: Tensor) -> None:
         norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
-    return {UPDATE: update, SQUARES: squares, **{own.name: own.find_launcher() for own in OWN.values()}}
+    return {UPDATE: update, SQUARES: squares}[name]
 
 
 def make_tensor(form: Form) -> Tensor:

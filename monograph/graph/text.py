@@ -125,10 +125,10 @@ def split_into_parts(
     graph: Graph, places: Mapping[Node, Place]
 ) -> Iterator[tuple[tuple[Direction, int | None], list[Node]]]:
     """Runs of nodes of one block and direction, in order; the output comes last."""
-    ordered = [node for node in graph.nodes if node in places]
-    for key, run in itertools.groupby(ordered, key=lambda node: (places[node].direction, places[node].block)):
+    last = (Direction.BACKWARD, None)
+    keys = {node: (places[node].direction, places[node].block) for node in graph.nodes if node in places}
+    for key, run in itertools.groupby([*keys, graph.output_node()], key=lambda node: keys.get(node, last)):
         yield key, list(run)
-    yield (Direction.BACKWARD, None), [graph.output_node()]
 
 
 def render_node(node: Node, names: Names) -> str:

@@ -22,6 +22,8 @@ _HOPPER = 9
 """The compute capability that the kernels are written for."""
 _TOGETHER = 8
 """Numbers of 16 bits that memory moves at once: rows have to begin at a multiple of them."""
+_KNOWN = 16
+"""What Triton asks of a size: only of a multiple does it know that rows can be written so."""
 
 
 def gated_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,6 +44,7 @@ def product_gate_backward(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -
     """The gradients of a gate's inputs side by side, where its own is grad @ weight; and the gate once more."""
     (rows, depth), columns = grad.shape, weight.shape[1]
     a, b = as_rows(x), as_rows(up)
+    assert a.shape == b.shape == (rows, columns), "a kernel would read something else"
     if not is_served(columns, grad, weight, a, b):
         of_gate = grad.new_empty((rows, columns))
         call(torch.mm, grad, weight, out=of_gate)
@@ -57,7 +60,7 @@ def product_gate_backward(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -
 def is_served(columns: int, *operands: Tensor) -> bool:
     """Whether our kernels are for this GPU, can read these operands, and have work for every processor."""
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    if device.major != _HOPPER or columns % _TOGETHER or not all(map(can_read, operands)):
+    if device.major != _HOPPER or columns % _KNOWN or not all(map(can_read, operands)):
         return False
     down, across, _ = count_tiles(operands[0].shape[0], columns, DEPTH, COLUMNS)
     return down * across >= device.multi_processor_count

@@ -143,6 +143,7 @@ def finish_gate_backward(results, full, free, tensors, down, across, group: gl.c
     height: gl.constexpr = results.shape[1]
     width: gl.constexpr = results.shape[2]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // width, width // 8], [gl.num_warps(), 1], [1, 0])
+    gl.static_assert(pieces % 2 == 0, "both slots begin every tile in the same phase")
     in_rows = gl.arange(0, height, gl.SliceLayout(1, layout))[:, None]
     in_columns = gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
     phase = 0

@@ -1,5 +1,6 @@
 """The difference between two graphs: only what changed, and what changed in many blocks once."""
 
+from monograph.annotate import Direction
 from monograph.compat.ops import ATEN
 from monograph.graph.diff import LEGEND, diff_texts
 from monograph.graph.edit import call_before, erase, redirect
@@ -106,3 +107,14 @@ def test_a_moved_node_is_not_one_removed_and_one_added():
         "  > 2: float32[4] = neg(%x)  # layers.*.work",
         "unchanged: forward, backward",
     ]
+
+
+def test_what_a_step_returns_stands_with_the_last_lines_outside_of_blocks():
+    """As in a step that was compiled whole: two parts of one name beside each other could not be told apart."""
+    hand = ByHand()
+    x = hand.input("x", 4)
+    loss = hand.call(NEG, x)
+    graph = hand.done(loss, x=hand.call(EXP, x, direction=Direction.BACKWARD))
+    text = graph.text(folded=False)
+    assert text.count("backward:") == 1
+    assert diff_texts(text, text) == diff_texts("", "") == "nothing changed\n"

@@ -15,9 +15,17 @@ from monograph.kernels.gated_product import (
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
-SHAPES = [(40, 24, 48), (4096, 512, 4096), (5000, 520, 4104), (16384, 64, 1408), (16500, 72, 1000)]
+SHAPES = [
+    (40, 24, 48),
+    (4096, 512, 4096),
+    (5000, 520, 4112),
+    (16384, 64, 1408),
+    (16500, 72, 1008),
+    (17000, 64, 112),
+    (100, 200, 34000),
+]
 """Rows, depth, columns of one half: too few for a GPU's processors; even; odd ends in every direction; one step of
-depth; two, the second nearly empty."""
+depth; two, the second nearly empty; a single tile beside another, and below it."""
 
 
 def make(device, dtype, rows, depth, columns):
@@ -68,7 +76,8 @@ def test_every_number_is_what_two_ops_compute(shape):
     device = torch.device("cuda")
     forward, backward = make(device, torch.bfloat16, *shape)
     is_hopper = torch.cuda.get_device_properties(device).major == 9
-    assert is_ours(device, shape[2], *forward) == (is_hopper and shape[0] > 40), "or this tests something else"
+    for operands in (forward, (*backward[:2], *(each.flatten(0, 1) for each in backward[2:]))):
+        assert is_ours(device, shape[2], *operands) == (is_hopper and shape[0] > 40), "or this tests something else"
     for op, plain, exactly, inputs in (
         (GATED_PRODUCT, apart, plain_gated_product, forward),
         (PRODUCT_GATE_BACKWARD, backward_apart, plain_product_gate_backward, backward),
@@ -86,11 +95,30 @@ def test_every_number_is_what_two_ops_compute(shape):
 
 @pytest.mark.gpu
 def test_the_same_bits_every_time_beside_other_work():
-    forward, backward = make(torch.device("cuda"), torch.bfloat16, *SHAPES[2])
+    """Memory that results may get is made not a number first, so that nothing is left over from the time before."""
+    device = torch.device("cuda")
+    forward, backward = make(device, torch.bfloat16, *SHAPES[2])
     first = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
+    other, busy = torch.cuda.Stream(), torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     for _ in range(20):
+        spoilt = [torch.full_like(each, torch.nan) for each in first]
+        del spoilt
+        with torch.cuda.stream(other):
+            busy @ busy
         again = *GATED_PRODUCT(*forward), *PRODUCT_GATE_BACKWARD(*backward)
         assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.gpu
+def test_more_numbers_than_32_bits_can_count():
+    forward, backward = make(torch.device("cuda"), torch.bfloat16, 40_000, 64, 28_672)
+    for op, plain, inputs in (
+        (GATED_PRODUCT, apart, forward),
+        (PRODUCT_GATE_BACKWARD, backward_apart, backward),
+    ):
+        for mine, expected in zip(op(*inputs), plain(*inputs), strict=True):
+            torch.testing.assert_close(mine[-200:], expected[-200:], rtol=2e-2, atol=1e-3)
+            assert float((mine != expected).float().mean()) < 1e-3
 
 
 @pytest.mark.gpu

@@ -131,6 +131,32 @@ def test_what_is_something_else_stays_apart(change, said):
     assert run("fuse_products", make_gated(**change), ASKED) == said
 
 
+def test_a_product_is_computed_once_for_two_gates():
+    hand = ByHand()
+    x, w = hand.input("x", 4, 5), hand.input("w", 6, 5)
+    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w))
+    split = hand.call(ATEN.split_with_sizes.default, product, [3, 3], 1)
+    halves = [hand.call(operator.getitem, split, place) for place in (0, 1)]
+    gates = [hand.call(GATE, *halves) for _ in range(2)]
+    graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, *gates)), x=x)
+    assert run("fuse_products", graph, ASKED).startswith("1 products with gates")
+    ops = Counter(node.target for node in graph.nodes)
+    assert (ops[GATED_PRODUCT], ops[ATEN.mm.default], ops[GATE]) == (1, 0, 1)
+
+
+def test_rows_that_are_cut_otherwise_stay_apart():
+    """Gradients that lie side by side in narrower rows do not lie side by side in the product's."""
+    hand = ByHand()
+    grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 6)
+    x, up = hand.input("x", 4, 2, 3), hand.input("up", 4, 2, 3)
+    back = {"path": "layers.0", "direction": BACKWARD}
+    of_gate = hand.call(ATEN.view.default, hand.call(ATEN.mm.default, grad, v, **back), [4, 2, 3], **back)
+    pair = hand.call(GATE_BACKWARD_JOINED_AGAIN, of_gate, x, up, **back)
+    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    graph = hand.done(hand.call(ATEN.sum.default, hand.call(GATE, x, up)), x=both, up=again)
+    assert run("fuse_products", graph, ASKED).endswith("0 with backwards of gates")
+
+
 def test_nothing_moves_past_what_writes():
     graph = make_gated()
     product = next(node for node in graph.nodes if node.target is ATEN.mm.default)

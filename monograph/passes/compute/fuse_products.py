@@ -27,7 +27,8 @@ class FuseProducts(Pass):
     After:   both, h = gated_product(x, w);  a, up = split(both);  ...  d, h = product_gate_backward(g, v, a, up)
     Why:     values as wide as the hidden layer are read again although they just were in the processor. A kernel that
              finishes one tile while it multiplies the next has gates for free. Needs products that are joined, and
-             gates that are ops of ours. Bits change where such a kernel sums in another order than torch's products.
+             gates that are ops of ours; a backward only where the gate is computed again there, as all policies but
+             `all` have it. Bits change where such a kernel sums in another order than torch's products.
     """
 
     Config = FuseProductsConfig
@@ -38,7 +39,7 @@ class FuseProducts(Pass):
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         inside = graph.module.graph
-        gates = [found for node in graph.nodes if (found := plan_gate(node))]
+        gates = list({found.product: found for node in graph.nodes if (found := plan_gate(node))}.values())
         backs = [found for node in graph.nodes if (found := plan_backward(node))]
         for gate in gates:
             apply_gate(inside, gate)
@@ -81,12 +82,13 @@ def plan_backward(gate: Node) -> Fusion | None:
     """A gate's backward whose gradient is a product that nothing else reads."""
     if gate.target is not GATE_BACKWARD_JOINED_AGAIN or not isinstance(gate.args[0], Node):
         return None
-    product, weight = find_source(gate.args[0]), None
+    node, product, weight = gate.args[0], find_source(gate.args[0]), None
     if product.target is ATEN.mm.default:
         weight = product.args[1]
     if not isinstance(weight, Node) or not _is_dense(weight) or not can_fuse(product, gate):
         return None
-    node = gate.args[0]
+    if any(value_of(each).shape[-1] != value_of(product).shape[1] for each in gate.all_input_nodes):
+        return None  # cut into other rows: what is side by side would be somewhere else
     while len(node.users) == 1 and node is not product:
         node = node.args[0]  # type: ignore[assignment]
     return Fusion(product, gate, weight) if node is product and len(product.users) == 1 else None

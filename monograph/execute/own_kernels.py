@@ -105,7 +105,7 @@ def find_builder(name: str) -> Callable[..., Any]:
     def squares(gradient: Tensor) -> None:
         norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
-    return {UPDATE: update, SQUARES: squares}[name]
+    return update if name == UPDATE else squares
 
 
 def make_tensor(form: Form) -> Tensor:

@@ -243,12 +243,12 @@ def find_shares(step: MeshStep) -> dict[str, float]:
     return {"graph: capture": step.capture_seconds} | {f"graph: {name}": seconds for name, seconds in passes.items()}
 
 
-def write_json(path: Path, rows: Sequence[Row], recipe: str, words: Sequence[str]) -> None:
+def write_json(path: Path, rows: Sequence[Row], command: Sequence[str]) -> None:
     """The rows with what is needed to measure them again."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     text: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": ["monograph", "bench", recipe, *words],
+        "command": list(command),
         "device": gpu or platform.processor() or platform.machine(),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
         "rows": [asdict(replace(row, profile=None)) for row in rows],

@@ -29,7 +29,6 @@ def bench(
     balanced_routing: bool,
     out: str,
     profile: str,
-    recipe: str,
     words: list[str],
 ) -> int:
     """Measure, print a table, write JSON when asked to."""
@@ -57,7 +56,8 @@ def bench(
     if profile:
         console.print(f"traces for a browser (chrome://tracing, ui.perfetto.dev) are in {profile}")
     if out:
-        library.write_json(Path(out), rows, recipe, words)
+        command = ["monograph", "bench", *words, "--modes", modes, "--steps", str(steps), "--warmup", str(warmup)]
+        library.write_json(Path(out), rows, command + ["--balanced-routing"] * balanced_routing)
     return 0
 
 

@@ -84,7 +84,7 @@ COMMANDS = (
         summary="Measure how fast a step is, mode by mode, on random tokens in one process.",
         function="monograph.commands.bench:bench",
         takes_recipe=True,
-        needs=("recipe", "words"),
+        needs=("words",),
         arguments=BenchOptions,
     ),
     Command(

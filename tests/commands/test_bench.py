@@ -36,6 +36,9 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
     assert eager["graph_tflops"] is None and graph["graph_tflops"] > 0
     assert all(row["ms"] > 0 and row["tokens_per_second"] > 0 for row in kept["rows"])
     assert kept["command"][:3] == ["monograph", "bench", TINY] and kept["versions"]["torch"]
+    said = kept["command"]
+    assert said.count(TINY) == 1 and said[-1] == "--balanced-routing"
+    assert said[said.index("--modes") :][:6] == ["--modes", "eager,graph", "--steps", "2", "--warmup", "0"]
     assert "ms of kernels a step" in shown and "layers.*" in shown
     for mode in ("eager", "graph"):
         check_profile(tmp_path, mode)

@@ -23,7 +23,6 @@ def test_transfers_of_one_rank_are_their_own_argument_and_others_stay():
         backward:
           0: float32[4] = all_reduce(%w, sum, tp)  <<
           1: float32[4] = wait_tensor(b.0)
-        backward:
           return f.0, b.1
         """,
     )

@@ -39,7 +39,6 @@ def test_only_a_cast_that_nothing_follows_is_left_out():
           1: bfloat16[4] = _to_copy(%w, dtype=bfloat16)
           2: float32[4] = _to_copy(b.1, dtype=float32)
           3: float32[4] = add.Tensor(b.2, b.2)
-        backward:
           return f.0, b.0, b.3
         """,
     )

@@ -18,7 +18,6 @@ def test_only_what_an_output_depends_on_is_left():
           0: float32[] = sum(%w)
         backward:
           0: float32[4] = mul.Tensor(%w, 2)
-        backward:
           return f.0, b.0
         """,
     )

@@ -22,7 +22,6 @@ def test_what_changes_nothing_is_skipped_by_its_readers():
           2: float32[] = sum(f.1)
         backward:
           0: float32[4, 4] = mm(%x, f.1)
-        backward:
           return f.2, b.0
         """,
     )
@@ -69,7 +68,6 @@ def test_a_product_with_one_is_its_other_factor_and_backward_stays_backward():
         backward:
           1: float32[4, 4] = alias(f.2)  # by remove_no_ops
           2: float32[4, 4] = mul.Tensor(b.1, 3)
-        backward:
           return f.1, b.2
         """,
     )

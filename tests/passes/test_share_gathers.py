@@ -37,7 +37,6 @@ def test_equal_gathers_of_one_half_become_one():
           2: bfloat16[8] = wait_tensor(b.1)  # param_gather w
           3: bfloat16[8] = mul.Tensor(b.2, 2)
           4: bfloat16[4] = slice.Tensor(b.3, 0, 0, 4)
-        backward:
           return f.4, b.4
         """,
     )

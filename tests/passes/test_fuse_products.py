@@ -65,22 +65,17 @@ def test_on_a_cpu_every_bit_stays(model, tmp_path):
     assert differences(made[False], made[True]) == []
 
 
-def make_gated(*, sizes=(3, 3), is_swapped=False, is_turned=True, is_read=False):
+def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=False):
     """x @ w.T with the gate of its halves; and backward, with a product that may have another reader."""
     hand = ByHand()
-    x, w = hand.input("x", 4, 5), hand.input("w", 6, 5) if is_turned else hand.input("w", 5, 6)
+    sizes = [3, 3, 2] if has_third else [3, 3]
+    x, w = hand.input("x", 4, 5), hand.input("w", sum(sizes), 5) if is_turned else hand.input("w", 5, 6)
     grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 3)
-    path = {"path": "layers.0"}
-    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **path) if is_turned else w, **path)
-    split = hand.call(ATEN.split_with_sizes.default, product, list(sizes), 1, **path)
-    one, other = (hand.call(operator.getitem, split, place, **path) for place in (0, 1))
-    if sizes != (3, 3):
-        one = hand.call(ATEN.slice.Tensor, one, 1, 0, sizes[1], **path)
-        other = hand.call(ATEN.slice.Tensor, other, 1, 0, sizes[1], **path)
-    halves = (other, one) if is_swapped else (one, other)
+    path, inside = {"path": "layers.0"}, {"path": "layers.0.up"}
+    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **inside) if is_turned else w, **inside)
+    split = hand.call(ATEN.split_with_sizes.default, product, sizes, 1, **inside)
+    halves = [hand.call(operator.getitem, split, place, **inside) for place in ((1, 0) if is_swapped else (0, 1))]
     loss = hand.call(ATEN.sum.default, hand.call(GATE, *halves, **path))
-    if sizes != (3, 3):
-        return hand.done(loss, x=grad)
     back = {**path, "direction": BACKWARD}
     of_gate = hand.call(ATEN.mm.default, grad, v, **back)
     pair = hand.call(GATE_BACKWARD_JOINED_AGAIN, of_gate, *halves, **back)
@@ -97,11 +92,11 @@ def test_what_it_writes():
         """
         forward block 0:
           0: 2 values = monograph.gated_product(%x, %w)  # layers.* by fuse_products
-          1: float32[4, 6] = getitem(f.0, 0)  # layers.* by fuse_products
+          1: float32[4, 6] = getitem(f.0, 0)  # layers.*.up by fuse_products
           2: float32[4, 3] = getitem(f.0, 1)  # layers.* by fuse_products
-          3: 2 values = split_with_sizes(f.1, [3, 3], 1)  # layers.*
-          4: float32[4, 3] = getitem(f.3, 0)  # layers.*
-          5: float32[4, 3] = getitem(f.3, 1)  # layers.*
+          3: 2 values = split_with_sizes(f.1, [3, 3], 1)  # layers.*.up
+          4: float32[4, 3] = getitem(f.3, 0)  # layers.*.up
+          5: float32[4, 3] = getitem(f.3, 1)  # layers.*.up
           6: float32[4, 3] = view(f.2, [4, 3])  # layers.* by fuse_products
         forward:
           0: float32[] = sum(f0.6)
@@ -123,7 +118,7 @@ def test_what_it_writes():
         ({"is_swapped": True}, "0 products with gates, 1 with backwards of gates"),
         ({"is_turned": False}, "0 products with gates, 1 with backwards of gates"),
         ({"is_read": True}, "1 products with gates, 0 with backwards of gates"),
-        ({"sizes": (4, 2)}, "0 products with gates, 0 with backwards of gates"),
+        ({"has_third": True}, "0 products with gates, 1 with backwards of gates"),
     ],
     ids=str,
 )

@@ -95,11 +95,11 @@ def plan_backward(gate: Node) -> Fusion | None:
 
 
 def is_halved(split: Node) -> bool:
-    """Whether a matrix is split into its left and its right half."""
+    """Whether a matrix is split into two parts: those of a gate are equal, and there must not be a third."""
     if split.target is not ATEN.split_with_sizes.default or tuple(split.args[2:]) not in ((1,), (-1,)):
         return False
     sizes = split.args[1]
-    return isinstance(sizes, list | tuple) and len(sizes) == 2 and sizes[0] == sizes[1]
+    return isinstance(sizes, list | tuple) and len(sizes) == 2
 
 
 def can_fuse(product: Node, gate: Node) -> bool:

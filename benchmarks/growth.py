@@ -119,7 +119,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         gc.collect()
         gc.disable()  # what it costs depends on all that the process has made before
         start = time.process_time()
-        graph = step.trace(step.inputs(batch), torch.tensor(64))
+        graph = step.trace(step.inputs(batch), {name: torch.tensor(64) for name in step.model.normalizers})
         captured = time.process_time()
         records = run_passes(graph, build_passes(config.passes), config.passes.off, step.facts())
         done = time.process_time()

@@ -30,6 +30,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.flops import count_flops
 from monograph.train.layout import plan_run_mesh
 from monograph.train.step import to_device
+from monograph.train.update import count_normalizers
 
 
 def chapter_1_config(folder: Path) -> TrainerConfig:
@@ -80,7 +81,7 @@ def chapter_2_model(config: TrainerConfig) -> Decoder:
     tokens = torch.randint(0, 256, (1, 32), generator=torch.Generator().manual_seed(1))
     output = model(tokens, labels=tokens)
     print(f"   an untrained {type(model).__name__} guesses: loss {output.value:.2f} (ln of the vocabulary is 6.24)")
-    print(f"   tokens per expert, layer by layer: {output.loads.tolist()}")
+    print(f"   tokens per expert, layer by layer: {output.metrics['expert_load'].tolist()}")
     flops = count_flops(model, config.training.seq_len)
     print(f"   one token costs {flops.full_attention / 1e6:.1f} MFLOP, forward and backward together")
     return model
@@ -107,8 +108,8 @@ def chapter_3_step(config: TrainerConfig) -> None:
 
         # Losses are divided by the tokens of the WHOLE update, so micro-batches add up to the mean over all tokens,
         # however unevenly the valid ones are spread.
-        valid = step.total_valid(sum(int((batch.labels != -100).sum()) for batch in halves))
-        shares = [step(to_device(batch, step.device), valid) for batch in halves]
+        normalizers = step.sum_normalizers(count_normalizers(halves))
+        shares = [step(to_device(batch, step.device), normalizers) for batch in halves]
         norm = step.grad_norm()
     print(f"   the halves of an update add {shares[0]:.3f} and {shares[1]:.3f} to its loss; gradient norm {norm:.2f}")
 

@@ -27,6 +27,7 @@ class Role(StrEnum):
     EXCHANGE_COUNTS = "exchange_counts"
     SPLIT_SIZES = "split_sizes"
     LOSS_REDUCE = "loss_reduce"
+    ROUTER_STATS = "router_stats"
 
 
 class Direction(StrEnum):

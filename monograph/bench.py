@@ -141,7 +141,7 @@ def run_mode(
         optimizer: Optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
     batches = make_batches(config, device)
     with startup.phase("step"):
-        loss = step(batch := next(batches), step.total_valid(batch["tokens"].numel()))
+        loss = step(batch := next(batches), count_batch(step, batch))
         synchronize(device)
     with startup.phase("update"):
         apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
@@ -163,9 +163,14 @@ def run_mode(
 
 def update(step: MeshStep, optimizer: Optimizer, batch: dict[str, Tensor], config: TrainerConfig) -> Tensor:
     """One micro-batch and one update."""
-    loss = step(batch, step.total_valid(batch["tokens"].numel()))
+    loss = step(batch, count_batch(step, batch))
     apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
     return loss
+
+
+def count_batch(step: MeshStep, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What this micro-batch's sums are divided by: it is the whole update."""
+    return step.sum_normalizers({"valid_tokens": batch["tokens"].numel(), "sequences": batch["tokens"].shape[0]})
 
 
 def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[str, Tensor]]:

@@ -106,12 +106,13 @@ def warn_of_slow_products(device: torch.device, dtype: torch.dtype) -> None:
     warnings.filterwarnings("ignore", "mkldnn_matmul failed.*needs a cpu with bf16 support", UserWarning)
 
 
-def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tensor], Tensor]:
-    """A batch of the form that training reads, and a number of valid tokens; their numbers do not matter."""
+def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A batch of the form that training reads, and its normalizers; their values do not matter."""
     shape = (config.training.local_batch_size, config.training.seq_len)
     names = ("tokens", "labels", "positions", "documents")
     batch = {name: torch.zeros(shape, dtype=torch.int64, device=step.device) for name in names}
-    return step.inputs(batch), torch.tensor(shape[0] * shape[1], dtype=torch.int64, device=step.device)
+    ones = {name: torch.ones((), dtype=torch.int64, device=step.device) for name in step.model.normalizers}
+    return step.inputs(batch), ones
 
 
 def plan_passes(config: TrainerConfig) -> PassesConfig:

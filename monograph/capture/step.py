@@ -1,6 +1,6 @@
 """The training step as one plain function of its inputs: nothing it reads comes from anywhere else.
 
-    step(state, buffers, batch, coords, scalars) -> loss, gradients by slot, loads
+    step(state, buffers, batch, coords, scalars) -> loss, gradients by slot, metrics by name
 
 `state` holds this rank's shards, `buffers` the model's tables and biases, `batch` the tokens, `coords` the rank's
 place in the mesh and `scalars` whatever changes from step to step. Because a rank is known only through `coords`,
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from monograph.annotate import Direction, annotate_direction
 from monograph.compat.capture import mark_backward
-from monograph.models.decoder import Decoder
+from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import ShardedCall
@@ -29,11 +29,14 @@ class StepOutputs(NamedTuple):
     loss: Tensor
     gradients: dict[str, Tensor]
     """One per slot, in the reduce dtype, summed over every rank that has a part of it."""
-    loads: Tensor | None
-    """Tokens each expert got from this rank; None without experts."""
+    metrics: dict[str, Tensor]
+    """Sums over this rank's tokens, such as the experts' load: added up over micro-batches and ranks."""
 
 
-def make_forward(
+StepFunction = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]
+
+
+def make_model_call(
     model: Decoder,
     table: ParamTable,
     *,
@@ -41,15 +44,15 @@ def make_forward(
     reduce_dtype: torch.dtype,
     chunks: ByUnit | None = None,
     skipped: frozenset[nn.Module] = frozenset(),
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
-    """The forward half of the step, which is all that evaluation needs.
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], DecoderOutput]:
+    """The model as a function of the step's inputs.
 
     `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk, blocks in
     `skipped` not at all.
     """
-    places = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
+    coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
-    def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
+    def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> DecoderOutput:
         call = ShardedCall(
             model,
             table,
@@ -59,28 +62,38 @@ def make_forward(
             chunks=chunks,
             skipped=skipped,
         )
-        known = dict(buffers) | {name: coords for name in places}
-        output = torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
-        return StepOutputs(output.value, {}, output.loads)
+        known = dict(buffers) | {name: coords for name in coords_names}
+        return torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
+
+    return call_model
+
+
+def make_forward(model: Decoder, table: ParamTable, **settings: Any) -> StepFunction:
+    """The forward half of the step, which is all that evaluation needs; settings as in `make_model_call`."""
+    call_model = make_model_call(model, table, **settings)
+
+    def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
+        output = call_model(state, buffers, batch, coords, scalars)
+        return StepOutputs(output.value, {}, output.metrics)
 
     return forward
 
 
 def make_step(
     model: Decoder, table: ParamTable, *, skipped: frozenset[nn.Module] = frozenset(), **settings: Any
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]:
-    """The whole step: the forward half as `make_forward` has it, and the gradient of its loss."""
-    forward = make_forward(model, table, skipped=skipped, **settings)
+) -> StepFunction:
+    """The whole step: forward, and the gradient of the objective; settings as in `make_model_call`."""
+    call_model = make_model_call(model, table, skipped=skipped, **settings)
     slots = [slot for slot in table if model.get_submodule(slot.unit) not in skipped]
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        output = forward(state, buffers, batch, coords, scalars)
+        output = call_model(state, buffers, batch, coords, scalars)
         wanted = [state[slot.name] for slot in slots]
-        mark_backward(output.loss)
+        mark_backward(output.objective)
         with annotate_direction(Direction.BACKWARD):
-            gradients = torch.autograd.grad(output.loss, wanted)
+            gradients = torch.autograd.grad(output.objective, wanted)
         named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
-        return StepOutputs(output.loss.detach(), named, output.loads)
+        return StepOutputs(output.value.detach(), named, output.metrics)
 
     return step
 

@@ -67,10 +67,9 @@ def capture(
         outputs[:] = [
             OutputSpec(kind=OutputKind.LOSS),
             *(OutputSpec(kind=OutputKind.GRADIENT, name=name) for name in found.gradients),
-            *([OutputSpec(kind=OutputKind.LOADS)] if found.loads is not None else []),
+            *(OutputSpec(kind=OutputKind.METRIC, name=name) for name in found.metrics),
         ]
-        loads = [] if found.loads is None else [found.loads]
-        return [found.loss, *found.gradients.values(), *loads]
+        return [found.loss, *found.gradients.values(), *found.metrics.values()]
 
     with mode or fake_tensors() as fake, paths_recorded(model):
         inputs = [
@@ -110,9 +109,11 @@ def unfold_outputs(
     has_gradients = bool(gradients)
     unfold(inside, names, gradients, runs)
     slots = [spec.name for spec in specs if spec.kind is InputKind.STATE] if has_gradients else []
-    others = {spec.kind: [(spec, node)] for spec, node in pairs if spec.kind is not OutputKind.GRADIENT}
     found = [(OutputSpec(kind=OutputKind.GRADIENT, name=slot), gradients[slot]) for slot in slots]
-    ordered = [*others[OutputKind.LOSS], *found, *others.get(OutputKind.LOADS, [])]
+    losses, metrics = (
+        [pair for pair in pairs if pair[0].kind is kind] for kind in (OutputKind.LOSS, OutputKind.METRIC)
+    )
+    ordered = [*losses, *found, *metrics]
     output.args = ([node for _, node in ordered],)
     return [spec for spec, _ in ordered]
 

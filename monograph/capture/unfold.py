@@ -15,8 +15,8 @@ from torch.fx import Graph, Node
 from monograph.annotate import Direction
 from monograph.capture.alike import Run
 from monograph.capture.names import Copied, Names
-from monograph.compat.ops import ATEN
-from monograph.graph.edit import fake_mode, infer_value
+from monograph.capture.stacked import StackedEntries
+from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, value_of
 from monograph.graph.tags import set_tag, tag_of
 from monograph.parallel.shard import NotAlike
@@ -46,14 +46,15 @@ class Halves:
 def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[Run]) -> None:
     """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
     halves = find_halves(graph)
+    stacked = StackedEntries(graph, halves.forward)
     mode = fake_mode(graph)
     known = []
     for run in runs:  # all are checked before anything is changed
-        check_run(run, halves, names)
+        check_run(run, halves, names, stacked)
         known.append(halves.names(run.captured[1]).find_known(mode))
     for run, facts in zip(runs, known, strict=True):
         sizes = {number: Copied(mode, facts) for number in run.skipped}
-        unfold_run(graph, run, halves, names, gradients, sizes)
+        unfold_run(graph, run, halves, names, gradients, sizes, stacked)
 
 
 def find_halves(graph: Graph) -> Halves:
@@ -75,10 +76,10 @@ def find_halves(graph: Graph) -> Halves:
     return Halves(forward, backward)
 
 
-def check_run(run: Run, halves: Halves, names: Mapping[str, Node]) -> None:
+def check_run(run: Run, halves: Halves, names: Mapping[str, Node], stacked: StackedEntries) -> None:
     """Check that the captured blocks of a run do the same."""
     slots = {node: name for name, node in names.items()}
-    views = [View(find_places(halves, number, slots), halves.names(number)) for number in run.captured]
+    views = [View(find_places(halves, number, slots, stacked), halves.names(number)) for number in run.captured]
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         found = [halves.of(direction).get(number, []) for number in run.captured]
         if len(set(map(len, found))) != 1:
@@ -107,8 +108,10 @@ def is_same_argument(first: Any, second: Any, last: Any) -> bool:
     return (step == BEFORE or second == first) and (step == AFTER or second == last)
 
 
-def find_places(halves: Halves, number: int, slots: Mapping[Node, str]) -> Callable[[Node], Any]:
-    """What a node is to a block: one of its own, its neighbour's before or after it, its parameter, or common."""
+def find_places(
+    halves: Halves, number: int, slots: Mapping[Node, str], stacked: StackedEntries
+) -> Callable[[Node], Any]:
+    """What a node is to a block: its own, its neighbour's before or after it, its parameter, its entry, or common."""
     known: dict[Node, Any] = {}
     for step in (BEFORE, HERE, AFTER):
         for direction in (Direction.FORWARD, Direction.BACKWARD):
@@ -119,6 +122,9 @@ def find_places(halves: Halves, number: int, slots: Mapping[Node, str]) -> Calla
     def find(node: Node) -> Any:
         if node in known:
             return known[node]
+        stack = stacked.source_of(node, number)
+        if stack is not None:
+            return "entry", stack
         slot = slots.get(node, "")
         return ("own", slot.removeprefix(prefix)) if slot.startswith(prefix) else node
 
@@ -170,6 +176,7 @@ def unfold_run(
     names: Mapping[str, Node],
     gradients: dict[str, Node],
     sizes: Mapping[int, Copied],
+    stacked: StackedEntries,
 ) -> None:
     """Copy the second block for every one between it and the last, first all forwards, then all backwards."""
     first, second, last = run.captured
@@ -179,9 +186,7 @@ def unfold_run(
         known = pair(forward[first], forward[number - 1])
         forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known, sizes[number])
     follow(forward[last], pair(forward[second], forward[last - 1]))
-    for node in graph.find_nodes(op="call_function", target=ATEN.stack.default):
-        if tag_of(node).block is None:
-            extend(graph, node, forward, run)
+    stacked.fill(run, forward)
     if not halves.backward:
         return
     backward = {number: halves.backward[number] for number in run.captured}
@@ -189,7 +194,7 @@ def unfold_run(
     follow(backward[last], pair(forward[second], forward[last - 1]))
     for number in reversed(run.skipped):
         known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
-        known |= pair(backward[last], backward[number + 1])
+        known |= pair(backward[last], backward[number + 1]) | stacked.pair(second, number)
         backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known, sizes[number])
     follow(backward[second], pair(backward[last], backward[second + 1]))
     places = {node: place for place, node in enumerate(backward[second])}
@@ -235,20 +240,6 @@ def follow(nodes: Half, known: Mapping[Node, Node]) -> None:
         for each in node.all_input_nodes:
             if each in known:
                 node.replace_input_with(each, known[each])
-
-
-def extend(graph: Graph, stack: Node, forward: Mapping[int, Half], run: Run) -> None:
-    """A stack of one value a block gets the new blocks' values, in their order."""
-    second = run.captured[1]
-    items: list[Node] = list(stack.args[0])  # type: ignore[arg-type]
-    places = {node: place for place, node in enumerate(forward[second])}
-    found = [item for item in items if item in places]
-    if found:
-        (item,) = found
-        where = items.index(item) + 1
-        items[where:where] = [forward[number][places[item]] for number in run.skipped]
-        stack.args = (items, *stack.args[1:])
-        stack.meta["val"] = infer_value(graph, stack)
 
 
 def is_of(name: str, number: int) -> bool:

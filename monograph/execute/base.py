@@ -12,9 +12,9 @@ from monograph.execute.config import CompileConfig
 from monograph.execute.kept import KeptWeights
 from monograph.execute.layer import CountingBackend
 from monograph.execute.remat import Remat
-from monograph.models.balance import update_expert_bias
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import Start
+from monograph.models.load_balance import update_expert_bias
 from monograph.parallel.border import PlacedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
@@ -40,6 +40,27 @@ class StepSettings:
     passes: PassesConfig = field(default_factory=PassesConfig)
 
 
+class MetricSums:
+    """Metrics added up over the micro-batches of an update, in buffers that stay where they are."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add one micro-batch's share."""
+        if name in self.values:
+            self.values[name].add_(value)
+        else:
+            self.values[name] = value.detach().clone()
+
+    def take(self) -> dict[str, Tensor]:
+        """The sums over all ranks; counting starts again from zero."""
+        found = {name: total_over_tokens(value) for name, value in self.values.items()}
+        for value in self.values.values():
+            value.zero_()
+        return found
+
+
 class MeshStep(ABC):
     """Forward, loss and backward of this rank's part of a micro-batch; gradients add up in `.grad` until cleared."""
 
@@ -56,6 +77,7 @@ class MeshStep(ABC):
         self.rank = groups.rank
         self.device = groups.device
         self.data_part = (groups.mesh.data_part(groups.rank), groups.mesh.data_parts)
+        self.metrics = MetricSums()
 
     @property
     def compiled_graphs(self) -> int | None:
@@ -63,12 +85,12 @@ class MeshStep(ABC):
         return None if self.backend is None else self.backend.graphs
 
     @abstractmethod
-    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss, detached."""
 
     @abstractmethod
-    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
-        """This rank's share of the loss; nothing is counted and nothing is kept."""
+    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+        """This rank's share of the loss; no gradient and no metric is added."""
 
     def close(self) -> None:  # noqa: B027 - most steps have nothing to let go of
         """Let go of what must not outlive the process groups; training is over."""
@@ -78,9 +100,11 @@ class MeshStep(ABC):
         names = ("tokens", "labels") if self.model.config.mask == "causal" else tuple(batch)
         return {name: batch[name] for name in names}
 
-    def total_valid(self, count: int) -> Tensor:
-        """The number of valid tokens in the whole update, over all ranks."""
-        return total_over_batch(torch.full((), count, dtype=torch.int64, device=self.device))
+    def sum_normalizers(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """The counts this model divides by, summed over all ranks that read other data."""
+        names = self.model.normalizers
+        local = torch.tensor([counts[name] for name in names], dtype=torch.int64, device=self.device)
+        return dict(zip(names, total_over_batch(local).unbind(), strict=True))
 
     def total_loss(self, share: Tensor) -> Tensor:
         """The loss of the whole update, over all ranks."""
@@ -91,15 +115,12 @@ class MeshStep(ABC):
         return compute_grad_norm(self.table, {name: _gradient(p) for name, p in self.parameters.items()})
 
     @torch.no_grad()
-    def balance(self) -> Tensor | None:
-        """Before an update: move the expert biases by the load of the whole global batch; return that load."""
-        load = self.model.expert_load
-        if load is None:
-            return None
-        seen = total_over_tokens(load)
-        load.copy_(seen)
-        update_expert_bias(self.model, self.model.config.find_bias_update_rate())
-        return seen
+    def finish_batch(self) -> dict[str, Tensor]:
+        """Before an update: the metrics of the whole global batch; the experts' selection biases follow their load."""
+        metrics = self.metrics.take()
+        if "expert_load" in metrics:
+            update_expert_bias(self.model, metrics["expert_load"], self.model.config.find_bias_update_rate())
+        return metrics
 
     def state(self) -> dict[str, Any]:
         """The model's part of a checkpoint: placed shards, and the persistent buffers that all ranks share."""
@@ -117,25 +138,25 @@ class ModuleStep(MeshStep):
     """A step that runs the model's modules and lets autograd find the way back."""
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
         """The model's output for this rank's part of the batch."""
 
     @abstractmethod
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss` to the shards' `.grad`, summed over every rank that has a part of them."""
+    def backward(self, objective: Tensor) -> None:
+        """Add the gradients of `objective` to the shards' `.grad`, summed over every rank that has a part of them."""
 
-    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
-        output = self.forward(self.inputs(batch), valid_tokens)
-        if output.loads is not None and self.model.expert_load is not None:
-            self.model.expert_load.add_(output.loads)
-        self.backward(output.value)
+    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+        output = self.forward(self.inputs(batch), normalizers)
+        for name, value in output.metrics.items():
+            self.metrics.add(name, value)
+        self.backward(output.objective)
         return output.value.detach()
 
     @torch.no_grad()
-    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         self.model.eval()
         try:
-            return self.forward(self.inputs(batch), valid_tokens).value
+            return self.forward(self.inputs(batch), normalizers).value
         finally:
             self.model.train()
 

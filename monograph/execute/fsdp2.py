@@ -41,8 +41,8 @@ class Fsdp2Step(ModuleStep):
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
 
-    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
-        return self.model(**inputs, valid_tokens=valid_tokens, call=self.call)
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
+        return self.model(**inputs, **normalizers, call=self.call)
 
     def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
         """Before FSDP2 wraps them: what blocks remember, and how they are compiled."""
@@ -56,8 +56,8 @@ class Fsdp2Step(ModuleStep):
             compile_loss(self.model, self.backend)
         return compile_blocks(self.model, self.backend) if "model" in config.components else call_module
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
+    def backward(self, objective: Tensor) -> None:
+        objective.backward()
         for slot in self.table:
             parameter, local = self.sharded[slot.name], self.parameters[slot.name]
             if parameter.grad is None:

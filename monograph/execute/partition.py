@@ -28,7 +28,7 @@ class Halves:
     """The two graphs. Both read the step's inputs; what forward saves, backward reads after them."""
 
     forward: GraphModule
-    """(inputs) -> loss, loads or None, saved values."""
+    """(inputs) -> loss, metrics by name, saved values."""
     backward: GraphModule
     """(inputs, saved values, gradient of the loss) -> gradients in the order of `slots`."""
     slots: tuple[str, ...]
@@ -40,7 +40,7 @@ def split(graph: StepGraph) -> Halves:
     input of the other."""
     results = dict(zip(graph.outputs, graph.results, strict=True))
     (loss,) = [node for spec, node in results.items() if spec.kind is OutputKind.LOSS]
-    loads = next((node for spec, node in results.items() if spec.kind is OutputKind.LOADS), None)
+    metrics = {spec.name: node for spec, node in results.items() if spec.kind is OutputKind.METRIC}
     gradients = {spec.name: node for spec, node in results.items() if spec.kind is OutputKind.GRADIENT}
     seed = find_seed(graph)
     forward = [node for node in graph.nodes if is_compute(node) and not is_backward(node)]
@@ -48,7 +48,14 @@ def split(graph: StepGraph) -> Halves:
     inside = set(backward) | {seed}
     saved = [node for node in forward if any(user in inside and user is not seed for user in node.users)]
     first = _copy(
-        graph, forward, [], lambda copies: (copies[loss], loads and copies[loads], [copies[n] for n in saved])
+        graph,
+        forward,
+        [],
+        lambda copies: (
+            copies[loss],
+            {name: copies[node] for name, node in metrics.items()},
+            [copies[node] for node in saved],
+        ),
     )
     second = _copy(graph, backward, [*saved, seed], lambda copies: [copies[node] for node in gradients.values()])
     return Halves(first, second, tuple(gradients), tuple(saved))
@@ -86,10 +93,11 @@ class Joined(torch.autograd.Function):
     """Forward runs the one half, backward the other."""
 
     @staticmethod
-    def forward(ctx: Any, halves: Halves, values: list[Tensor], loads: list[Tensor], *_parameters: Tensor) -> Tensor:
-        loss, load, saved = halves.forward(*values)
-        if load is not None:
-            loads.append(load)
+    def forward(
+        ctx: Any, halves: Halves, values: list[Tensor], metrics: dict[str, Tensor], *_parameters: Tensor
+    ) -> Tensor:
+        loss, found, saved = halves.forward(*values)
+        metrics |= found
         ctx.halves, ctx.values, ctx.saved = halves, values, saved
         return loss
 
@@ -108,12 +116,12 @@ class SplitProgram:
         self.inputs = StaticInputs(graph.inputs, sources)
         self.parameters = [parameters[slot] for slot in self.halves.slots]
 
-    def loss(self, sources: Sources) -> tuple[Tensor, Tensor | None]:
-        """The loss, ready for `backward`, and the experts' loads."""
-        loads: list[Tensor] = []
+    def loss(self, sources: Sources) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, ready for `backward`, and the metrics."""
+        metrics: dict[str, Tensor] = {}
         with torch.enable_grad():
-            loss = Joined.apply(self.halves, self.inputs.fill(sources), loads, *self.parameters)
-        return loss, loads[0] if loads else None
+            loss = Joined.apply(self.halves, self.inputs.fill(sources), metrics, *self.parameters)
+        return loss, metrics
 
     def close(self) -> None:
         """Let go of both halves."""

@@ -66,30 +66,31 @@ class GraphStep(MeshStep):
         """Parts that a compiler was given; None when the graph runs op by op."""
         return self.graph.compiled if self.graph is not None and self.graph.compiled else None
 
-    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         inputs = self.inputs(batch)
         assert self.program is not None, "the step was not built"
         self.kept.refresh(is_updated=self._gradients.is_empty)
         if isinstance(self.program, SplitProgram):
-            loss, loads = self.program.loss(self.sources(inputs, valid_tokens))
+            loss, metrics = self.program.loss(self.sources(inputs, normalizers))
             loss.backward()
-            self._count(loads)
+            for name, value in metrics.items():
+                self.metrics.add(name, value)
             return loss.detach()
-        self.program.run(self.sources(inputs, valid_tokens))
+        self.program.run(self.sources(inputs, normalizers))
         assert self._results.loss is not None
         return self._results.loss.clone()
 
     @torch.no_grad()
-    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """This rank's share of the loss; nothing is counted and nothing is kept."""
         inputs = self.inputs(batch)
         if self._evaluation is None:
             graph = self.artifact and self.artifact.graph(EVALUATION)
-            graph = graph or self.capture_evaluation(inputs, valid_tokens)[0]
-            self._evaluation = Program(graph, self._take_loss, self.sources(inputs, valid_tokens), self.kept)
+            graph = graph or self.capture_evaluation(inputs, normalizers)[0]
+            self._evaluation = Program(graph, self._take_loss, self.sources(inputs, normalizers), self.kept)
         self.kept.refresh(is_updated=True)
-        self._evaluation.run(self.sources(inputs, valid_tokens))
+        self._evaluation.run(self.sources(inputs, normalizers))
         assert self._results.loss is not None
         return self._results.loss.clone()
 
@@ -98,15 +99,15 @@ class GraphStep(MeshStep):
         self.artifact, self.graph = artifact, artifact.graph(STEP)
         artifact.load_own_kernels()
 
-    def build(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> None:
+    def build(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> None:
         """Capture and improve, unless an artifact did; make ready to run."""
-        self.graph = self.graph or self.capture(inputs, valid_tokens)
+        self.graph = self.graph or self.capture(inputs, normalizers)
         if self.settings.compile.partition == "min_cut":
-            self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, valid_tokens))
+            self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, normalizers))
             return
         if self.artifact is None:
             build_calls(self.find_own_calls(self.graph))
-        program = Program(self.graph, self._take, self.sources(inputs, valid_tokens), self.kept)
+        program = Program(self.graph, self._take, self.sources(inputs, normalizers), self.kept)
         is_recorded = self.can_record(self.graph)
         self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
 
@@ -116,40 +117,42 @@ class GraphStep(MeshStep):
         updates = [call for call in find_updates(graph) if is_updated or call.name != UPDATE]
         return [*find_calls(graph), *updates]
 
-    def capture(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> StepGraph:
+    def capture(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepGraph:
         """Capture the step for this batch's shapes, improve it, and prove that every rank came to the same."""
         start = time.perf_counter()
-        graph = self.trace(inputs, valid_tokens)
+        graph = self.trace(inputs, normalizers)
         self.capture_seconds = time.perf_counter() - start
         self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
         self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph
 
-    def capture_evaluation(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> tuple[StepGraph, list[Record]]:
+    def capture_evaluation(
+        self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]
+    ) -> tuple[StepGraph, list[Record]]:
         """The same for the forward alone."""
-        graph = self.trace(inputs, valid_tokens, is_forward=True)
+        graph = self.trace(inputs, normalizers, is_forward=True)
         passes = self.settings.passes
         return graph, run_passes(graph, build_passes(passes), passes.off, self.facts())
 
-    def schema(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> tuple[InputSpec, ...]:
+    def schema(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> tuple[InputSpec, ...]:
         """What the step reads, in order."""
-        return tuple(describe_input(*named) for named in self.example(inputs, valid_tokens).flat())
+        return tuple(describe_input(*named) for named in self.example(inputs, normalizers).flat())
 
-    def example(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Example:
+    def example(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Example:
         """All inputs of the step for such a batch."""
-        return Example(self.parameters, self.buffers, inputs, self.coords, {"valid_tokens": valid_tokens})
+        return Example(self.parameters, self.buffers, inputs, self.coords, normalizers)
 
     def trace(
         self,
         inputs: Mapping[str, Tensor],
-        valid_tokens: Tensor,
+        normalizers: Mapping[str, Tensor],
         *,
         has_sources: bool = False,
         is_forward: bool = False,
     ) -> StepGraph:
         """The step for this batch's shapes as the model is written, before any pass; source lines on demand."""
         overlap = self.settings.compile.expert_overlap
-        example = self.example(inputs, valid_tokens)
+        example = self.example(inputs, normalizers)
         make: Callable[..., Any] = make_forward if is_forward else make_step
 
         def trace(runs: Sequence[Run]) -> StepGraph:
@@ -206,14 +209,14 @@ class GraphStep(MeshStep):
             is_split=self.settings.compile.partition == "min_cut",
         )
 
-    def sources(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> Sources:
+    def sources(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Sources:
         """Every input by kind and name."""
         return {
             InputKind.STATE: self.parameters,
             InputKind.BUFFER: self.buffers,
             InputKind.BATCH: inputs,
             InputKind.COORDS: {"coords": self.coords},
-            InputKind.SCALAR: {"valid_tokens": valid_tokens},
+            InputKind.SCALAR: normalizers,
         }
 
     def close(self) -> None:
@@ -228,14 +231,10 @@ class GraphStep(MeshStep):
     def _take(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:
             self._results.loss = value
-        elif spec.kind is OutputKind.LOADS:
-            self._count(value)
+        elif spec.kind is OutputKind.METRIC:
+            self.metrics.add(spec.name, value)
         else:
             self._gradients.add(spec.name, value)
-
-    def _count(self, loads: Tensor | None) -> None:
-        if loads is not None and self.model.expert_load is not None:
-            self.model.expert_load.add_(loads)
 
     def _take_loss(self, spec: OutputSpec, value: Tensor) -> None:
         if spec.kind is OutputKind.LOSS:

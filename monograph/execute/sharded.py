@@ -64,8 +64,8 @@ class ShardedStep(ModuleStep):
             chunks=find_chunks(model, settings.compile.expert_overlap),
         )
 
-    def forward(self, inputs: Mapping[str, Tensor], valid_tokens: Tensor) -> DecoderOutput:
-        return self.model(**inputs, valid_tokens=valid_tokens, call=self.call)
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
+        return self.model(**inputs, **normalizers, call=self.call)
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
+    def backward(self, objective: Tensor) -> None:
+        objective.backward()

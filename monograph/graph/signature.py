@@ -22,7 +22,7 @@ class OutputKind(StrEnum):
 
     LOSS = "loss"
     GRADIENT = "gradient"
-    LOADS = "loads"
+    METRIC = "metric"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """One output; gradients carry the name of their slot."""
+    """One output; gradients carry the name of their slot, metrics their own."""
 
     kind: OutputKind
     name: str = ""

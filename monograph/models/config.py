@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.models.load_balance_config import LoadBalanceConfig
 
 Kernels = Literal["auto", "plain", "fused"]
 AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
@@ -270,6 +271,8 @@ class MoeConfig(Configurable.Config):
     """Experts that see every token, computed as one of this many times the width."""
     router: RouterConfig = field(default_factory=RouterConfig)
     """The choice of experts."""
+    balance: LoadBalanceConfig = field(default_factory=LoadBalanceConfig)
+    """Auxiliary losses for an even load."""
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     """The experts' computation."""
 
@@ -281,6 +284,7 @@ class MoeConfig(Configurable.Config):
         check_positive(self, "hidden_dim")
         if self.n_experts:
             self.router.check_experts(self.n_experts)
+            self.balance.check_groups(self.router.n_groups)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from monograph.models.attention import build_document_mask
 from monograph.models.config import DecoderConfig, LossConfig, Stream
 from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
+from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
 
@@ -26,8 +27,11 @@ class DecoderOutput(NamedTuple):
 
     value: Tensor
     """The loss (scalar, fp32) when labels were given, logits otherwise."""
-    loads: Tensor | None
-    """int64 [blocks with experts, experts]: tokens each expert got in this call; None without experts."""
+    objective: Tensor
+    """What training differentiates: the loss plus weighted auxiliary losses; `value` itself where there are none."""
+    metrics: dict[str, Tensor]
+    """Sums over this call's tokens, to be added up over micro-batches and ranks. With experts: `expert_load`, int64
+    [MoE layers, experts]; the share of every auxiliary loss, fp32 [MoE layers]; their weighted sum `aux_loss`."""
 
 
 def call_module(module: nn.Module, *args: Any) -> Any:
@@ -52,19 +56,21 @@ class Block(nn.Module):
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The stream [batch, sequence, dim] after this block, and its experts' load (None in a dense block)."""
+    def forward(
+        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, RouterStats | None]:
+        """The residual stream [batch, sequence, dim] after this block, and its router's statistics (None if dense)."""
         return self.run(self.compute, h, cos, sin, mask)
 
-    def compute(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def compute(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> tuple[Tensor, RouterStats | None]:
         """The block's work, which may run once more in backward instead of being remembered."""
         rotation: Rotation = (cos, sin)
         h = h + self.attention(self.attention_norm(h), rotation, mask)
         if self.feed_forward is not None:
             return h + self.feed_forward(self.ffn_norm(h)), None
         assert self.moe is not None
-        out, load = self.moe(self.ffn_norm(h))
-        return h + out, load
+        out, stats = self.moe(self.ffn_norm(h))
+        return h + out, stats
 
 
 class Head(nn.Module):
@@ -87,7 +93,6 @@ class Decoder(nn.Module, Configurable):
     """A language model. Families say which blocks it is made of, and how many channels of a head are rotated."""
 
     Config: ClassVar[Any] = DecoderConfig
-    expert_load: Tensor | None
     embedding: nn.Module
     """An Embedding, or what parallelism puts in its place: token ids in, the stream out."""
 
@@ -99,9 +104,7 @@ class Decoder(nn.Module, Configurable):
         self.layers = nn.ModuleList(self.build_block(stream, layer) for layer in range(config.n_layers))
         self.head = Head(stream, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
-        moes = [module for module in self.modules() if isinstance(module, Moe)]
-        load = torch.zeros(len(moes), moes[0].n_experts, dtype=torch.int64) if moes else None
-        self.register_buffer("expert_load", load, persistent=False)
+        self.load_balance = build_load_balance(config)
         self.reset()
 
     def build_block(self, stream: Stream, layer: int) -> Block:
@@ -116,12 +119,15 @@ class Decoder(nn.Module, Configurable):
         """Channels of a head that rotary positions turn."""
         raise NotImplementedError
 
+    @property
+    def normalizers(self) -> tuple[str, ...]:
+        """Counts over the whole update that `forward` divides by, as arguments of it."""
+        return ("valid_tokens", "sequences") if self.load_balance is not None else ("valid_tokens",)
+
     def reset(self) -> None:
-        """Tie the output to the embedding (moving a model between devices may have separated them), count from zero."""
+        """Tie the output to the embedding (moving a model between devices may have separated them)."""
         if self.config.tied_embeddings:
             self.head.output.weight = self.embedding.get_parameter("weight")
-        if self.expert_load is not None:
-            self.expert_load.zero_()
 
     def forward(
         self,
@@ -129,6 +135,7 @@ class Decoder(nn.Module, Configurable):
         labels: Tensor | None = None,
         valid_tokens: Tensor | None = None,
         *,
+        sequences: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         call: Callable[..., Any] = call_module,
@@ -138,17 +145,26 @@ class Decoder(nn.Module, Configurable):
         positions: of each token, counted from 0 when not given; they restart with every packed document.
         documents: the number of each token's document, needed by the document mask and unused by the causal one.
         valid_tokens: what the summed loss is divided by; this call's valid labels when not given.
+        sequences: what sums of auxiliary losses over sequences are divided by; this call's when not given.
         """
         cos, sin = self.rope(tokens.shape[1], positions)
         mask = self.build_mask(documents)
         h = call(self.embedding, tokens)
-        loads = []
+        stats: list[RouterStats] = []
         for block in self.layers:
-            h, load = call(block, h, cos, sin, mask)
-            if load is not None:
-                loads.append(load)
+            h, found = call(block, h, cos, sin, mask)
+            if found is not None:
+                stats.append(found)
         value = call(self.head, h, labels, valid_tokens)
-        return DecoderOutput(value, torch.stack(loads) if loads else None)
+        metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
+        if self.load_balance is None or labels is None or not torch.is_grad_enabled():
+            return DecoderOutput(value, value, metrics)
+        if sequences is None:
+            sequences = torch.tensor(tokens.shape[0], device=tokens.device)
+        losses = self.load_balance(stats, tokens.shape[1], sequences)
+        total = sum_weighted(losses, self.load_balance.coefficients)
+        metrics |= {name: loss.detach() for name, loss in losses.items()} | {"aux_loss": total.detach()}
+        return DecoderOutput(value, value + total, metrics)
 
     def build_mask(self, documents: Tensor | None) -> Tensor | None:
         """The mask of this forward, shared by all blocks; None is the causal one, which kernels know by themselves."""
@@ -161,3 +177,11 @@ class Decoder(nn.Module, Configurable):
                 do="pass documents, or --model.mask causal",
             )
         return build_document_mask(documents)
+
+
+def build_load_balance(config: DecoderConfig) -> LoadBalance | None:
+    """The auxiliary losses of a model with experts; None where no loss is on."""
+    moe = config.find_moe()
+    if moe is None or not moe.balance.is_on:
+        return None
+    return moe.balance.build(router=moe.router, n_experts=moe.n_experts)

@@ -10,6 +10,7 @@ from typing import Any
 from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig, RopeConfig
 from monograph.models.hf_map import SCALE_BLOCK
+from monograph.models.load_balance_config import BalanceScope, LoadBalanceConfig
 
 
 def need(hf: Mapping[str, Any], key: str) -> Any:
@@ -133,3 +134,17 @@ def write_yarn_scales(rope: RopeConfig, scales_scores: bool) -> dict[str, Any]:
         why="their model would compute something else with these",
         do="rope.mscale 1 and rope.mscale_all_dim 0" + (", or both positive" if scales_scores else ""),
     )
+
+
+def read_balance(
+    hf: Mapping[str, Any], key: str, *, scope: BalanceScope, times_top_k: bool = False
+) -> LoadBalanceConfig:
+    """The load balancing that a config.json asks of whoever trains the model on; none where it says nothing.
+
+    It does not touch what a model computes. What config.json cannot say (losses between groups, the z-loss, a scope
+    over the global batch) is not exported.
+    """
+    coefficient = float(hf.get(key) or 0.0)
+    if not coefficient:
+        return LoadBalanceConfig()
+    return LoadBalanceConfig(coefficient=coefficient, scope=scope, times_top_k=times_top_k)

@@ -6,13 +6,14 @@ from monograph.annotate import annotate
 from monograph.config.configurable import Configurable
 from monograph.models.config import FeedForwardConfig, MoeConfig, Stream
 from monograph.models.dispatch import Dispatch, LocalDispatch
+from monograph.models.load_balance import RouterStats, count_choices
 
 
 class Moe(nn.Module, Configurable):
     """Router -> dispatch -> experts -> combine, plus the experts that see every token.
 
-    Returns the rows sent to each expert with the result, instead of counting them here: a forward that is run again
-    (recomputation) or only looked at (evaluation) must not count.
+    Returns the router's statistics with the result, instead of counting here: a forward that is recomputed or that
+    evaluates must not count.
     """
 
     Config = MoeConfig
@@ -20,7 +21,7 @@ class Moe(nn.Module, Configurable):
     def __init__(self, config: MoeConfig, *, stream: Stream) -> None:
         super().__init__()
         n, hidden = config.n_experts, config.hidden_dim
-        self.n_experts = n
+        self.config, self.n_experts = config, n
         self.router = config.router.build(n_experts=n, stream=stream)
         self.experts = config.experts.build(n_experts=n, hidden_dim=hidden, stream=stream)
         self.shared_experts = (
@@ -30,8 +31,8 @@ class Moe(nn.Module, Configurable):
         )
         self.dispatch: Dispatch = LocalDispatch(kernels=stream.kernels)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's answer to x [batch, sequence, dim], and its load: int64 [experts]."""
+    def forward(self, x: Tensor) -> tuple[Tensor, RouterStats]:
+        """The layer's output for x [batch, sequence, dim], and what its router chose."""
         tokens = x.flatten(0, 1)
         choice = self.router(tokens)
         routed = self.dispatch.dispatch(tokens, choice.experts, self.n_experts)
@@ -40,4 +41,4 @@ class Moe(nn.Module, Configurable):
         out = self.dispatch.combine(answers, choice.weights, routed).view_as(x)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x)
-        return out, routed.load
+        return out, count_choices(choice, routed.load, self.config, rows=x.shape[0])

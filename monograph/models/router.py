@@ -18,13 +18,17 @@ class Choice(NamedTuple):
     """int64 [tokens, top_k]."""
     weights: Tensor
     """fp32 [tokens, top_k]: how much each expert's answer counts."""
+    scores: Tensor
+    """fp32 [tokens, experts]: the scores they were chosen by, without the selection bias."""
+    logits: Tensor
+    """fp32 [tokens, experts]: the gate's output."""
 
 
 class Router(nn.Module, Configurable):
     """Gate scores -> the best experts (within the best groups, where there are groups) and their weights.
 
     `expert_bias` steers the selection only: the weights come from the scores without it, so it has no gradient and
-    does not disturb what is learned. It is moved between steps (models/balance.py).
+    does not disturb what is learned. It is moved between updates (models/load_balance.py).
     """
 
     Config = RouterConfig
@@ -50,7 +54,7 @@ class Router(nn.Module, Configurable):
         weights = scores.gather(1, experts)
         if self.config.norm:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return Choice(experts, weights * self.config.scale)
+        return Choice(experts, weights * self.config.scale, scores, logits)
 
     def select(self, scores: Tensor) -> Tensor:
         """The experts with the best biased scores, [tokens, top_k]."""

@@ -2,8 +2,10 @@
 
 from torch import Tensor, nn
 
+from monograph.axes import Group
 from monograph.models.decoder import Decoder
-from monograph.parallel.expert import ExchangeDispatch
+from monograph.models.load_balance import LoadBalance
+from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.plan import Plan
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_border, add_output_border
@@ -24,6 +26,15 @@ def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
         for block in model.blocks():
             if block.moe is not None:
                 block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp, kernels=model.config.kernels)
+    if model.load_balance is not None:
+        reduce_counts(model.load_balance, mesh)
+
+
+def reduce_counts(balance: LoadBalance, mesh: Mesh) -> None:
+    """Sum the router's counts over the ranks that hold slices of the same sequences, or over all for scope `global`."""
+    group = Group.WORLD if balance.config.scope == "global" else Group.TP
+    if mesh.group_size(group) > 1:
+        balance.sum_counts = CountReduction(group)
 
 
 def add_borders(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:

@@ -4,7 +4,7 @@ This is what chunking means: eager mode runs it as it stands, a capture of it is
 an unchunked capture has to give the same bits. So every choice that touches a bit is made here, and stated:
 
 - parts are contiguous, in forward and in backward;
-- chunks run in order 0, 1, ..., n - 1, and the experts' loads are added in that order;
+- chunks run in order 0, 1, ..., n - 1, and sums over tokens (router statistics) are added in that order;
 - a parameter's gradient is the sum over chunks in the order backward makes them, n - 1, ..., 0, in the reduce dtype.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from monograph.annotate import annotate_chunk
 from monograph.errors import ConfigError
 from monograph.models.decoder import Block, Decoder
+from monograph.models.load_balance import RouterStats
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 Pieces = dict[str, Tensor]
@@ -87,18 +88,15 @@ class Chunks:
         with replaced_forward(self.root, lambda *inner: self.run(parts, *inner)):
             return torch.func.functional_call(unit, whole, args)
 
-    def run(self, parts: Sequence[Pieces], *args: Any) -> tuple[Tensor, Tensor | None]:
-        """The module's result and its experts' load, from one call for each chunk."""
+    def run(self, parts: Sequence[Pieces], *args: Any) -> tuple[Tensor, RouterStats]:
+        """The module's result and its router's statistics, from one call for each chunk."""
         given = self.cut_arguments(args)
         found = []
         for chunk, pieces in enumerate(parts):
             with annotate_chunk(chunk):
                 found.append(torch.func.functional_call(self.root, pieces, given[chunk]))
-        loads = [load for _, load in found]
-        total = loads[0]
-        for load in loads[1:]:
-            total = total + load
-        return _Join.apply(self.dim, *(result for result, _ in found)), total
+        stats = merge_stats([stats for _, stats in found], is_batch=self.dim == 0)
+        return _Join.apply(self.dim, *(result for result, _ in found)), stats
 
     def cut_arguments(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Every chunk's arguments: what has the extent of the first argument is cut, what has extent 1 is shared."""
@@ -121,6 +119,19 @@ class Chunks:
                     why=f"along dim {self.dim} it has neither {extent} entries, to be cut, nor 1, to be shared",
                 )
         return list(zip(*columns, strict=True))
+
+
+def merge_stats(parts: Sequence[RouterStats], *, is_batch: bool) -> RouterStats:
+    """The statistics of all chunks: chunks of the batch have other sequences, chunks of a sequence other tokens."""
+
+    def merge(values: Sequence[Tensor | None]) -> Tensor | None:
+        given = [value for value in values if value is not None]
+        if not given:
+            return None
+        return _Join.apply(0, *given) if is_batch else add_in_order(given)
+
+    loads, *by_sequence = zip(*parts, strict=True)
+    return RouterStats(add_in_order(loads), *map(merge, by_sequence))
 
 
 def find_chunks(model: Decoder, overlap: ExpertOverlapConfig) -> dict[nn.Module, Chunks]:
@@ -165,12 +176,17 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
         module.__dict__.pop("forward", None)
 
 
-def add_in_reverse(values: Sequence[Tensor]) -> Tensor:
-    """The sum, in the order backward comes to the chunks: the last one first."""
-    total = values[-1]
-    for value in reversed(values[:-1]):
+def add_in_order(values: Sequence[Tensor]) -> Tensor:
+    """The sum, the first chunk first."""
+    total = values[0]
+    for value in values[1:]:
         total = total + value
     return total
+
+
+def add_in_reverse(values: Sequence[Tensor]) -> Tensor:
+    """The sum, in the order backward comes to the chunks: the last one first."""
+    return add_in_order(values[::-1])
 
 
 ByUnit = Mapping[nn.Module, Chunks]

@@ -8,6 +8,7 @@ With expert-tensor parallelism the rows that arrived on the ranks of an etp grou
 computes its slice of the experts' hidden channels, and the parts are summed on the way back.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from monograph.axes import Group
 from monograph.compat.ops import all_gather, all_to_all
 from monograph.kernels.expert_rows import combine_rows, spread_rows
 from monograph.models.dispatch import sort_by_expert
-from monograph.parallel.collectives import exchange
+from monograph.parallel.collectives import exchange, total
 
 
 class Travelled(NamedTuple):
@@ -102,3 +103,14 @@ class ExchangeDispatch:
         for size in listed:
             torch._check(size >= 0)
         return Sizes(listed[: self.ep], listed[self.ep : 2 * self.ep], listed[2 * self.ep :])
+
+
+@dataclass(frozen=True)
+class CountReduction:
+    """Sums the counts of all MoE layers over a group in one all_reduce."""
+
+    group: Group
+
+    def __call__(self, counts: Tensor) -> Tensor:
+        with annotate_role(Role.ROUTER_STATS):
+            return total(counts, self.group)

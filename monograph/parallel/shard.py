@@ -102,8 +102,9 @@ class ShardedCall:
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
-    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` hand the stream on;
-    they must be called like those around them.
+    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` return their
+    first argument and, in place of their other results, those of the block before them, detached; they must be called
+    like the blocks around them.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class ShardedCall:
         self.state, self.run, self.chunks, self.skipped = state, run, chunks or {}, skipped
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
         self.others: list[int] = []
+        self.others_returned: tuple[Any, ...] = ()
         units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
 
@@ -129,8 +131,16 @@ class ShardedCall:
         if unit in self.skipped:
             if [*map(id, args[1:])] != self.others:
                 raise NotAlike("a block that is left out is called with other arguments than the one before it")
-            return args[0], None
-        slots, self.others = self.slots[unit], [*map(id, args[1:])]
+            return args[0], *map(detach_all, self.others_returned)
+        self.others = [*map(id, args[1:])]
+        result = self.run_unit(unit, *args)
+        if self.skipped and isinstance(result, tuple):
+            self.others_returned = result[1:]
+        return result
+
+    def run_unit(self, unit: nn.Module, *args: Any) -> Any:
+        """Gather the unit's parameters and call it."""
+        slots = self.slots[unit]
         chunks = self.chunks.get(unit) if torch.is_grad_enabled() else None  # evaluation runs whole
         pieces: dict[tuple[int | None, str], Tensor] = {}
         for name, slot in slots:
@@ -147,6 +157,13 @@ class ShardedCall:
         hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, named, self.compute_dtype)
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             return self.run(*work)
+
+
+def detach_all(value: Any) -> Any:
+    """The same tensors, tuples of them or None, without gradients."""
+    if isinstance(value, tuple):
+        return type(value)(*map(detach_all, value))
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def call_with(unit: nn.Module, names: tuple[tuple[int | None, str], ...], *values: Any) -> Any:

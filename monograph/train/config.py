@@ -137,10 +137,22 @@ class MetricsConfig(Configurable.Config):
     """auto shows a live bar on a terminal and plain lines elsewhere."""
     peak_flops: float = 0.0
     """The device's peak FLOP/s for MFU; 0 looks the device up and leaves MFU out when it is unknown."""
+    expert_load_limit: float = 3.0
+    """Warn when the busiest expert of a layer keeps more than this many times the mean load (at most 3/4 of the worst
+    case, experts / top_k); 0 never warns."""
+    expert_load_patience: int = 50
+    """Steps in a row that a layer must be above the limit."""
 
     def check(self) -> None:
-        if self.log_interval < 1:
-            raise ConfigError(f"log_interval is {self.log_interval}", why="it counts steps", do="write 1 or more")
+        for name in ("log_interval", "expert_load_patience"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it counts steps", do="write 1 or more")
+        if self.expert_load_limit < 0:
+            raise ConfigError(
+                f"expert_load_limit is {self.expert_load_limit}",
+                why="it is a multiple of the mean load",
+                do="write a number above 1, or 0 to switch the warning off",
+            )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -28,7 +28,8 @@ class Measured:
     loss: Tensor
     grad_norm: Tensor
     tokens: int
-    load: Tensor | None = None
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Sums over the global batch by name: the experts' load, auxiliary losses."""
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,9 +79,7 @@ class Meter:
             record["mfu_formula"] = self.flops.FORMULA
         else:
             record |= {"mfu": None, "mfu_causal": None}
-        if measured.load is not None:
-            record["expert_load"] = describe_load(measured.load)
-        return record
+        return record | describe_metrics(measured.metrics)
 
 
 class Speed:
@@ -104,6 +103,11 @@ class Speed:
         if self._steps > 1:
             return tokens_per_step * (self._steps - 1) / (self._seconds - self.first["ms"] / 1000)
         return self.first.get("tokens_per_second", 0.0)
+
+
+def describe_metrics(metrics: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Metrics as they are written: the load by how even it is, everything else value by value."""
+    return {name: describe_load(value) if name == "expert_load" else value.tolist() for name, value in metrics.items()}
 
 
 def describe_load(load: Tensor) -> dict[str, list[float]]:

@@ -27,16 +27,16 @@ class Step(Protocol):
         """How many graphs were compiled so far: a number that keeps growing means recompilation."""
         ...
 
-    def __call__(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
+    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """Add this micro-batch's gradients; return its share of the loss, detached."""
         ...
 
-    def evaluate(self, batch: Mapping[str, Tensor], valid_tokens: Tensor) -> Tensor:
-        """This micro-batch's share of the loss without gradients or counters."""
+    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+        """This micro-batch's share of the loss without gradients or metrics."""
         ...
 
-    def total_valid(self, count: int) -> Tensor:
-        """This process's number of valid tokens summed over all processes, as a tensor on the device."""
+    def sum_normalizers(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """What sums of an update are divided by: this process's counts summed over all processes, on the device."""
         ...
 
     def total_loss(self, share: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ class Step(Protocol):
         """The 2-norm of the whole gradient, every element counted once."""
         ...
 
-    def balance(self) -> Tensor | None:
-        """Before an update: move the expert biases; return tokens per expert and layer since the last update."""
+    def finish_batch(self) -> dict[str, Tensor]:
+        """Before an update: move the expert biases; return the metrics of the global batch, such as `expert_load`."""
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.flops import FlopsPerToken
 from monograph.train.garbage import controlled_gc
+from monograph.train.load_monitor import LoadMonitor
 from monograph.train.measure import Measured, Meter, Speed
 from monograph.train.progress import ProgressView
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
@@ -102,6 +103,11 @@ class Trainer(Configurable):
             peak_flops=config.metrics.peak_flops,
             world_size=groups.mesh.world_size,
         )
+        self.load_monitor = LoadMonitor(
+            config.model.find_moe() if self.is_speaker else None,
+            limit=config.metrics.expert_load_limit,
+            patience=config.metrics.expert_load_patience,
+        )
         self.position = Position()
         self._saved_step = 0
         self.validation_loss: float | None = None
@@ -180,7 +186,7 @@ class Trainer(Configurable):
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
         return Measured(
-            step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, load=updated.load, known=known
+            step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, metrics=updated.metrics, known=known
         )
 
     def _check_position(self, batch: Batch) -> None:
@@ -203,6 +209,7 @@ class Trainer(Configurable):
             self.speed.add(record)
             self.metrics.write(record)
             view.step(record)
+            self.load_monitor.add(record)
             if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
                 place = Cursor.from_json(record["cursor"])
                 raise TrainingFailed(

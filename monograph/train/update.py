@@ -3,7 +3,7 @@
 Halves, because `verify` looks at the gradients in between; the trainer runs one straight after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,20 +20,29 @@ class Updated:
     """What an update left behind, still on the device."""
 
     grad_norm: Tensor
-    load: Tensor | None
+    metrics: Mapping[str, Tensor]
+    """Sums over the global batch, such as `expert_load`."""
+
+
+def count_normalizers(batches: Sequence[Batch]) -> dict[str, int]:
+    """What this process contributes to the counts that sums of an update are divided by."""
+    return {
+        "valid_tokens": sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches),
+        "sequences": sum(batch.tokens.shape[0] for batch in batches),
+    }
 
 
 def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
     """Run every micro-batch; their gradients add up. Returns the loss of the whole update over all ranks."""
-    valid = step.total_valid(sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches))
-    shares = [step(to_device(batch, step.device), valid) for batch in batches]
+    normalizers = step.sum_normalizers(count_normalizers(batches))
+    shares = [step(to_device(batch, step.device), normalizers) for batch in batches]
     return step.total_loss(sum(shares[1:], shares[0]))
 
 
 def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:
     """Clip, move the expert biases, change the weights, drop the gradients."""
     norm = step.grad_norm()
-    load = step.balance()
+    metrics = step.finish_batch()
     optimizer.step(lr, loss=loss, grad_norm=norm, max_norm=max_norm)
     optimizer.clear_gradients()
-    return Updated(grad_norm=norm, load=load)
+    return Updated(grad_norm=norm, metrics=metrics)

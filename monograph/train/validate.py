@@ -5,7 +5,7 @@ from monograph.train.config import ValidatorConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.step import Step, to_device
-from monograph.train.update import IGNORED_LABEL
+from monograph.train.update import count_normalizers
 
 
 class Validator(Configurable):
@@ -35,6 +35,6 @@ class Validator(Configurable):
         )
         with batches:
             chosen = [batch for _, batch in zip(range(self.config.steps), batches, strict=False)]
-        valid = self.step.total_valid(sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in chosen))
-        shares = [self.step.evaluate(to_device(batch, self.step.device), valid) for batch in chosen]
+        normalizers = self.step.sum_normalizers(count_normalizers(chosen))
+        shares = [self.step.evaluate(to_device(batch, self.step.device), normalizers) for batch in chosen]
         return float(self.step.total_loss(sum(shares[1:], shares[0])))

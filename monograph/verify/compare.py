@@ -45,15 +45,19 @@ class Differences:
     """By module path, in forward order."""
     loss: float = 0.0
     grad_norm: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Auxiliary losses and the experts' load, by name."""
     torn: list[Torn] = field(default_factory=list)
 
     def worst(self) -> float:
         """The largest of all differences."""
-        return max([self.loss, self.grad_norm, *(row.worst() for row in self.rows.values())])
+        return max([self.loss, self.grad_norm, *self.metrics.values(), *(row.worst() for row in self.rows.values())])
 
     def add(self, other: "Differences") -> None:
         """Keep the larger of both, number by number."""
         self.loss, self.grad_norm = max(self.loss, other.loss), max(self.grad_norm, other.grad_norm)
+        for name, difference in other.metrics.items():
+            self.metrics[name] = max(self.metrics.get(name, 0.0), difference)
         self.torn += [entry for entry in other.torn if entry not in self.torn]
         for path, theirs in other.rows.items():
             mine = self.rows.setdefault(path, Row(path=path))
@@ -67,6 +71,9 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
     found = Differences(
         loss=relative(sharded.loss, reference.loss),
         grad_norm=relative(sharded.grad_norm, reference.grad_norm),
+        metrics={
+            name: largest_difference(sharded.metrics.get(name), value) for name, value in reference.metrics.items()
+        },
         torn=list(sharded.torn),
     )
     for path in plan_order(reference):

@@ -1,18 +1,20 @@
 """The same step on one device, with nothing of the parallel code in it: whole parameters, batch and backward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from monograph.models.balance import update_expert_bias
+from monograph.models.decoder import DecoderOutput
 from monograph.models.init import initialize, materialize
+from monograph.models.load_balance import update_expert_bias
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.step import to_device
-from monograph.train.update import IGNORED_LABEL
+from monograph.train.update import count_normalizers
 from monograph.verify.trace import StepTrace, snapshot
-from monograph.verify.watch import recorded
+from monograph.verify.watch import can_record, recorded
 
 
 class Reference:
@@ -27,28 +29,68 @@ class Reference:
         self.config = config
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = config.optimizer.build(parameters=self.parameters)
+        self.load: Tensor | None = None
+        """Tokens each expert got in the last step, [MoE layers, experts]."""
 
-    def run(self, batches: Sequence[Batch]) -> StepTrace:
-        """Forward and backward over all micro-batches of all ranks."""
-        model = self.model
-        names = ["tokens", "labels"] + (["positions", "documents"] if model.config.mask == "document" else [])
-        valid = torch.tensor(sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches), device=self.device)
+    def run(self, batches: Sequence[Batch], *, parts: int) -> StepTrace:
+        """Forward and backward over all micro-batches: those of the first of `parts` data-parallel ranks come first."""
         trace = StepTrace(before=snapshot(self.parameters))
-        with recorded(model, is_open=self.config.compile.mode == "eager") as recording:
-            for batch in batches:
-                tensors = to_device(batch, self.device)
-                output = model(**{name: tensors[name] for name in names}, valid_tokens=valid)
-                output.value.backward()
+        normalizers = self.normalizers(batches)
+        reductions = self.count_globally(batches, normalizers, parts)
+        with recorded(self.model, is_open=can_record(self.config)) as recording:
+            for batch, reduction in zip(batches, reductions, strict=True):
+                output = self.forward(batch, normalizers, reduction)
+                output.objective.backward()
                 trace.loss += output.value.item()
-                if output.loads is not None:
-                    model.expert_load.add_(output.loads)
+                for name, value in output.metrics.items():
+                    share = value.double().cpu()
+                    trace.metrics[name] = trace.metrics[name] + share if name in trace.metrics else share
+        self.load = trace.metrics.get("expert_load")
         trace.outputs = {path: torch.cat(parts) for path, parts in recording.outputs.items()}
         trace.output_gradients = {path: torch.cat(parts) for path, parts in recording.gradients.items()}
-        for path, parts in recording.choices.items():
-            trace.choices[path] = torch.cat(parts).unflatten(0, trace.outputs["embedding"].shape[:2])
+        for path, choices in recording.choices.items():
+            trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs["embedding"].shape[:2])
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})
         trace.grad_norm = torch.nn.utils.get_total_norm([_gradient(p) for p in self.parameters.values()]).item()
         return trace
+
+    def normalizers(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """What sums over the whole update are divided by."""
+        counts = count_normalizers(batches)
+        return {name: torch.tensor(counts[name], device=self.device) for name in self.model.normalizers}
+
+    def forward(
+        self, batch: Batch, normalizers: Mapping[str, Tensor], reduction: Callable[[Tensor], Tensor] | None = None
+    ) -> DecoderOutput:
+        """The model's output for one micro-batch; `reduction` gives the router's counts over several of them."""
+        names = ["tokens", "labels"] + (["positions", "documents"] if self.model.config.mask == "document" else [])
+        tensors = to_device(batch, self.device)
+        if reduction is not None:
+            self.model.load_balance.sum_counts = reduction
+        return self.model(**{name: tensors[name] for name in names}, **normalizers)
+
+    def count_globally(
+        self, batches: Sequence[Batch], normalizers: Mapping[str, Tensor], parts: int
+    ) -> list[Callable[[Tensor], Tensor] | None]:
+        """For scope `global`: what every micro-batch's counts become, from a forward of all of them.
+
+        The micro-batches that data-parallel ranks run at the same time are one statistic, and here they run one after
+        another.
+        """
+        balance = self.model.load_balance
+        if balance is None or not balance.config.needs_counts or balance.config.scope != "global":
+            return [None] * len(batches)
+        seen: list[Tensor] = []
+
+        def record(counts: Tensor) -> Tensor:
+            seen.append(counts)
+            return counts
+
+        for batch in batches:
+            self.forward(batch, normalizers, record)
+        rounds = len(batches) // parts
+        totals = [torch.stack(seen[number::rounds]).sum(0) for number in range(rounds)]
+        return [Known(totals[index % rounds]) for index in range(len(batches))]
 
     def update(self, trace: StepTrace, gradients: Mapping[str, Tensor], lr: float) -> None:
         """Update with the sharded run's gradients, and add the result to `trace`.
@@ -61,10 +103,21 @@ class Reference:
         norm = torch.nn.utils.get_total_norm([_gradient(p) for p in self.parameters.values()])
         if self.config.training.max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.training.max_norm, norm)
-        update_expert_bias(self.model, self.model.config.find_bias_update_rate())
+        if self.load is not None:
+            update_expert_bias(self.model, self.load.to(self.device), self.model.config.find_bias_update_rate())
         self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
         self.optimizer.clear_gradients()
         trace.after = snapshot(self.parameters) | snapshot(buffers_of(self.model))
+
+
+@dataclass(frozen=True)
+class Known:
+    """Counts that were summed over ranks before."""
+
+    total: Tensor
+
+    def __call__(self, _counts: Tensor) -> Tensor:
+        return self.total
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from monograph.verify.reference import Reference, buffers_of
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import LocalTrace, assemble, gather_traces, gradients_of, snapshot
 from monograph.verify.verdict import Verdict
-from monograph.verify.watch import Recording, recorded
+from monograph.verify.watch import Recording, can_record, recorded
 
 log = get_log("verify")
 TOLERANCE = 1e-5
@@ -76,7 +76,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         for number in range(1, steps + 1):
             lr = scheduler.lr(number)
             before = snapshot(step.parameters)
-            with recorded(step.model, is_open=config.compile.mode == "eager") as recording:
+            with recorded(step.model, is_open=can_record(config)) as recording:
                 loss = _add_gradients(step, [next(mine) for _ in range(micro)], recording, number)
             gradients = snapshot(gradients_of(step))
             updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)
@@ -90,11 +90,12 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
                 gradients=gradients,
                 after=snapshot(step.parameters),
                 buffers=snapshot(buffers_of(step.model)),
+                metrics={name: value.double().cpu() for name, value in updated.metrics.items()},
             )
             traces = gather_traces(local, groups.mesh.world_size, groups.for_files())
             if traces is not None and reference is not None:
                 sharded = assemble(traces, step.table)
-                expected = reference.run([next(everyone) for _ in range(micro * parts)])
+                expected = reference.run([next(everyone) for _ in range(micro * parts)], parts=parts)
                 reference.update(expected, sharded.gradients, lr)
                 verdict.add(number, compare(sharded, expected))
                 log.info("step %d of %d compared", number, steps)

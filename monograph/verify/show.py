@@ -36,7 +36,10 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
         routing = "" if row.routing is None else ("equal" if not row.routing else f"[red]{row.routing} differ[/red]")
         table.add_row(row.path, *numbers, routing)
     console.print(table)
-    console.print(f"loss {verdict.all.loss:.1e}   gradient norm {verdict.all.grad_norm:.1e}", highlight=False)
+    results = {"loss": verdict.all.loss, "gradient norm": verdict.all.grad_norm, **verdict.all.metrics}
+    console.print(
+        "   ".join(f"{name} {_show(value, verdict.tolerance)}" for name, value in results.items()), highlight=False
+    )
     for entry in verdict.all.torn:
         console.print(f"[red]{entry}[/red]", highlight=False)
     if verdict.is_equal:
@@ -55,6 +58,7 @@ def write_verdict(verdict: Verdict, path: Path) -> None:
         "tolerance": verdict.tolerance,
         "loss": _plain(verdict.all.loss),
         "grad_norm": _plain(verdict.all.grad_norm),
+        "metrics": {name: _plain(value) for name, value in verdict.all.metrics.items()},
         "torn": [str(entry) for entry in verdict.all.torn],
         "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
     }

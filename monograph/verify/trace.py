@@ -43,6 +43,8 @@ class StepTrace:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     after: dict[str, Tensor] = field(default_factory=dict)
     """Parameters and persistent buffers after the update."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over the global batch: the experts' load, auxiliary losses."""
     torn: list[Torn] = field(default_factory=list)
 
 
@@ -59,6 +61,8 @@ class LocalTrace:
     gradients: dict[str, Tensor]
     after: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+    """Summed over all ranks already, and the same on all of them."""
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,7 +87,7 @@ def gather_traces(local: LocalTrace, world_size: int, group: dist.ProcessGroup |
 def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
     """The global view of all ranks' parts; what should be equal on several ranks is checked on the way."""
     mesh = table.mesh
-    trace = StepTrace(loss=parts[0].loss, grad_norm=parts[0].grad_norm)
+    trace = StepTrace(loss=parts[0].loss, grad_norm=parts[0].grad_norm, metrics=parts[0].metrics)
     for kind in ("outputs", "output_gradients"):
         for path in getattr(parts[0], kind):
             getattr(trace, kind)[path] = join_stream([getattr(part, kind)[path] for part in parts], mesh)

@@ -40,6 +40,7 @@ def find_blame(found: Differences, tolerance: float) -> str:
         _blame_start(found, tolerance),
         _blame_forward(found, tolerance),
         _blame_number("loss", found.loss, found.torn, tolerance),
+        *(_blame_number(name, difference, found.torn, tolerance) for name, difference in found.metrics.items()),
         _blame_backward(found, tolerance),
         _blame_number("grad_norm", found.grad_norm, found.torn, tolerance),
         _blame_update(found, tolerance),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from monograph.models.decoder import Decoder
 from monograph.models.router import Choice, Router
+from monograph.train.config import TrainerConfig
 
 _FIRST = "embedding"
 _PARTS = ("attention_norm", "attention", "ffn_norm", "feed_forward", "moe")
@@ -56,12 +57,14 @@ class Recording:
         return f"in the backward of {self._reached}" if self._reached else "after the last block"
 
 
+def can_record(config: TrainerConfig) -> bool:
+    """Whether modules run one by one, each on the whole micro-batch: not in a graph, and not chunk by chunk."""
+    return config.compile.mode == "eager" and not config.compile.expert_overlap.is_on
+
+
 @contextmanager
 def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[Recording]:
-    """Record the embedding, every block with its parts, and the routers while the block runs.
-
-    A model that is compiled is not open: nobody can look between the ops of a graph, and nothing is recorded.
-    """
+    """Record the embedding, every block with its parts, and the routers while the block runs; nothing if not open."""
     recording = Recording()
     handles = []
     for path, module in watched_modules(model) if is_open else []:

@@ -59,7 +59,7 @@ def capture_attention(score=steep):
 
     def step(state, buffers, batch, coords, scalars):
         loss = torch.func.functional_call(model, {"proj.weight": state["proj.weight"]}, (batch["x"],))
-        return StepOutputs(loss, {}, None)
+        return StepOutputs(loss, {}, {})
 
     with torch.no_grad():
         expected = model(x)

@@ -40,7 +40,7 @@ def trace(recipe, mesh, rank, dtype=torch.float32):
             buffers = {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers_of(model).items()}
             batch = {name: torch.empty(2, 32, dtype=torch.int64) for name in ("tokens", "labels")}
             coords = torch.empty(len(COORDS), dtype=torch.int64)
-            scalars = {"valid_tokens": torch.empty((), dtype=torch.int64)}
+            scalars = {name: torch.empty((), dtype=torch.int64) for name in model.normalizers}
             graph = make_fx(step)(state, buffers, batch, coords, scalars)
         return graph.print_readable(print_output=False)
 

@@ -13,7 +13,7 @@ from monograph.passes.config import PassesConfig
 from monograph.run import build_step
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
-from tests.execute.updates import CPU, differences, make_updates, read_batches, small
+from tests.execute.updates import CPU, differences, make_updates, normalizers_of, read_batches, small
 
 MODEL = "qwen3_moe"
 DEGREES = {"shard": 2, "ep": 2}
@@ -75,7 +75,7 @@ def evaluate(config, groups):
     assert ("artifact" in startup.seconds) == bool(config.compile.artifact)
     batch = read_batches(config, step, 1)[0]
     inputs = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
-    loss = step.evaluate(inputs, step.total_valid(30)).item()
+    loss = step.evaluate(inputs, normalizers_of(step, valid_tokens=30)).item()
     step.close()
     return loss
 

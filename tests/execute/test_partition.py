@@ -14,7 +14,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.memory.min_cut import cut_pipes, plan_min_cut
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 from monograph.run import build_step
-from tests.execute.updates import CPU, small
+from tests.execute.updates import CPU, normalizers_of, small
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand
 
@@ -30,9 +30,9 @@ def make_gradients(folder, partition, scale=1.0):
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         if scale == 1.0:
-            loss = step(batch, torch.tensor(tokens.numel()))
+            loss = step(batch, normalizers_of(step, valid_tokens=tokens.numel()))
         else:
-            inputs, valid = step.inputs(batch), torch.tensor(tokens.numel())
+            inputs, valid = step.inputs(batch), normalizers_of(step, valid_tokens=tokens.numel())
             step.build(inputs, valid)
             assert isinstance(step.program, SplitProgram)
             loss, _ = step.program.loss(step.sources(inputs, valid))

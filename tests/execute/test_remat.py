@@ -21,6 +21,7 @@ from tests.execute.updates import (
     differences,
     force_routing,
     make_updates,
+    normalizers_of,
     read_batches,
     small,
 )
@@ -49,7 +50,7 @@ def look(config, groups) -> Seen:
     step = build_step(config, groups)
     batch = read_batches(config, step, 1)[0]
     force_routing(step, (0, 1))
-    inputs, valid = {"tokens": batch.tokens, "labels": batch.labels}, torch.tensor(30)
+    inputs, valid = {"tokens": batch.tokens, "labels": batch.labels}, normalizers_of(step, valid_tokens=30)
     if config.compile.mode == "eager":
         with LiveBytes() as live:
             output = step.forward(inputs, valid)

@@ -118,8 +118,9 @@ def make_updates(
     for batch, preferred in zip(read_batches(config, step, len(routings)), routings, strict=True):
         force_routing(step, preferred)
         loss = add_gradients(step, [batch])
-        load = step.model.expert_load
+        load = step.metrics.values.get("expert_load")
         seen = {"loss": loss, **buffers_of(step)}
+        seen |= {f"metric {name}": value for name, value in step.metrics.values.items()}
         seen |= {f"gradient {name}": p.grad for name, p in step.parameters.items() if p.grad is not None}
         update = Update(digest(seen), loss.item(), None, [] if load is None else load.tolist())
         apply_update(step, optimizer, loss=loss, lr=0.01, max_norm=1.0)
@@ -132,6 +133,12 @@ def make_updates(
 def buffers_of(step: MeshStep, prefix: str = "buffer") -> dict[str, Tensor]:
     """Every buffer by name, the counters among them."""
     return {f"{prefix} {name}": buffer for name, buffer in step.model.named_buffers()}
+
+
+def normalizers_of(step: MeshStep, **values: int) -> dict[str, Tensor]:
+    """What a lone micro-batch's sums are divided by."""
+    given = {"valid_tokens": 64, "sequences": 2, **values}
+    return {name: torch.tensor(given[name]) for name in step.model.normalizers}
 
 
 def digest(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from monograph.parallel.plan import Cut
 from monograph.parallel.shard import gather_parameter
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
+from tests.execute.updates import normalizers_of
 
 CPU = torch.device("cpu")
 SPREAD = Mesh(dp_shard=2, tp=2, ep=2)
@@ -43,7 +44,7 @@ def capture_recipe(recipe, mesh, *, compute="float32"):
         step = build_step(config, groups)
         dtypes = {"compute_dtype": step.settings.compute_dtype, "reduce_dtype": step.settings.reduce_dtype}
         function = make_step(step.model, step.table, **dtypes)
-        scalars = {"valid_tokens": torch.tensor(64)}
+        scalars = normalizers_of(step)
         example = Example(step.parameters, step.buffers, step.inputs(batch), step.coords, scalars)
         return capture(function, step.model, example), facts_of(mesh, [slot.name for slot in step.table])
 
@@ -86,7 +87,7 @@ def capture_twins(mesh=SPREAD):
     def step(state, buffers, batch, coords, scalars):
         pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, torch.float32) for slot in slots}
         loss = torch.func.functional_call(model, pieces, (batch["x"], coords)).sum()
-        return StepOutputs(loss.detach(), take_gradients(loss, state), None)
+        return StepOutputs(loss.detach(), take_gradients(loss, state), {})
 
     with pretended_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}

@@ -13,6 +13,7 @@ from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
+from tests.execute.updates import normalizers_of
 from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
 
@@ -25,7 +26,7 @@ def traced(recipe, mesh, rank=0, layers=3):
     """The graph of one rank of a pretended mesh, before any pass."""
     with pretended_groups(mesh, rank, CPU) as groups:
         step = build_step(shallow(recipe, "graph", layers), groups)
-        return step.trace(step.inputs(make_batch(0)), torch.tensor(64))
+        return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
 
 
 def flops_of(op, *shapes, dtype=torch.float32, **kwargs):

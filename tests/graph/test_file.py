@@ -14,7 +14,7 @@ from monograph.graph.tags import tag_of
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step
-from tests.execute.updates import CPU, small
+from tests.execute.updates import CPU, normalizers_of, small
 from tests.graph.captures import capture_twins
 
 
@@ -36,7 +36,7 @@ def with_experts(tmp_path_factory):
     batch = dict.fromkeys(("tokens", "labels", "positions", "documents"), tokens)
     with pretended_groups(Mesh(dp_shard=2, tp=2, ep=2), 0, CPU) as groups:
         step = build_step(config, groups)
-        return step.capture(step.inputs(batch), torch.tensor(32))
+        return step.capture(step.inputs(batch), normalizers_of(step))
 
 
 def test_a_graph_that_was_read_prints_as_the_one_that_was_written(with_experts):

@@ -13,6 +13,7 @@ from monograph.parallel.groups import joined_groups, pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
+from tests.execute.updates import normalizers_of
 
 CPU = torch.device("cpu")
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
@@ -39,7 +40,7 @@ def captured(recipe, mesh, rank, layers=3):
     """The graph that one rank of a pretended mesh captures."""
     with pretended_groups(mesh, rank, CPU) as groups:
         step = build_step(shallow(recipe, "graph", layers), groups)
-        return step.trace(step.inputs(make_batch(0)), torch.tensor(64))
+        return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
 
 
 @pytest.mark.parametrize(
@@ -54,21 +55,24 @@ def test_the_graph_computes_the_bits_of_the_eager_step(recipe, compute):
     with joined_groups(Mesh(), CPU) as groups:
         eager, graph = (build_step(shallow(recipe, mode, compute=compute), groups) for mode in ("eager", "graph"))
         for seed in (0, 1):
-            losses = [step(make_batch(seed), torch.tensor(60)) for step in (eager, graph)]
+            losses = [step(make_batch(seed), normalizers_of(step, valid_tokens=60)) for step in (eager, graph)]
             assert torch.equal(*losses)
         for name, parameter in eager.parameters.items():
             assert torch.equal(parameter.grad, graph.parameters[name].grad), name
-        if eager.model.expert_load is not None:
-            assert torch.equal(eager.model.expert_load, graph.model.expert_load)
-        assert torch.equal(*(step.evaluate(make_batch(2), torch.tensor(60)) for step in (eager, graph)))
+        assert eager.metrics.values.keys() == graph.metrics.values.keys()
+        for name, value in eager.metrics.values.items():
+            assert torch.equal(value, graph.metrics.values[name]), name
+        assert torch.equal(
+            *(step.evaluate(make_batch(2), normalizers_of(step, valid_tokens=60)) for step in (eager, graph))
+        )
 
 
 def test_a_batch_of_another_shape_is_refused_by_name():
     with joined_groups(Mesh(), CPU) as groups:
         step = build_step(shallow("llama3_debugmodel", "graph"), groups)
-        step(make_batch(0), torch.tensor(60))
+        step(make_batch(0), normalizers_of(step, valid_tokens=60))
         with pytest.raises(ConfigError, match="does not fit the captured step") as refused:
-            step(make_batch(0, length=16), torch.tensor(60))
+            step(make_batch(0, length=16), normalizers_of(step, valid_tokens=60))
     assert "batch/tokens" in refused.value.why
 
 

@@ -2,8 +2,11 @@
 
 llama3       grouped-query attention, own output matrix, a vocabulary that no degree divides
 qwen3        tied embeddings, normalised queries and keys
-qwen3_moe    the same with experts in every block
-deepseek_v3  latent attention with a query latent, a dense first block, shared experts, group-limited routing, biases
+qwen3_moe    the same with experts in every block, load balancing over the global batch, router z-loss
+deepseek_v3  latent attention with a query latent, a dense first block, shared experts, group-limited routing, biases,
+             load balancing per sequence, also between groups
+
+Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
 """
 
 import json
@@ -49,11 +52,19 @@ _GROUPED_QUERIES = {"model.attention.n_heads": 4, "model.attention.n_kv_heads": 
 _OF_MODEL: dict[str, dict[str, Any]] = {
     "llama3": {**_GROUPED_QUERIES, "model.vocab_size": 261},
     "qwen3": _GROUPED_QUERIES,
-    "qwen3_moe": {**_GROUPED_QUERIES, "model.moe.hidden_dim": 32},
+    "qwen3_moe": {
+        **_GROUPED_QUERIES,
+        "model.moe.hidden_dim": 32,
+        "model.moe.balance.coefficient": 0.1,
+        "model.moe.balance.z_coefficient": 0.01,
+    },
     "deepseek_v3": {
         "model.n_layers": 3,
         "model.moe.hidden_dim": 16,
         "model.moe.router.bias_update_rate": 0.02,
+        "model.moe.balance.coefficient": 0.1,
+        "model.moe.balance.group_coefficient": 0.05,
+        "model.moe.balance.group_traffic_coefficient": 0.05,
         "model.attention.q_lora_rank": 24,
         "model.attention.kv_lora_rank": 16,
         "model.attention.qk_nope_head_dim": 16,

@@ -36,7 +36,11 @@ def find_size(name: str):
 @pytest.mark.parametrize("published, size", SIZES.items())
 def test_a_published_config_is_one_of_our_sizes(published, size):
     hf = read(published)
-    assert find_family(hf["model_type"]).from_hf_config(hf) == find_size(size)
+    found, expected = find_family(hf["model_type"]).from_hf_config(hf), find_size(size)
+    if expected.find_moe() is not None:  # config.json says 0.001 for all of them; the papers say more (sizes.py)
+        assert found.moe.balance.coefficient == 0.001
+        found.moe.balance = expected.moe.balance
+    assert found == expected
 
 
 @pytest.mark.parametrize("published", SIZES)

@@ -32,7 +32,8 @@ def trace(config, mesh: Mesh, rank: int) -> torch.fx.Graph:
         step = make_step(model, table, compute_dtype=torch.float32, reduce_dtype=torch.float32)
         state = {slot.name: torch.empty(slot.local_shape, requires_grad=True) for slot in table}
         tokens = torch.zeros(1, config.training.seq_len, dtype=torch.int64)
-        batch, scalars = {"tokens": tokens, "labels": tokens.clone()}, {"valid_tokens": torch.tensor(32)}
+        batch = {"tokens": tokens, "labels": tokens.clone()}
+        scalars = {name: torch.tensor(32) for name in model.normalizers}
         mode = FakeTensorMode(shape_env=ShapeEnv())
         real = (state, buffers_of(model), batch, coords, scalars)
         fake = pytree.tree_map(lambda t: mode.from_tensor(t, static_shapes=True), real)

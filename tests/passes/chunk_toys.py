@@ -96,7 +96,7 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
     def step(state, buffers, batch, coords, scalars):
         pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, torch.float32) for slot in slots}
         loss = torch.func.functional_call(model, pieces, (batch["x"],)).sum()
-        return StepOutputs(loss.detach(), take_gradients(loss, state), None)
+        return StepOutputs(loss.detach(), take_gradients(loss, state), {})
 
     with pretended_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}

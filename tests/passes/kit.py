@@ -24,7 +24,7 @@ from monograph.passes.config import (
 )
 from monograph.passes.runner import build_passes
 from monograph.run import build_step
-from tests.execute.updates import CPU, small
+from tests.execute.updates import CPU, normalizers_of, small
 
 ASKED = PassesConfig(
     offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
@@ -54,7 +54,7 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool
         assert isinstance(step, GraphStep)
         shape = (config.training.local_batch_size, config.training.seq_len)
         batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels")}
-        return step.trace(step.inputs(batch), torch.tensor(7), is_forward=is_forward), step.facts()
+        return step.trace(step.inputs(batch), normalizers_of(step, valid_tokens=7), is_forward=is_forward), step.facts()
 
 
 def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:

@@ -10,7 +10,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.config import ChooseSavedConfig, JoinProductsConfig, PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
-from tests.execute.updates import one_rank, read_batches, small
+from tests.execute.updates import normalizers_of, one_rank, read_batches, small
 from tests.passes.kit import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
@@ -107,7 +107,9 @@ def results_of(config):
         step = build_step(config, groups)
         (batch,) = read_batches(config, step, 1)
         tensors = {"tokens": batch.tokens, "labels": batch.labels}
-        loss = step(tensors | {"positions": batch.positions, "documents": batch.documents}, torch.tensor(7))
+        loss = step(
+            tensors | {"positions": batch.positions, "documents": batch.documents}, normalizers_of(step, valid_tokens=7)
+        )
         return {"loss": loss} | {name: value.grad for name, value in step.parameters.items()}
 
 

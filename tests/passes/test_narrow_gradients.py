@@ -8,7 +8,7 @@ from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
 from monograph.passes.config import NarrowGradientsConfig, PassesConfig
 from monograph.run import build_step
-from tests.execute.updates import one_rank, read_batches, small
+from tests.execute.updates import normalizers_of, one_rank, read_batches, small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 ASKED = PassesConfig(narrow_gradients=NarrowGradientsConfig(enabled=True))
@@ -51,7 +51,10 @@ def gradients_of(config):
         found = []
         for batch in read_batches(config, step, 3):
             tensors = {"tokens": batch.tokens, "labels": batch.labels}
-            step(tensors | {"positions": batch.positions, "documents": batch.documents}, torch.tensor(7))
+            step(
+                tensors | {"positions": batch.positions, "documents": batch.documents},
+                normalizers_of(step, valid_tokens=7),
+            )
             found.append({name: value.grad.clone() for name, value in step.parameters.items()})
         return found
 

@@ -7,6 +7,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
+from tests.execute.updates import normalizers_of
 from tests.kit.peak import PeakBytes
 
 CPU = torch.device("cpu")
@@ -26,11 +27,11 @@ def measure_peak(recipe, mode, **options):
     batch = {name: torch.zeros(TOKENS, dtype=torch.int64) for name in ("tokens", "labels", "positions", "documents")}
     with joined_groups(Mesh(), CPU) as groups:
         step = build_step(config, groups)
-        step(batch, torch.tensor(512))  # captures
+        step(batch, normalizers_of(step, valid_tokens=512))  # captures
         for parameter in step.parameters.values():
             parameter.grad = None
         with PeakBytes([*step.parameters.values(), *step.model.buffers(), *batch.values()]) as watch:
-            step(batch, torch.tensor(512))
+            step(batch, normalizers_of(step, valid_tokens=512))
         return watch.peak
 
 

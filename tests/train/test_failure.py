@@ -21,9 +21,9 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self._step, name)
 
-    def __call__(self, batch, valid_tokens):
+    def __call__(self, batch, normalizers):
         self.__dict__["_calls"] += 1
-        loss = self._step(batch, valid_tokens)
+        loss = self._step(batch, normalizers)
         return self._spoil(self._step, loss) if self._calls == self._at else loss
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.models.config import FeedForwardConfig, LossConfig
+from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -108,7 +109,23 @@ def draw_experts(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "model.moe.router.expert_bias": pick.choice((True, False)),
         "model.moe.router.bias_update_rate": 0.02,
         "model.moe.experts.backend": pick.choice(("loop", "grouped_mm", "auto")),
+        "model.moe.balance": draw_balance(pick, groups),
     }
+
+
+def draw_balance(pick: random.Random, groups: int) -> LoadBalanceConfig:
+    """Any auxiliary losses; those between groups where there are groups."""
+    coefficient = pick.choice((0.0, 0.1, 0.1))
+    if not coefficient:
+        return LoadBalanceConfig(z_coefficient=pick.choice((0.0, 0.01)))
+    return LoadBalanceConfig(
+        coefficient=coefficient,
+        scope=pick.choice(("sequence", "micro_batch", "global")),
+        times_top_k=pick.choice((True, False)),
+        group_coefficient=pick.choice((0.0, 0.05)) if groups > 1 else 0.0,
+        group_traffic_coefficient=pick.choice((0.0, 0.05)) if groups > 1 else 0.0,
+        z_coefficient=pick.choice((0.0, 0.01)),
+    )
 
 
 def check_seed(seed: int, folder: Path) -> str:

@@ -167,6 +167,23 @@ def loads_of_own_tokens_only() -> Iterator[None]:
 
 
 @contextmanager
+def counts_of_own_tokens_only() -> Iterator[None]:
+    with patch.object(monograph.parallel.expert.CountReduction, "__call__", lambda _self, counts: counts):
+        yield
+
+
+@contextmanager
+def own_sequences_only() -> Iterator[None]:
+    honest = monograph.execute.base.MeshStep.sum_normalizers
+
+    def total(self: Any, counts: Any) -> dict[str, torch.Tensor]:
+        return honest(self, counts) | {"sequences": torch.tensor(counts["sequences"])}
+
+    with patch.object(monograph.execute.base.MeshStep, "sum_normalizers", total):
+        yield
+
+
+@contextmanager
 def same_data_everywhere() -> Iterator[None]:
     honest = monograph.execute.base.MeshStep.__init__
 

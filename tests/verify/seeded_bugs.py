@@ -11,6 +11,7 @@ from tests.verify.plantings import (
     averaged_by_fsdp2,
     changed_border,
     changed_gradient,
+    counts_of_own_tokens_only,
     gathered_in_another_order,
     loads_of_own_tokens_only,
     missing_sum,
@@ -19,6 +20,7 @@ from tests.verify.plantings import (
     norm_of_replicas_counted_twice,
     one_rank_updates_more,
     other_bias_on_one_rank,
+    own_sequences_only,
     peers_of_the_other_axis,
     same_data_everywhere,
     slice_off_in_backward,
@@ -117,8 +119,15 @@ BUGS: dict[str, Bug] = {
         plant=lambda: without_offset(VocabEmbedding), degrees=TP, blame="embedding: its output differs"
     ),
     "loss_without_offset": Bug(plant=lambda: without_offset(VocabLoss), degrees=TP, blame="loss: it differs"),
-    "bias_not_summed": Bug(
-        plant=loads_of_own_tokens_only, blame="layers.1.moe.router: its updated values differ", degrees=EP
+    "bias_not_summed": Bug(plant=loads_of_own_tokens_only, blame="expert_load: it differs", degrees=EP),
+    "router_counts_of_a_slice_of_the_sequence": Bug(
+        plant=counts_of_own_tokens_only, blame="load_balancing_loss: it differs", degrees=TP
+    ),
+    "router_counts_of_one_rank_for_the_global_batch": Bug(
+        plant=counts_of_own_tokens_only, blame="load_balancing_loss: it differs", model="qwen3_moe"
+    ),
+    "auxiliary_loss_divided_by_own_sequences": Bug(
+        plant=own_sequences_only, blame="load_balancing_loss: it differs by 1.0e.00", model="qwen3_moe"
     ),
     "same_data_everywhere": Bug(plant=same_data_everywhere, blame="embedding: its output differs"),
     "starting_rows_of_rank_0": Bug(

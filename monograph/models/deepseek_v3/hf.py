@@ -6,7 +6,15 @@ from typing import Any
 from monograph.errors import ConfigError
 from monograph.models.config import FeedForwardConfig, LatentAttentionConfig, MoeConfig, RouterConfig
 from monograph.models.deepseek_v3.config import DeepseekV3Config
-from monograph.models.hf_config import need, read_rope, read_shared, refuse_unless, write_rope, write_shared
+from monograph.models.hf_config import (
+    need,
+    read_balance,
+    read_rope,
+    read_shared,
+    refuse_unless,
+    write_rope,
+    write_shared,
+)
 from monograph.models.hf_map import (
     EXPERTS,
     FEED_FORWARD,
@@ -88,6 +96,7 @@ def from_hf_config(hf: Mapping[str, Any]) -> DeepseekV3Config:
             hidden_dim=need(hf, "moe_intermediate_size"),
             n_shared_experts=need(hf, "n_shared_experts"),
             router=read_v3_router(hf) if hf.get("model_type") == "deepseek_v3" else read_v2_router(hf),
+            balance=read_balance(hf, "aux_loss_alpha", scope="sequence" if hf.get("seq_aux", True) else "micro_batch"),
         ),
     )
 
@@ -161,6 +170,8 @@ def write_moe(moe: MoeConfig, *, is_v3: bool) -> dict[str, Any]:
         "norm_topk_prob": router.norm,
         "routed_scaling_factor": router.scale,
         "scoring_func": router.score,
+        "aux_loss_alpha": moe.balance.coefficient,
+        "seq_aux": moe.balance.scope == "sequence",
         "topk_method": "noaux_tc" if is_v3 else "greedy" if router.n_groups == 1 else "group_limited_greedy",
     }
 

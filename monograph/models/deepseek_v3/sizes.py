@@ -1,7 +1,14 @@
 """The published DeepSeek models (V2-Lite, V2 and V3) and a small one for trying things out."""
 
-from monograph.models.config import FeedForwardConfig, LatentAttentionConfig, MoeConfig, RopeConfig, RouterConfig
+from monograph.models.config import (
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    MoeConfig,
+    RopeConfig,
+    RouterConfig,
+)
 from monograph.models.deepseek_v3.config import DeepseekV3Config
+from monograph.models.load_balance_config import LoadBalanceConfig
 
 
 def published_rope(mscale: float) -> RopeConfig:
@@ -46,6 +53,7 @@ def deepseek_v3_debugmodel() -> DeepseekV3Config:
             router=RouterConfig(
                 top_k=3, score="sigmoid", n_groups=4, top_groups=2, norm=True, scale=1.5, expert_bias=True
             ),
+            balance=LoadBalanceConfig(coefficient=0.0001),
         ),
     )
 
@@ -64,7 +72,11 @@ def deepseek_v3_16b() -> DeepseekV3Config:
         ),
         feed_forward=FeedForwardConfig(hidden_dim=10944),
         moe=MoeConfig(
-            n_experts=64, hidden_dim=1408, n_shared_experts=2, router=RouterConfig(top_k=6, norm=False, scale=1.0)
+            n_experts=64,
+            hidden_dim=1408,
+            n_shared_experts=2,
+            router=RouterConfig(top_k=6, norm=False, scale=1.0),
+            balance=LoadBalanceConfig(coefficient=0.001),
         ),
     )
 
@@ -87,6 +99,7 @@ def deepseek_v3_236b() -> DeepseekV3Config:
             hidden_dim=1536,
             n_shared_experts=2,
             router=RouterConfig(top_k=6, n_groups=8, top_groups=3, group_score="max", norm=False, scale=16.0),
+            balance=LoadBalanceConfig(coefficient=0.003, group_coefficient=0.05, group_traffic_coefficient=0.02),
         ),
     )
 
@@ -111,5 +124,6 @@ def deepseek_v3_671b() -> DeepseekV3Config:
             router=RouterConfig(
                 top_k=8, score="sigmoid", n_groups=8, top_groups=4, norm=True, scale=2.5, expert_bias=True
             ),
+            balance=LoadBalanceConfig(coefficient=0.0001),
         ),
     )

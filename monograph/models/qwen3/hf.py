@@ -5,7 +5,15 @@ from typing import Any
 
 from monograph.errors import ConfigError
 from monograph.models.config import AttentionConfig, FeedForwardConfig, MoeConfig, RouterConfig
-from monograph.models.hf_config import need, read_rope, read_shared, refuse_unless, write_rope, write_shared
+from monograph.models.hf_config import (
+    need,
+    read_balance,
+    read_rope,
+    read_shared,
+    refuse_unless,
+    write_rope,
+    write_shared,
+)
 from monograph.models.hf_map import (
     ATTENTION,
     EXPERTS,
@@ -62,6 +70,7 @@ def from_hf_config(hf: Mapping[str, Any]) -> Qwen3Config:
             n_experts=hf.get("num_experts") or need(hf, "num_local_experts"),
             hidden_dim=need(hf, "moe_intermediate_size"),
             router=RouterConfig(top_k=need(hf, "num_experts_per_tok"), norm=bool(need(hf, "norm_topk_prob"))),
+            balance=read_balance(hf, "router_aux_loss_coef", scope="global", times_top_k=True),
         )
     return config
 
@@ -108,4 +117,5 @@ def write_moe(moe: MoeConfig) -> dict[str, Any]:
         "norm_topk_prob": router.norm,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        "router_aux_loss_coef": moe.balance.coefficient,
     }

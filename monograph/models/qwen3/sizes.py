@@ -1,6 +1,13 @@
 """The published Qwen3 models, dense and mixture of experts, and small ones for trying things out."""
 
-from monograph.models.config import AttentionConfig, FeedForwardConfig, MoeConfig, RopeConfig, RouterConfig
+from monograph.models.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    MoeConfig,
+    RopeConfig,
+    RouterConfig,
+)
+from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.models.qwen3.config import Qwen3Config
 
 
@@ -15,6 +22,16 @@ def dense(dim: int, n_layers: int, n_heads: int, n_kv_heads: int, hidden_dim: in
         rope=RopeConfig(max_seq_len=40960, theta=1000000.0),
         attention=AttentionConfig(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=128, qk_norm=True),
         feed_forward=FeedForwardConfig(hidden_dim=hidden_dim),
+    )
+
+
+def experts(n_experts: int, hidden_dim: int, top_k: int) -> MoeConfig:
+    """What the published MoE sizes share: balance over the global batch, with Hugging Face's factor top_k."""
+    return MoeConfig(
+        n_experts=n_experts,
+        hidden_dim=hidden_dim,
+        router=RouterConfig(top_k=top_k),
+        balance=LoadBalanceConfig(coefficient=0.001, scope="global", times_top_k=True),
     )
 
 
@@ -65,19 +82,19 @@ def qwen3_32b() -> Qwen3Config:
 def qwen3_debugmodel_moe() -> Qwen3Config:
     """A few million parameters with 8 experts, for tests and laptops."""
     model = qwen3_debugmodel()
-    model.moe = MoeConfig(n_experts=8, hidden_dim=256, router=RouterConfig(top_k=2))
+    model.moe = experts(8, 256, top_k=2)
     return model
 
 
 def qwen3_30b_a3b() -> Qwen3Config:
     """Qwen3-30B-A3B: 30.53 billion parameters, 128 experts of which 8 serve a token."""
     model = dense(2048, 48, 32, 4, 6144, tied=False)
-    model.moe = MoeConfig(n_experts=128, hidden_dim=768, router=RouterConfig(top_k=8))
+    model.moe = experts(128, 768, top_k=8)
     return model
 
 
 def qwen3_235b_a22b() -> Qwen3Config:
     """Qwen3-235B-A22B: 235.09 billion parameters, 128 experts of which 8 serve a token."""
     model = dense(4096, 94, 64, 4, 12288, tied=False)
-    model.moe = MoeConfig(n_experts=128, hidden_dim=1536, router=RouterConfig(top_k=8))
+    model.moe = experts(128, 1536, top_k=8)
     return model

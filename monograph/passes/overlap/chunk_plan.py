@@ -17,7 +17,7 @@ from monograph.axes import Axis
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_compute, is_launch, is_random, value_of
+from monograph.graph.query import is_backward, is_compute, is_launch, is_random, value_of
 from monograph.graph.refuse import describe
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
@@ -47,7 +47,7 @@ class ChunkPlan:
     sums: set[Node] = field(default_factory=set)
     """Gradients of parameters: added up, the last chunk first."""
     totals: set[Node] = field(default_factory=set)
-    """Counts: added up, the first chunk first."""
+    """Sums over tokens (loads, router statistics): added up, the first chunk first."""
 
 
 def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
@@ -150,7 +150,7 @@ def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None
         plan.joins[node] = dim
     elif is_gradient:
         plan.sums.add(node)
-    elif node in counted and isinstance(value, Tensor) and not value.is_floating_point():
+    elif is_sum_over_tokens(node, counted):
         plan.totals.add(node)
     else:
         where = f"{tag_of(readers[0]).path or 'the step'} reads it"
@@ -160,10 +160,18 @@ def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None
         )
 
 
+def is_sum_over_tokens(node: Node, counted: set[Node]) -> bool:
+    """Whether the values of chunks add up to the value of the whole: statistics of the router, and counts."""
+    value = value_of(node)
+    if tag_of(node).role is Role.ROUTER_STATS and not is_backward(node):
+        return True
+    return node in counted and isinstance(value, Tensor) and not value.is_floating_point()
+
+
 def find_counted(graph: StepGraph) -> set[Node]:
-    """Nodes whose values reach the experts' loads and nothing else outside of their module."""
+    """Nodes whose values reach the step's metrics, such as the experts' load."""
     pairs = zip(graph.outputs, graph.results, strict=True)
-    found = {node for spec, node in pairs if spec.kind is OutputKind.LOADS and node is not None}
+    found = {node for spec, node in pairs if spec.kind is OutputKind.METRIC and node is not None}
     todo = list(found)
     while todo:
         node = todo.pop()

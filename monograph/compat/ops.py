@@ -97,15 +97,8 @@ def find_costly_ops() -> frozenset[Any]:
 
 
 def all_gather(value: Tensor, size: int, group: str) -> Tensor:
-    """Every rank's tensor, concatenated along dim 0.
-
-    Several ranks that share a GPU talk over gloo, whose gather of CUDA tensors crashes torch 2.11; there, everyone
-    sends a copy to everyone instead.
-    """
+    """Every rank's tensor, concatenated along dim 0."""
     ops = torch.ops._c10d_functional
-    if value.is_cuda and is_gloo(group):
-        copies = value.unsqueeze(0).expand(size, *value.shape).flatten(0, 1).contiguous()
-        return all_to_all(copies, [value.shape[0]] * size, [value.shape[0]] * size, group)
     return ops.wait_tensor(ops.all_gather_into_tensor(value, size, group))
 
 
@@ -125,15 +118,6 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -
     """Row exchange: sent[i] rows go to rank i, received[i] come from it."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_to_all_single(rows, received, sent, group))
-
-
-def is_gloo(group: str) -> bool:
-    """Whether a group's collectives are gloo's. A group of an emulated network, which torch did not make, is not."""
-    native = torch._C._distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-    try:
-        return dist.get_backend(native) == "gloo"
-    except ValueError:
-        return False
 
 
 def count_members(group: str) -> int:

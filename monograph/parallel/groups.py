@@ -19,6 +19,7 @@ from monograph.axes import COORDS, Group
 from monograph.compat.ops import alias_process_group, fake_store, remove_group_alias
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.mesh import Mesh
 
 log = get_log("groups")
@@ -34,11 +35,14 @@ class Groups:
         self.is_pretended = is_pretended
         self.has_peers = mesh.world_size > 1 and not is_pretended
         self._native: dict[Group, dist.ProcessGroup] = {}
+        self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
+        is_staged = device.type == "cuda" and not is_pretended and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
-            self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
-            alias_process_group(group.value, self._native[group])
+            native = self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
+            self._serving[group] = HostStagedGroup(native) if is_staged else native
+            alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
 
     def native(self, group: Group) -> dist.ProcessGroup:
         """The torch object behind a name, for libraries that want one."""
@@ -102,7 +106,7 @@ class Groups:
         """Take the names back."""
         for group in self._native:
             remove_group_alias(group.value)
-        self._native = {}
+        self._native, self._serving = {}, {}
 
 
 @contextmanager
@@ -111,7 +115,7 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
     rank = int(os.environ.get("RANK", "0"))
     started_here = not dist.is_initialized()
     if started_here:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _has_own_gpu() else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _can_use_nccl() else "gloo"
         limit = timedelta(seconds=timeout_seconds)
         if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
@@ -158,6 +162,7 @@ def _own_part(store: dist.Store, rank: int) -> dist.Store:
     return dist.PrefixStore(f"joining-{store.add(f'joinings-of-{rank}', 1)}", store)
 
 
-def _has_own_gpu() -> bool:
-    """NCCL refuses two ranks on one GPU; gloo serves them."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+def _can_use_nccl() -> bool:
+    """Whether every rank has a GPU of its own, or NCCL was told to let ranks share one (NCCL 2.30 and newer)."""
+    is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    return not is_shared or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monograph.axes import Group
-from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, WAIT, is_gloo
+from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.mesh import Mesh
 
@@ -54,8 +54,3 @@ def test_transfers_of_one_group_queue_and_groups_do_not_wait_for_each_other():
         between = time.perf_counter() - start
         WAIT(second)
         assert between < 0.1 <= time.perf_counter() - start
-
-
-def test_an_emulated_group_is_not_taken_for_one_of_torchs_own():
-    with emulated_groups(MESH, CPU, Fabric()):
-        assert not is_gloo(EP) and not is_gloo(FSDP)

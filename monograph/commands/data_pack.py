@@ -5,6 +5,7 @@ from pathlib import Path
 from monograph.commands.arguments import DataPackArguments
 from monograph.commands.terminal import print_plain
 from monograph.config.configurable import check_config
+from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.pack import pack
@@ -23,12 +24,13 @@ def data_pack(arguments: DataPackArguments) -> int:
         stream_retries=arguments.stream_retries,
     )
     check_config(dataset)
-    summary = pack(
-        dataset,
-        arguments.tokenizer,
-        Path(arguments.out),
-        shard_tokens=arguments.shard_tokens,
-        overwrite=arguments.overwrite,
-    )
+    with locked_output(Path(arguments.out)):
+        summary = pack(
+            dataset,
+            arguments.tokenizer,
+            Path(arguments.out),
+            shard_tokens=arguments.shard_tokens,
+            overwrite=arguments.overwrite,
+        )
     print_plain(str(summary))
     return 0

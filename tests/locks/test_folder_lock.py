@@ -141,7 +141,7 @@ def test_a_holder_elsewhere_that_refreshes_its_lock_is_alive(tmp_path, take):
     refresh.join()
 
 
-def test_a_holder_elsewhere_that_has_long_been_silent_is_taken_to_be_dead_and_said_so(tmp_path, take, caplog):
+def test_a_holder_elsewhere_that_was_silent_for_long_is_taken_to_be_dead_and_said_so(tmp_path, take, caplog):
     write_lock(tmp_path, elsewhere(), age_seconds=lock_file.STALE_SECONDS + 30)
     start_time = time.monotonic()
     take()

@@ -158,7 +158,7 @@ def test_a_run_whose_folder_is_moved_ends_and_writes_nothing_into_its_successors
     assert [record["step"] for record in read_records(folder)] == [1, 2, 3]
 
 
-def test_a_checkpoint_is_never_committed_into_a_folder_that_took_the_place_of_its_own(tmp_path):
+def test_a_checkpoint_is_never_committed_into_a_folder_that_replaced_its_own(tmp_path):
     folder = tmp_path / "run"
     with open_trainer(tiny_run(folder)) as trainer:
         (folder / "checkpoints").rename(tmp_path / "moved")

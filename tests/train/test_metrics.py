@@ -113,7 +113,7 @@ def test_every_line_of_a_run_that_went_bad_is_strict_json(tmp_path):
     assert records[-1]["grad_norm"] is None and records[-1]["non_finite"]["grad_norm"] in ("nan", "inf")
 
 
-def test_lines_with_a_bare_nan_of_an_earlier_version_become_strict_when_a_run_continues(tmp_path):
+def test_lines_with_a_bare_nan_become_strict_json_when_a_run_continues(tmp_path):
     write_steps(tmp_path, 1)
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 2, "loss": NaN}\n{"step": 2, "validation_loss": 0.5}\n')

@@ -131,6 +131,7 @@ RULES = (
         _while("model.rope.scaling", "none"),
         "--model.rope.scaling llama3 (or yarn)",
     ),
+    Rule("model.rope.scaling", _while("model.rope.factor", 1.0), "--model.rope.factor 4 as well", is_strict=False),
     Rule(
         "model.rope.low_freq_factor model.rope.high_freq_factor",
         _unless("model.rope.scaling", "llama3"),
@@ -274,7 +275,7 @@ def _make_rules_of_passes(config: Any) -> list[Rule]:
     def make(name: str) -> Rule:
         return Rule(f"passes.{name}.*", lambda _: f"passes.off has {name}", f"passes.off without {name}")
 
-    return [make(name) for name in config.passes.off]
+    return [make(name) for name in _read(config, "passes.off") or ()]
 
 
 def _read(config: Any, path: str) -> Any:

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from monograph.cli import main
 from monograph.commands.request import read_request
 from monograph.config.configurable import BaseConfig, check_config
 from monograph.config.json_form import dump_json, parse_json
@@ -21,17 +22,19 @@ LLAMA, QWEN, EXPERTS, DEEPSEEK = (
     "deepseek_v3_debugmodel",
 )
 OVERLAP = "compile.expert_overlap"
+STRETCHED, YARN = (f"--model.rope.scaling {kind} --model.rope.factor 4" for kind in ("llama3", "yarn"))
 TRACE = f"--{OVERLAP}.strategy trace --parallelism.fsdp graph"
 
 REFUSED = [
     # recipe, flag without effect, the flags that leave it without, the setting that is named, what gives it an effect
     (LLAMA, "--model.rope.factor 4", "", "model.rope.scaling", "--model.rope.scaling llama3"),
-    (LLAMA, "--model.rope.original_max_seq_len 64", "", "model.rope.scaling", "--model.rope.scaling yarn"),
-    (LLAMA, "--model.rope.low_freq_factor 2", "", "model.rope.scaling", "--model.rope.scaling llama3"),
-    (LLAMA, "--model.rope.high_freq_factor 8", "--model.rope.scaling yarn", "model.rope.scaling", ""),
-    (LLAMA, "--model.rope.beta_fast 16", "--model.rope.scaling llama3", "model.rope.scaling", ""),
-    (LLAMA, "--model.rope.beta_slow 2", "", "model.rope.scaling", "--model.rope.scaling yarn"),
-    (LLAMA, "--model.rope.mscale 0.7", "", "model.rope.scaling", "--model.rope.scaling yarn"),
+    (LLAMA, "--model.rope.original_max_seq_len 64", "", "model.rope.scaling", YARN),
+    (LLAMA, "--model.rope.scaling yarn", "", "model.rope.factor", ""),
+    (LLAMA, "--model.rope.low_freq_factor 2", "", "model.rope.scaling", STRETCHED),
+    (LLAMA, "--model.rope.high_freq_factor 8", YARN, "model.rope.scaling", ""),
+    (LLAMA, "--model.rope.beta_fast 16", STRETCHED, "model.rope.scaling", ""),
+    (LLAMA, "--model.rope.beta_slow 2", "", "model.rope.scaling", YARN),
+    (LLAMA, "--model.rope.mscale 0.7", "", "model.rope.scaling", YARN),
     (DEEPSEEK, "--model.rope.mscale_all_dim 0.7", "--model.rope.scaling none", "model.rope.scaling", ""),
     (QWEN, "--model.moe.hidden_dim 64", "", "model.moe.n_experts", "--model.moe.n_experts 8"),
     (QWEN, "--model.moe.n_shared_experts 1", "", "model.moe.n_experts", "--model.moe.n_experts 8"),
@@ -182,6 +185,21 @@ def test_a_recipe_with_a_setting_without_effect_is_refused_too():
     config.model = qwen3_debugmodel().replace(moe=config.model.moe.replace(hidden_dim=64))
     with pytest.raises(ConfigError, match=r"model.moe.hidden_dim is 64 while model.moe.n_experts is 0"):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "flag"),
+    [
+        ("builtin", "--hf_subset en"),
+        ("builtin", "--text_field body"),
+        ("t.txt", "--stream_retries 3"),
+        ("t.jsonl", "--document_separator ;"),
+    ],
+)
+def test_packing_refuses_what_has_no_effect_on_its_dataset(tmp_path, capsys, dataset, flag):
+    assert main(["data", "pack", dataset, str(tmp_path / "out"), *flag.split()]) == 2
+    said = capsys.readouterr().err
+    assert flag.split()[0] in said and dataset in said and "no effect" in said
 
 
 def test_packed_shards_have_no_text_field_and_are_verified(tmp_path):

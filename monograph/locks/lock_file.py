@@ -24,6 +24,7 @@ STALE_SECONDS = 60.0
 """A holder on another machine that has not refreshed its file for so long is taken to be dead."""
 _POLL_SECONDS = 0.2
 _ATTEMPTS = 100
+_SECONDS_TO_WRITE = 2.0
 _CONTENT_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HELD: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
@@ -205,12 +206,20 @@ def _lock(file: int, path: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise InUse(path, parse_holder(os.pread(file, _CONTENT_BYTES, 0))) from None
+        raise InUse(path, _find_holder(file)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         return False
     return True
+
+
+def _find_holder(file: int) -> Holder | None:
+    """Who holds a locked file; it writes that a moment after it has locked it."""
+    deadline = time.monotonic() + _SECONDS_TO_WRITE
+    while (holder := parse_holder(os.pread(file, _CONTENT_BYTES, 0))) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holder
 
 
 def _is_at(path: Path, file: int) -> bool:

@@ -101,6 +101,24 @@ def test_a_second_lock_of_the_same_process_is_refused_too(take):
         take()
 
 
+def test_a_folder_that_is_replaced_while_it_is_being_locked_is_locked_as_it_is_now(tmp_path, take, monkeypatch):
+    folder, lock = tmp_path / "run", lock_file._lock
+    folder.mkdir()
+
+    def replace_first(*args):
+        if not (tmp_path / "moved").exists():
+            folder.rename(tmp_path / "moved")
+            folder.mkdir()
+        return lock(*args)
+
+    monkeypatch.setattr(lock_file, "_lock", replace_first)
+    taken = take(folder)
+    assert parse_holder((folder / ".lock").read_bytes()).pid == os.getpid()
+    taken.check()
+    code, said = finish(start(TRY, folder))
+    assert code and f"process {os.getpid()}" in said
+
+
 def test_a_process_id_that_was_given_to_another_process_is_not_the_holder(tmp_path, take, no_flock):
     mine = this_process()
     write_lock(tmp_path, mine)

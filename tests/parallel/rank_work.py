@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import monograph.train.trainer
+from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable
@@ -102,6 +103,16 @@ def run_trainer(config: TrainerConfig) -> Trained:
         trainer = build_trainer(config, groups, Startup(), folder)
         trainer.train()
         return collect(trainer, groups)
+
+
+def claim(config: TrainerConfig) -> str:
+    """What a rank is told when it asks for the run's folder; empty when it gets it."""
+    with joined(config) as groups:
+        try:
+            with claimed_folder(config, groups):
+                return ""
+        except ConfigError as error:
+            return str(error)
 
 
 def collect(trainer: Trainer, groups: Groups) -> Trained:

@@ -198,7 +198,8 @@ def test_validation_checkpoints_and_traces_are_not_part_of_a_steps_time(tmp_path
     """Each of them takes 5 s here, by the clock that steps are timed with."""
     device = SimulatedDevice(delay=0)
     monkeypatch.setattr("monograph.train.measure.find_clock", lambda _: device)
-    settings = {"training.steps": 6, "validator.interval": 2, "checkpoint.interval": 3, "profiler.start": 2}
+    settings = {"training.steps": 6, "validator.interval": 2, "checkpoint.interval": 3}
+    settings |= {"profiler.start": 5, "profiler.steps": 1}
 
     def spend(seconds, work):
         def slow(*args, **kwargs):
@@ -207,7 +208,13 @@ def test_validation_checkpoints_and_traces_are_not_part_of_a_steps_time(tmp_path
 
         return slow
 
-    for kind, name in ((Validator, "loss"), (CheckpointManager, "save"), (Profiler, "write_trace")):
+    slow = (
+        (Validator, "loss"),
+        (CheckpointManager, "save"),
+        (Profiler, "write_trace"),
+        (torch.profiler.profile, "start"),
+    )
+    for kind, name in slow:
         monkeypatch.setattr(kind, name, spend(5.0, getattr(kind, name)))
     monkeypatch.setattr(trainer_module, "apply_update", spend(0.25, trainer_module.apply_update))
     train(tiny_run(tmp_path, settings))

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,6 +84,22 @@ class Groups:
         box = torch.tensor(int(flag))
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if not self.has_peers:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._host_group("agreement"))
+        return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, by rank."""
+        if not self.has_peers:
+            return [value]
+        values: list[Any] = [None] * self.mesh.world_size
+        dist.all_gather_object(values, value, group=self._host_group("agreement"))
+        return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
         """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later.

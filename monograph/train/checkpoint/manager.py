@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from monograph.config.configurable import Configurable
 from monograph.errors import CheckpointError
+from monograph.line_file import Steps
 from monograph.log import get_log
 from monograph.train.checkpoint.choose import AUTO, choose, find_latest
 from monograph.train.checkpoint.config import CheckpointConfig
@@ -67,6 +68,7 @@ class CheckpointManager(Configurable):
         disk: Disk | None = None,
     ) -> None:
         self.config = config
+        self.folder = Path(folder)
         self._ranks = Ranks(process_group)
         self._store = Store(Path(folder), disk)
         self._run = secrets.token_hex(8)
@@ -75,6 +77,7 @@ class CheckpointManager(Configurable):
         self._pending: Future[None] | None = None
         self._failure: _Failure | None = None
         self.last_saved: Path | None = None
+        self._missed: dict[str, Steps] = {}
         if config.enabled:
             self._open()
 
@@ -132,6 +135,10 @@ class CheckpointManager(Configurable):
         """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""
         self._settle()
         return find_latest(self._store, self._ranks)
+
+    def find_missing(self) -> list[str]:
+        """The checkpoints that could not be written, by reason."""
+        return [f"the checkpoint of {steps} is missing: {reason}" for reason, steps in self._missed.items()]
 
     def wait(self) -> None:
         """Wait for a save under way; raises when the most recent save failed."""
@@ -198,6 +205,7 @@ class CheckpointManager(Configurable):
         except Exception as error:
             self._failure = _Failure(step, error)
             if is_disk_error(error):
+                self._missed.setdefault(_find_reason(error), Steps()).add(step)
                 log.error("the checkpoint of step %d could not be written: %s; older ones are kept", step, error)
             return
         self._failure = None
@@ -239,3 +247,8 @@ class CheckpointManager(Configurable):
             except DamagedError:
                 continue
         return found
+
+
+def _find_reason(error: Exception) -> str:
+    """Why storage refused, without the file's name: the same reason for many checkpoints is told once."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

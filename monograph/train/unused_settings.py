@@ -203,6 +203,8 @@ RULES = (
     Rule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
     Rule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
     Rule("profiler.start", _late_profile, "a start within the run"),
+    Rule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, "--model.moe.n_experts 8"),
+    Rule("metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"),
     Rule("metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False),
     Rule(
         "dataloader.hf_subset dataloader.hf_split dataloader.hf_revision dataloader.stream_buffer "

@@ -241,7 +241,9 @@ class RouterConfig(Configurable.Config):
     def check(self) -> None:
         check_positive(self, "top_k", "n_groups", "top_groups", most=MAX_COUNT)
         if self.top_groups > self.n_groups:
-            raise ConfigError(f"top_groups is {self.top_groups} but there are {self.n_groups} groups")
+            raise ConfigError(
+                f"top_groups is {self.top_groups} and n_groups is {self.n_groups}", why="a token chooses among them"
+            )
         check_range(self, "scale", 1e-4, 1e4, why="it multiplies what the experts answer")
         check_range(self, "bias_update_rate", 0, 1, why="scores lie between 0 and 1")
 
@@ -254,14 +256,15 @@ class RouterConfig(Configurable.Config):
         group_size = n_experts // self.n_groups
         if self.n_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
             raise ConfigError(
-                f"router.n_groups {self.n_groups} leaves one expert to a group",
-                why="a group's standing is the sum of its two best experts",
+                f"n_experts is {n_experts} and router.n_groups is {self.n_groups}",
+                why="a group's standing is the sum of its two best experts, and each group has one",
                 do="write fewer groups, or router.group_score max",
             )
         if self.top_k > group_size * self.top_groups:
             raise ConfigError(
-                f"router.top_k is {self.top_k} but a token may choose from {group_size * self.top_groups} experts",
-                why=f"{self.top_groups} of {self.n_groups} groups with {group_size} experts each are open to it",
+                f"router.top_k is {self.top_k} with n_experts {n_experts}, n_groups {self.n_groups} and top_groups "
+                f"{self.top_groups}",
+                why=f"a token may choose from {group_size * self.top_groups} experts",
             )
 
 

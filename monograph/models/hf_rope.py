@@ -25,6 +25,10 @@ def read_rope(hf: HfReader, *, layout: Any = "half", scales_scores: bool = False
     for keys in (hf, given):
         keys.require("partial_rotary_factor", 1.0, None)
     holder = given if "rope_theta" in given.values else hf
+    if "rope_theta" not in holder.values:
+        raise ConfigError(
+            "config.json has no 'rope_theta'", why="'rope_parameters' and 'rope_scaling' do not have it either"
+        )
     rope = RopeConfig(
         max_seq_len=hf.tokens("max_position_embeddings"),
         theta=holder.number("rope_theta"),

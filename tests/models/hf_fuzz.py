@@ -72,6 +72,7 @@ def check_config_json(drawn: Drawn) -> str:
         except Exception:
             compute_ours(config, None)
             return ONLY_OURS
+        theirs.generation_config = transformers.GenerationConfig()  # an odd pad_token_id would not be saved
         theirs.save_pretrained(folder)
         saved = json.loads((Path(folder) / "config.json").read_text())
         if find_family(saved["model_type"]).from_hf_config(saved) != config:

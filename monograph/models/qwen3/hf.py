@@ -72,7 +72,13 @@ def read_head_dim(hf: HfReader, *, is_moe: bool) -> int:
     """Channels of a head; without the key, Qwen3MoeForCausalLM divides the width by the heads."""
     if "head_dim" in hf.values or not is_moe:
         return hf.size("head_dim")
-    return hf.size("hidden_size") // hf.count("num_attention_heads")
+    dim, n_heads = hf.size("hidden_size"), hf.count("num_attention_heads")
+    if dim // n_heads % 2:
+        raise ConfigError(
+            f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads} without 'head_dim'",
+            why=f"heads would have {dim // n_heads} channels, and rotary positions turn channels in pairs",
+        )
+    return dim // n_heads
 
 
 def read_moe(hf: HfReader) -> MoeConfig:

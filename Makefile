@@ -32,9 +32,12 @@ test: $(STAMP)
 test-long: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
-# Random models on random meshes, until the time is up; a failure prints its seed.
+# Random Hugging Face configs against transformers, then random models on random meshes until the time is up; a
+# failure prints its seed.
 FUZZ_SECONDS ?= 600
+FUZZ_CONFIGS ?= 1000
 test-fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.models.hf_fuzz --count $(FUZZ_CONFIGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify.fuzz --seconds $(FUZZ_SECONDS)
 
 clean:

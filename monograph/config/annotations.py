@@ -7,6 +7,7 @@ every value is compared with its annotation before anything starts, and the same
 import collections.abc
 import enum
 import functools
+import math
 import types
 import typing
 from dataclasses import fields, is_dataclass
@@ -28,6 +29,8 @@ _SEQUENCES = (
     collections.abc.Collection,
 )
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_INT64 = range(-(1 << 63), 1 << 63)
+"""Whole numbers that fit a tensor, a file and every library: longer ones end in an overflow somewhere."""
 
 
 def find_annotations(config: type) -> dict[str, Any]:
@@ -85,7 +88,10 @@ def is_callable_type(annotation: Any) -> bool:
 
 
 def is_valid(value: Any, annotation: Any) -> bool:
-    """Whether a value is what its annotation promises. A whole number may stand for a number, nothing else bends."""
+    """Whether a value is what its annotation promises. A whole number may stand for a number, nothing else bends.
+
+    Numbers are finite and whole numbers fit 64 bits: no field means infinity or nan, and both spread silently.
+    """
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return True
     if is_union(annotation):
@@ -95,7 +101,7 @@ def is_valid(value: Any, annotation: Any) -> bool:
     if annotation is None or annotation is type(None):
         return value is None
     if annotation in (int, float):
-        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
+        return isinstance(value, (int, annotation)) and not isinstance(value, bool) and not find_excess(value)
     if is_callable_type(annotation):
         return callable(value)
     origin = get_origin(annotation) or annotation
@@ -104,6 +110,19 @@ def is_valid(value: Any, annotation: Any) -> bool:
     if not isinstance(value, origin) or (isinstance(value, str) and origin is not str):
         return False
     return _has_valid_elements(value, annotation)
+
+
+def find_excess(value: Any) -> str:
+    """Why a number, or one inside a container, is out of range for every field; empty when none is."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{value} is not finite"
+    if isinstance(value, int):
+        return "" if value in _INT64 else "a whole number has at most 64 bits"
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return next((found for item in value if (found := find_excess(item))), "")
+    return ""
 
 
 def _has_valid_elements(value: Any, annotation: Any) -> bool:

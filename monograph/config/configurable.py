@@ -24,12 +24,11 @@ wrong input, so everything needed to read and check a configuration must load wi
 
 import dataclasses
 import importlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from monograph.config.annotations import describe, find_annotations, is_valid
+from monograph.config.annotations import describe, find_annotations, find_excess, is_valid
 from monograph.errors import ConfigError
 
 
@@ -138,9 +137,9 @@ def check_types(config: BaseConfig, path: str = "") -> None:
     """Refuse a value that is not what its field's annotation promises."""
     for name, annotation in find_annotations(type(config)).items():
         value = getattr(config, name)
-        is_nan = isinstance(value, float) and math.isnan(value)
-        if is_nan or not is_valid(value, annotation):
+        if not is_valid(value, annotation):
+            excess = find_excess(value)
             raise ConfigError(
-                f"{path}.{name} is {value!r}" if path else f"{name} is {value!r}",
-                why=f"it takes {describe(annotation)}" + ("" if is_nan else f", not {type(value).__name__}"),
+                f"{path}.{name} is {value!r:.200}" if path else f"{name} is {value!r:.200}",
+                why=f"it takes {describe(annotation)}" + (f": {excess}" if excess else f", not {type(value).__name__}"),
             )

@@ -17,6 +17,7 @@ from monograph.config.annotations import (
     find_annotations,
     find_container,
     find_element,
+    find_excess,
     find_members,
     is_callable_type,
     is_valid,
@@ -173,7 +174,11 @@ def _decode_config(data: dict[str, Any], path: str) -> BaseConfig:
             raise ConfigError(f"there is no field {where}", why="another version?", do=did_you_mean(name, annotations))
         values[name] = _decode(item, annotations[name], where)
         if not is_valid(values[name], annotations[name]):
-            raise ConfigError(f"{where} is {json.dumps(item)[:200]}", why=f"it takes {describe(annotations[name])}")
+            excess = find_excess(values[name])
+            raise ConfigError(
+                f"{where} is {json.dumps(item)[:200]}",
+                why=f"it takes {describe(annotations[name])}" + (f": {excess}" if excess else ""),
+            )
     required = [
         field.name
         for field in dataclasses.fields(kind)

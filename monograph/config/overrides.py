@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, get_args, get_origin
 
-from monograph.config.annotations import describe, find_annotations, find_members, is_valid, make_example
+from monograph.config.annotations import (
+    describe,
+    find_annotations,
+    find_excess,
+    find_members,
+    is_valid,
+    make_example,
+)
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_leaf
 from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
@@ -77,7 +84,7 @@ def _read_override(override: Override, config: BaseConfig, also_known: Sequence[
     if not override.words and bool in find_members(leaf.annotation):
         return True
     try:
-        return _read_value(override, leaf)
+        value = _read_value(override, leaf)
     except UnparsableTypeError:
         raise ConfigError(
             f"--{leaf.path} cannot be set on the command line",
@@ -90,6 +97,13 @@ def _read_override(override: Override, config: BaseConfig, also_known: Sequence[
             why=f"{leaf.path} takes {describe(leaf.annotation)}",
             do=_suggest_choice(override, leaf) or f"for example: {_make_example(leaf)}",
         ) from None
+    if excess := "" if is_valid(value, leaf.annotation) else find_excess(value):
+        raise ConfigError(
+            str(override),
+            why=f"{leaf.path} takes {describe(leaf.annotation)}: {excess}",
+            do=f"for example: {_make_example(leaf)}",
+        )
+    return value
 
 
 def _read_value(override: Override, leaf: Leaf) -> Any:

@@ -8,18 +8,24 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.models.load_balance_config import LoadBalanceConfig
 
 Kernels = Literal["auto", "plain", "fused"]
 AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
+MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
+"""The most channels of one kind; heads, layers or experts; vocabulary entries or positions.
+
+Far above every published model, and small enough that no tensor's size in bytes overflows 64 bits.
+"""
 
 
-def check_positive(config: Configurable.Config, *names: str) -> None:
-    """Refuse sizes and counts below one, naming the field."""
+def check_positive(config: Configurable.Config, *names: str, most: int = MAX_SIZE) -> None:
+    """Refuse sizes and counts below 1 or above `most`, naming the field."""
     for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}", why="it must be at least 1")
+        if not 1 <= getattr(config, name) <= most:
+            raise ConfigError(f"{name} is {getattr(config, name)}", why=f"it must be at least 1 and at most {most}")
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,18 @@ class RopeConfig(Configurable.Config):
     """Strength of yarn's correction of the attention scores; 0 leaves them alone (yarn)."""
 
     def check(self) -> None:
-        check_positive(self, "max_seq_len", "original_max_seq_len")
-        if self.theta <= 0:
+        check_positive(self, "max_seq_len", "original_max_seq_len", most=MAX_TOKENS)
+        if self.theta < 1 or (self.theta == 1 and self.scaling == "yarn"):
             raise ConfigError(
-                f"theta is {self.theta}", why="wavelengths are powers of it", do="write a positive number"
+                f"theta is {self.theta}",
+                why="wavelengths are powers of it" + (", and yarn divides by its logarithm" * (self.theta == 1)),
+                do="write a number above 1, such as 10000",
             )
-        if self.factor < 1:
-            raise ConfigError(
-                f"factor is {self.factor}", why="a context is stretched, never shortened", do="write 1 or more"
-            )
+        check_range(self, "factor", 1, FP32_MAX, why="a context is stretched, never shortened")
+        for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            check_range(self, name, 1e-6, 1e6, why="it counts turns within the original context")
+        check_range(self, "mscale", 0, 100)
+        check_range(self, "mscale_all_dim", 0, 100)
         if self.scaling == "llama3" and self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
                 f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}",
@@ -125,16 +134,18 @@ class AttentionConfig(Configurable.Config):
     """Kernels of the attention product."""
 
     def check(self) -> None:
-        check_positive(self, "n_heads", "n_kv_heads")
+        check_positive(self, "n_heads", "n_kv_heads", most=MAX_COUNT)
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(
                 f"n_heads is {self.n_heads} and n_kv_heads is {self.n_kv_heads}",
                 why="every key and value head serves the same number of query heads",
                 do="write an n_kv_heads that divides n_heads",
             )
-        if self.head_dim < 0 or self.head_dim % 2:
+        if not 0 <= self.head_dim <= MAX_SIZE or self.head_dim % 2:
             raise ConfigError(
-                f"head_dim is {self.head_dim}", why="rotary positions turn channels in pairs", do="write an even number"
+                f"head_dim is {self.head_dim}",
+                why="rotary positions turn channels in pairs",
+                do=f"write an even number of at most {MAX_SIZE}, or 0",
             )
 
     def find_head_dim(self, dim: int) -> int:
@@ -167,14 +178,20 @@ class LatentAttentionConfig(Configurable.Config):
     """Rotated channels of a query/key head; the rotated key is shared by all heads."""
     v_head_dim: int
     """Channels of a value head."""
+    latent_norm_eps: float = 1e-6
+    """Added to the mean square in the norms of the latents; DeepSeek's models use 1e-6, whatever norm_eps is."""
     sdpa: SdpaConfig = field(default_factory=SdpaConfig)
     """Kernels of the attention product."""
 
     def check(self) -> None:
-        check_positive(self, "n_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        if self.q_lora_rank < 0:
+        check_positive(self, "n_heads", most=MAX_COUNT)
+        check_positive(self, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        check_range(self, "latent_norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
+        if not 0 <= self.q_lora_rank <= MAX_SIZE:
             raise ConfigError(
-                f"q_lora_rank is {self.q_lora_rank}", why="it is a width", do="write 0 for a direct projection"
+                f"q_lora_rank is {self.q_lora_rank}",
+                why=f"it is a width of at most {MAX_SIZE}",
+                do="write 0 for a direct projection",
             )
         if self.qk_rope_head_dim % 2:
             raise ConfigError(
@@ -223,11 +240,13 @@ class RouterConfig(Configurable.Config):
     """Ignore the scores when choosing and deal tokens out evenly; for measuring speed only."""
 
     def check(self) -> None:
-        check_positive(self, "top_k", "n_groups", "top_groups")
+        check_positive(self, "top_k", "n_groups", "top_groups", most=MAX_COUNT)
         if self.top_groups > self.n_groups:
-            raise ConfigError(f"top_groups is {self.top_groups} but there are {self.n_groups} groups")
-        if self.bias_update_rate < 0:
-            raise ConfigError(f"bias_update_rate is {self.bias_update_rate}", why="it would make the load less even")
+            raise ConfigError(
+                f"top_groups is {self.top_groups} and n_groups is {self.n_groups}", why="a token chooses among them"
+            )
+        check_range(self, "scale", 1e-4, 1e4, why="it multiplies what the experts answer")
+        check_range(self, "bias_update_rate", 0, 1, why="scores lie between 0 and 1")
 
     def check_experts(self, n_experts: int) -> None:
         """Refuse a number of experts that this selection cannot choose from."""
@@ -238,14 +257,15 @@ class RouterConfig(Configurable.Config):
         group_size = n_experts // self.n_groups
         if self.n_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
             raise ConfigError(
-                f"router.n_groups {self.n_groups} leaves one expert to a group",
-                why="a group's standing is the sum of its two best experts",
+                f"n_experts is {n_experts} and router.n_groups is {self.n_groups}",
+                why="a group's standing is the sum of its two best experts, and each group has one",
                 do="write fewer groups, or router.group_score max",
             )
         if self.top_k > group_size * self.top_groups:
             raise ConfigError(
-                f"router.top_k is {self.top_k} but a token may choose from {group_size * self.top_groups} experts",
-                why=f"{self.top_groups} of {self.n_groups} groups with {group_size} experts each are open to it",
+                f"router.top_k is {self.top_k} with n_experts {n_experts}, n_groups {self.n_groups} and top_groups "
+                f"{self.top_groups}",
+                why=f"a token may choose from {group_size * self.top_groups} experts",
             )
 
 
@@ -277,10 +297,9 @@ class MoeConfig(Configurable.Config):
     """The experts' computation."""
 
     def check(self) -> None:
-        if self.n_experts < 0 or self.n_shared_experts < 0:
-            raise ConfigError(
-                f"n_experts is {self.n_experts} and n_shared_experts is {self.n_shared_experts}", why="both are counts"
-            )
+        for name in ("n_experts", "n_shared_experts"):
+            if not 0 <= getattr(self, name) <= MAX_COUNT:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it is a count of at most {MAX_COUNT}")
         check_positive(self, "hidden_dim")
         if self.n_experts:
             self.router.check_experts(self.n_experts)
@@ -296,7 +315,7 @@ class LossConfig(Configurable.Config):
     """Tokens whose fp32 logits exist at one time."""
 
     def check(self) -> None:
-        check_positive(self, "slice_tokens")
+        check_positive(self, "slice_tokens", most=1 << 40)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -325,11 +344,11 @@ class DecoderConfig(Configurable.Config):
     """The training loss."""
 
     def check(self) -> None:
-        check_positive(self, "vocab_size", "dim", "n_layers")
-        if self.norm_eps <= 0 or self.init_std <= 0:
-            raise ConfigError(
-                f"norm_eps is {self.norm_eps} and init_std is {self.init_std}", why="both must be positive"
-            )
+        check_positive(self, "vocab_size", most=MAX_TOKENS)
+        check_positive(self, "dim")
+        check_positive(self, "n_layers", most=MAX_COUNT)
+        check_range(self, "norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
+        check_range(self, "init_std", 1e-30, 1, why="it is the standard deviation of weights")
 
     def stream(self) -> Stream:
         """The residual stream, as its parts see it; two of them write to it in every block."""

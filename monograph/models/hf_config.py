@@ -1,56 +1,95 @@
 """Reading and writing the parts of a Hugging Face config.json that all families share.
 
-Written in the form that transformers 4 introduced and 5 still reads (`rope_theta`, `rope_scaling`); read in both forms.
 A setting we cannot honour is refused: weights that are loaded but computed with differently would be worthless.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
-from monograph.models.config import DecoderConfig, RopeConfig
-from monograph.models.hf_map import SCALE_BLOCK
+from monograph.models.config import DecoderConfig
+from monograph.models.hf_fp8 import check_quantization
+from monograph.models.hf_reader import HfReader
+from monograph.models.hf_rope import ROPE_NAMES
 from monograph.models.load_balance_config import BalanceScope, LoadBalanceConfig
 
+SHARED_NAMES = {
+    **ROPE_NAMES,
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "norm_eps": "rms_norm_eps",
+    "init_std": "initializer_range",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+}
+"""Fields of our configs -> keys of config.json, for errors about values that contradict each other."""
 
-def need(hf: Mapping[str, Any], key: str) -> Any:
-    """A value the model cannot be described without."""
-    if hf.get(key) is None:
-        raise ConfigError(f"config.json has no '{key}'", why="the model cannot be built without it")
-    return hf[key]
 
-
-def refuse_unless(hf: Mapping[str, Any], key: str, *served: Any) -> None:
-    """Refuse a config.json that asks for something our models do not do; a missing key asks for nothing."""
-    if key in hf and hf[key] not in served:
-        choices = " or ".join(repr(value) for value in served)
-        raise ConfigError(f"config.json says '{key}' is {hf[key]!r}", why=f"this family is built for {choices} only")
-
-
-def read_shared(hf: Mapping[str, Any]) -> dict[str, Any]:
+def read_shared(hf: HfReader) -> dict[str, Any]:
     """The fields of a DecoderConfig, except its rotary positions."""
-    refuse_unless(hf, "hidden_act", "silu")
-    refuse_unless(hf, "attention_bias", False)
-    refuse_unless(hf, "mlp_bias", False)
-    check_quantization(hf.get("quantization_config") or {})
+    hf.require("hidden_act", "silu")
+    hf.require("attention_bias", False)
+    hf.require("mlp_bias", False)
+    hf.require("attention_dropout", 0, None)
+    hf.require("is_causal", True)
+    hf.require("is_encoder_decoder", False)
+    hf.require("add_cross_attention", False)
+    hf.require("tie_encoder_decoder", False)
+    hf.require("pruned_heads", {}, None)
+    hf.require("attention_chunk_size", None)
+    hf.ignore("router_aux_loss_coef", "aux_loss_alpha", "seq_aux")  # for training; see read_balance
+    n_layers = hf.count("num_hidden_layers")
+    hf.require("layer_types", ["full_attention"] * n_layers, None)
+    check_quantization(hf.section("quantization_config"))
     return {
-        "vocab_size": need(hf, "vocab_size"),
-        "dim": need(hf, "hidden_size"),
-        "n_layers": need(hf, "num_hidden_layers"),
-        "norm_eps": need(hf, "rms_norm_eps"),
-        "tied_embeddings": bool(hf.get("tie_word_embeddings", False)),
-        "init_std": hf.get("initializer_range", 0.02),
+        "vocab_size": hf.tokens("vocab_size"),
+        "dim": hf.size("hidden_size"),
+        "n_layers": n_layers,
+        "norm_eps": hf.number("rms_norm_eps"),
+        "tied_embeddings": hf.boolean("tie_word_embeddings", default=False),
+        "init_std": hf.number("initializer_range", default=0.02),
     }
 
 
-def check_quantization(quantization: Mapping[str, Any]) -> None:
-    """Refuse weights stored in a way `hf_map.read_theirs` cannot turn back into numbers."""
-    if quantization and quantization.get("weight_block_size") != [SCALE_BLOCK, SCALE_BLOCK]:
+def read_kv_heads(hf: HfReader) -> int:
+    """Key and value heads; as many as query heads where nothing is said."""
+    key = "num_key_value_heads"
+    return hf.count(key if hf.has(key) else "num_attention_heads")
+
+
+def read_experts(hf: HfReader, *names: str) -> int:
+    """The number of routed experts, which has two names; both may be there if they agree."""
+    first, *others = [name for name in names if name in hf.values] or names[:1]
+    count = hf.count(first)
+    for name in others:
+        hf.require_derived(name, count, f"'{first}'")
+    return count
+
+
+def check_whole_heads(dim: int, n_heads: int) -> None:
+    """Refuse a width that their config class refuses, in either direction."""
+    if dim % n_heads:
         raise ConfigError(
-            f"config.json says the weights are quantized with '{quantization.get('quant_method')}'",
-            why=f"only fp8 in blocks of {SCALE_BLOCK} x {SCALE_BLOCK} with one scale each can be read",
-            do="use a checkpoint in bfloat16",
+            f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads}",
+            why="transformers wants a multiple of the heads in this family, even where head_dim is given",
         )
+
+
+def check_read(config: DecoderConfig, names: Mapping[str, str]) -> None:
+    """Refuse values that contradict each other, by our names and theirs."""
+    try:
+        check_config(config)
+    except ConfigError as error:
+        words = re.findall(r"\w+", error.what)
+        theirs = [f"'{key}'" for ours, key in {**SHARED_NAMES, **names}.items() if ours in words]
+        raise ConfigError(
+            f"config.json describes no model we can build: {error.what}" + f" ({', '.join(theirs)})" * bool(theirs),
+            why=error.why,
+        ) from None
 
 
 def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -> dict[str, Any]:
@@ -61,9 +100,9 @@ def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
         "num_hidden_layers": config.n_layers,
-        "rms_norm_eps": config.norm_eps,
+        "rms_norm_eps": float(config.norm_eps),
         "tie_word_embeddings": config.tied_embeddings,
-        "initializer_range": config.init_std,
+        "initializer_range": float(config.init_std),
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -71,80 +110,13 @@ def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -
     }
 
 
-def read_rope(hf: Mapping[str, Any], *, layout: Any = "half", scales_scores: bool = False) -> RopeConfig:
-    """Rotary positions; `scales_scores` says whether their attention applies yarn's `mscale_all_dim`."""
-    given = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-    theta = given.get("rope_theta") or need(hf, "rope_theta")
-    kind: Any = given.get("rope_type") or given.get("type") or "default"
-    for keys in (hf, given):
-        refuse_unless(keys, "partial_rotary_factor", 1.0, None)
-    rope = RopeConfig(max_seq_len=need(hf, "max_position_embeddings"), theta=float(theta), layout=layout)
-    if kind == "default":
-        return rope
-    refuse_unless({"rope_type": kind}, "rope_type", "default", "llama3", "yarn")
-    rope.scaling = kind
-    rope.factor = float(need(given, "factor"))
-    rope.original_max_seq_len = need(given, "original_max_position_embeddings")
-    if kind == "llama3":
-        rope.low_freq_factor = float(need(given, "low_freq_factor"))
-        rope.high_freq_factor = float(need(given, "high_freq_factor"))
-        return rope
-    refuse_unless(given, "attention_factor", None)
-    refuse_unless(given, "truncate", True, None)
-    rope.beta_fast = float(given.get("beta_fast") or 32.0)
-    rope.beta_slow = float(given.get("beta_slow") or 1.0)
-    mscale, all_dim = given.get("mscale"), given.get("mscale_all_dim")
-    if all_dim and not (mscale and scales_scores):
-        raise ConfigError(
-            f"config.json says 'mscale_all_dim' is {all_dim} and 'mscale' is {mscale}",
-            why="this family's attention uses both or neither",
-        )
-    if mscale and all_dim:
-        rope.mscale, rope.mscale_all_dim = float(mscale), float(all_dim)
-    return rope
-
-
-def write_rope(rope: RopeConfig, *, layout: str | None = "half", scales_scores: bool = False) -> dict[str, Any]:
-    """The keys of a config.json that describe rotary positions; `layout` is the one their model expects, if fixed."""
-    if layout is not None and rope.layout != layout:
-        raise ConfigError(f"rope.layout is {rope.layout}", why=f"their model turns channels in the layout '{layout}'")
-    keys: dict[str, Any] = {"max_position_embeddings": rope.max_seq_len, "rope_theta": rope.theta, "rope_scaling": None}
-    if rope.scaling == "none":
-        return keys
-    scaling: dict[str, Any] = {
-        "rope_type": rope.scaling,
-        "factor": rope.factor,
-        "original_max_position_embeddings": rope.original_max_seq_len,
-    }
-    if rope.scaling == "llama3":
-        scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    else:
-        scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow} | write_yarn_scales(rope, scales_scores)
-    return keys | {"rope_scaling": scaling}
-
-
-def write_yarn_scales(rope: RopeConfig, scales_scores: bool) -> dict[str, Any]:
-    """Yarn's strengths, where their model reads them as we do: both set, or neither."""
-    if rope.mscale_all_dim == 0 and rope.mscale == 1:
-        return {}
-    if scales_scores and rope.mscale_all_dim and rope.mscale:
-        return {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
-    raise ConfigError(
-        f"rope.mscale is {rope.mscale} and rope.mscale_all_dim is {rope.mscale_all_dim}",
-        why="their model would compute something else with these",
-        do="rope.mscale 1 and rope.mscale_all_dim 0" + (", or both positive" if scales_scores else ""),
-    )
-
-
-def read_balance(
-    hf: Mapping[str, Any], key: str, *, scope: BalanceScope, times_top_k: bool = False
-) -> LoadBalanceConfig:
+def read_balance(hf: HfReader, key: str, *, scope: BalanceScope, times_top_k: bool = False) -> LoadBalanceConfig:
     """The load balancing that a config.json asks of whoever trains the model on; none where it says nothing.
 
     It does not touch what a model computes. What config.json cannot say (losses between groups, the z-loss, a scope
     over the global batch) is not exported.
     """
-    coefficient = float(hf.get(key) or 0.0)
+    coefficient = hf.number(key) if hf.has(key) else 0.0
     if not coefficient:
         return LoadBalanceConfig()
     return LoadBalanceConfig(coefficient=coefficient, scope=scope, times_top_k=times_top_k)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from monograph.errors import CheckpointError, ConfigError, did_you_mean
 from monograph.models.config import DecoderConfig
+from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
 
 FAMILIES = {
     "llama": "monograph.models.llama3.hf",
@@ -25,9 +26,6 @@ FAMILIES = {
     "deepseek_v3": "monograph.models.deepseek_v3.hf",
 }
 """Where each `model_type` of a Hugging Face config.json is described."""
-SCALE_SUFFIX = "_scale_inv"
-"""DeepSeek publishes fp8 weights with one scale per block of 128 x 128, under the weight's name with this suffix."""
-SCALE_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -143,17 +141,14 @@ def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
         raise CheckpointError(
             f"the checkpoint has no tensor '{name}'", why="the model its config.json describes needs it"
         )
-    tensor = source[name]
-    if name + SCALE_SUFFIX in source:
-        return scale_blocks(tensor, source[name + SCALE_SUFFIX]).to(torch.bfloat16)
-    return tensor
-
-
-def scale_blocks(weight: Tensor, scales: Tensor) -> Tensor:
-    """A weight stored in blocks of 128 x 128 with one scale each, in fp32; blocks at the border may be cut off."""
-    rows, columns = weight.shape
-    full = scales.float().repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
-    return weight.float() * full
+    tensor, scales = source[name], source.get(name + SCALE_SUFFIX)
+    described = None if scales is None else Stored(scales.dtype, tuple(scales.shape))
+    problem = find_problem(name, Stored(tensor.dtype, tuple(tensor.shape)), described)
+    if scales is not None and not problem:
+        problem = find_bad_scales(name, scales)
+    if problem:
+        raise CheckpointError(problem, why="the model was not trained with such a weight")
+    return tensor if scales is None else scale_blocks(tensor, scales).to(torch.bfloat16)
 
 
 def join(entry: Entry, tensors: Iterable[Tensor]) -> Tensor:

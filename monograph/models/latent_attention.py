@@ -27,15 +27,15 @@ class LatentAttention(nn.Module, Configurable):
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
         self.scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
         self.interleaved, self.kernels = rope.layout == "interleaved", stream.kernels
-        dim, std, rank = stream.dim, stream.init_std, config.q_lora_rank
+        dim, std, rank, eps = stream.dim, stream.init_std, config.q_lora_rank, config.latent_norm_eps
         if rank:
             self.wq_a = Linear(dim, rank, init_std=std)
-            self.q_norm = RMSNorm(rank, stream.norm_eps, stream.kernels)
+            self.q_norm = RMSNorm(rank, eps, stream.kernels)
             self.wq_b = Linear(rank, config.n_heads * self.qk_head_dim, init_std=std)
         else:
             self.wq = Linear(dim, config.n_heads * self.qk_head_dim, init_std=std)
         self.wkv_a = Linear(dim, config.kv_lora_rank + config.qk_rope_head_dim, init_std=std)
-        self.kv_norm = RMSNorm(config.kv_lora_rank, stream.norm_eps, stream.kernels)
+        self.kv_norm = RMSNorm(config.kv_lora_rank, eps, stream.kernels)
         self.wkv_b = Linear(
             config.kv_lora_rank, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), init_std=std
         )

@@ -75,7 +75,8 @@ def scale_as_yarn(frequencies: Tensor, config: RopeConfig, dim: int) -> Tensor:
     low = max(math.floor(channel(config.beta_fast)), 0)
     high = min(math.ceil(channel(config.beta_slow)), dim - 1)
     channels = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
-    stretch = ((channels - low) / max(high - low, 0.001)).clamp(0, 1)
+    # Clamping to the head's channels can put `high` below `low`; the published formula then divides by a negative.
+    stretch = ((channels - low) / (high - low or 0.001)).clamp(0, 1)
     return frequencies * (1 - stretch + stretch / config.factor)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 
 _DEGREES = (
@@ -60,5 +61,4 @@ class ParallelismConfig(Configurable.Config):
                     why="the axis is reserved but nothing runs along it yet",
                     do=f"--parallelism.{name} 1",
                 )
-        if self.timeout_seconds <= 0:
-            raise ConfigError(f"timeout_seconds is {self.timeout_seconds}", why="it is a time", do="write 300")
+        check_range(self, "timeout_seconds", 0.001, 1e8, why="torch waits a whole number of milliseconds")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.passes.order import ORDER
 
@@ -36,6 +37,7 @@ class ChooseSavedConfig(Configurable.Config):
                 raise ConfigError(
                     f"{selector!r} selects nothing", why="a selector is PATH::OP", do="e.g. layers.*.attention.wo::mm"
                 )
+        check_range(self, "budget_gib", 1e-9, 1e9, zero="for no budget")
         if (self.policy == "budget") != (self.budget_gib > 0):
             raise ConfigError(
                 f"policy is {self.policy} and budget_gib is {self.budget_gib}",
@@ -57,8 +59,10 @@ class OffloadSavedConfig(Configurable.Config):
     """Smaller values are not worth the trip."""
 
     def check(self) -> None:
-        if self.budget_gib < 0 or self.prefetch_blocks < 0 or self.min_bytes < 1:
-            raise ConfigError("an offload option is negative", why="sizes and distances are not")
+        check_range(self, "budget_gib", 1e-9, 1e9, zero="to keep everything on the device")
+        for name, least in (("prefetch_blocks", 0), ("min_bytes", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it must be at least {least}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,11 +117,11 @@ class OverlapExpertsConfig(Configurable.Config):
     """How long a transfer takes to start."""
 
     def check(self) -> None:
-        speeds = (self.tflops, self.memory_tb_per_second, self.link_gb_per_second)
-        if min(speeds) <= 0 or self.link_latency_us < 0 or self.max_extra_bytes < 0:
-            raise ConfigError(
-                "an option of overlap_experts is out of range", why="speeds are positive, sizes not below 0"
-            )
+        for name in ("tflops", "memory_tb_per_second", "link_gb_per_second"):
+            check_range(self, name, 1e-6, 1e9, why="costs are divided by it")
+        check_range(self, "link_latency_us", 0, 1e9)
+        if self.max_extra_bytes < 0:
+            raise ConfigError(f"max_extra_bytes is {self.max_extra_bytes}", why="it must be at least 0")
 
 
 @dataclass(kw_only=True, slots=True)

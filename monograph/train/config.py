@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.models.config import DecoderConfig
@@ -89,12 +90,13 @@ class OptimizerConfig(Configurable.Config):
     reads and writes everything once."""
 
     def check(self) -> None:
-        if self.lr <= 0:
-            raise ConfigError(f"lr is {self.lr}", why="a learning rate is positive")
-        if self.eps <= 0 or self.weight_decay < 0:
+        check_range(self, "lr", FP32_TINY, 100, why="AdamW moves every weight by about lr in one step")
+        check_range(self, "eps", FP32_TINY, FP32_MAX, why="AdamW divides by it in float32 where a gradient is 0")
+        if self.weight_decay < 0 or self.lr * self.weight_decay > 1:
             raise ConfigError(
-                f"eps is {self.eps} and weight_decay is {self.weight_decay}",
-                why="eps must be positive, and weight decay cannot be negative",
+                f"weight_decay is {self.weight_decay} and lr is {self.lr}",
+                why="a step multiplies weights by 1 - lr * weight_decay, which must lie in [0, 1]",
+                do=f"write a weight_decay between 0 and {1 / self.lr:.3g}",
             )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
@@ -148,6 +150,7 @@ class MetricsConfig(Configurable.Config):
         for name in ("log_interval", "expert_load_patience"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it counts steps", do="write 1 or more")
+        check_range(self, "peak_flops", 1e6, 1e24, zero="to look the device up", why="it is in FLOP/s")
         if self.expert_load_limit < 0:
             raise ConfigError(
                 f"expert_load_limit is {self.expert_load_limit}",

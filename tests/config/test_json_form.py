@@ -40,7 +40,7 @@ def make_full_run():
     config = make_run(validator=StageConfig(first=2), stages=[StageConfig(first=1)])
     training = config.training
     training.window, training.names, training.nested = (1, 2), ("a",), [[1], []]
-    training.weights, training.limit, training.transform = {"a": math.inf}, -math.inf, triple
+    training.weights, training.limit, training.transform = {"a": 1e300}, -5e-324, triple
     training.folder, training.color, training.switches = Path("/x"), Color.BLUE, [True]
     training.note, training.deterministic = "ü\n'\"", True
     return config
@@ -103,6 +103,13 @@ def change(path, value):
         (["training", "name"], {"$function": "tests.config.toys:triple"}, "training.name"),
         (["training", "lr"], {"$float": "1e3"}, "training.lr"),
         (["training", "lr"], {"$eval": "1+1"}, "training.lr"),
+        (["training", "lr"], {"$float": "inf"}, "training.lr.*\n.*not finite"),
+        (["training", "lr"], math.inf, "training.lr.*\n.*not finite"),
+        (["training", "lr"], math.nan, "training.lr.*\n.*not finite"),
+        (["training", "lr"], 10**400, "training.lr.*\n.*64 bits"),
+        (["training", "limit"], {"$float": "-inf"}, "training.limit.*\n.*not finite"),
+        (["training", "weights"], {"a": {"$float": "nan"}}, "training.weights.*\n.*not finite"),
+        (["training", "steps"], 1 << 63, "training.steps.*\n.*64 bits"),
         (["training", "switches"], {"$set": [[1]]}, "unhashable"),
         (["training"], {"$class": "subprocess:Popen", "args": "ls"}, "subprocess:Popen"),
         (["training"], {"$class": "tests.config.toys:Run"}, "not a Config"),

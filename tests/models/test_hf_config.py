@@ -2,17 +2,19 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from monograph.errors import CheckpointError, ConfigError
-from monograph.models.config import RopeConfig, RouterConfig
-from monograph.models.hf_map import Entry, find_family, find_family_of, import_tensors, read_theirs
+from monograph.models.config import AttentionConfig, MoeConfig, RopeConfig, RouterConfig
+from monograph.models.hf_map import Entry, find_family, find_family_of, import_tensors
 from tests.models.small import SMALL, small_deepseek_v3, small_llama3, small_qwen3
 
 FOLDER = Path(__file__).parent / "hf_configs"
+SIGMOID = RouterConfig(score="sigmoid", expert_bias=True)
 SIZES = {
     "llama_3_1_8b": "llama3_8b",
     "llama_3_2_1b": "llama3_1b",
@@ -95,6 +97,28 @@ REFUSED = {
     "shared key heads": ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads"),
     "softmax in V3": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
     "a missing size": ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank"),
+    "dropout": ("llama_3_1_8b", {"attention_dropout": 0.1}, "attention_dropout"),
+    "no causal mask": ("llama_3_1_8b", {"is_causal": False}, "is_causal"),
+    "windows without a switch": ("llama_3_1_8b", {"sliding_window": 64}, "sliding_window"),
+    "layers of another type": ("qwen3_0_6b", {"layer_types": ["sliding_attention"] * 28}, "layer_types"),
+    "other settings in a layer": ("llama_3_1_8b", {"per_layer_config": {"0": {}}}, "per_layer_config"),
+    "an unknown key": ("llama_3_1_8b", {"logit_scale": 0.5}, "logit_scale"),
+    "a typo": ("llama_3_1_8b", {"rms_norm_epz": 1e-6}, "did you mean 'rms_norm_eps'"),
+    "an option of another rope": ("llama_3_1_8b", {"rope_scaling": {"rope_type": "default", "factor": 4.0}}, "factor"),
+    "two ropes": ("llama_3_1_8b", {"rope_parameters": {"rope_type": "default"}}, "rope_scaling"),
+    "length in two places": (
+        "llama_3_1_8b",
+        {"original_max_position_embeddings": 4096},
+        "original_max_position_embeddings",
+    ),
+    "the layout left open": ("deepseek_v3", {"rope_interleave": None}, "rope_interleave"),
+    "no groups named": ("deepseek_v3", {"n_group": None}, "n_group"),
+    "another head width": ("deepseek_v3", {"head_dim": 128}, "head_dim"),
+    "no shared experts": ("deepseek_v3", {"n_shared_experts": 0}, "n_shared_experts"),
+    "two numbers of experts": ("qwen3_30b_a3b", {"num_local_experts": 64}, "num_local_experts"),
+    "heads that do not divide": ("llama_3_1_8b", {"num_key_value_heads": 5}, "num_key_value_heads"),
+    "more choices than experts": ("deepseek_v3", {"num_experts_per_tok": 200}, "num_experts_per_tok"),
+    "an older quantization": ("llama_3_1_8b", {"compression_config": {"quant_method": "x"}}, "compression_config"),
 }
 
 
@@ -103,6 +127,39 @@ def test_a_config_we_cannot_honour_is_refused_by_name(name):
     published, changes, word = REFUSED[name]
     hf = {**read(published), **changes}
     with pytest.raises(ConfigError, match=word):
+        find_family(hf["model_type"]).from_hf_config(hf)
+
+
+MALFORMED = (None, True, "8", "", [], [8], {}, 4.5, -8, 0, 10**30, 10**400, math.nan, math.inf, 1e300)
+SIZES_OF = {
+    "llama_3_1_8b": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    "qwen3_30b_a3b": ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "max_position_embeddings"),
+    "deepseek_v3": ("kv_lora_rank", "qk_rope_head_dim", "n_group", "topk_group", "n_routed_experts", "v_head_dim"),
+}
+
+
+@pytest.mark.parametrize(("published", "key"), [(name, key) for name, keys in SIZES_OF.items() for key in keys])
+def test_a_malformed_size_is_refused_by_name(published, key):
+    for value in MALFORMED:
+        hf = {**read(published), key: value}
+        with pytest.raises(ConfigError, match=key):
+            find_family(hf["model_type"]).from_hf_config(hf)
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "routed_scaling_factor", "initializer_range", "rope_theta"])
+@pytest.mark.parametrize("value", [*MALFORMED[:7], -8.0, 0.0, 10**400, math.nan, math.inf])
+def test_a_malformed_number_is_refused_by_name(key, value):
+    hf = {**read("deepseek_v3"), key: value}
+    with pytest.raises(ConfigError, match=key):
+        find_family(hf["model_type"]).from_hf_config(hf)
+
+
+@pytest.mark.parametrize("key", ["factor", "beta_fast", "mscale", "original_max_position_embeddings"])
+@pytest.mark.parametrize("value", [True, "8", [8], -8.0, 10**400, math.nan, math.inf, 1e300])
+def test_a_malformed_rope_option_is_refused_by_name(key, value):
+    hf = read("deepseek_v3")
+    hf["rope_scaling"] = {**hf["rope_scaling"], key: value}
+    with pytest.raises(ConfigError, match=key):
         find_family(hf["model_type"]).from_hf_config(hf)
 
 
@@ -115,9 +172,32 @@ def test_a_model_their_classes_cannot_compute_is_not_exported():
     half.moe.router = RouterConfig(top_k=2, norm=False)
     half.rope = RopeConfig(max_seq_len=64)
     scaled = small_llama3(rope=RopeConfig(scaling="yarn", factor=4.0, mscale_all_dim=1.0))
-    for config in (sigmoid, unbiased, half, scaled):
-        with pytest.raises(ConfigError):
+    shared = small_qwen3()
+    shared.moe.n_shared_experts = 1
+    uneven = small_llama3(attention=AttentionConfig(n_heads=3, n_kv_heads=3, head_dim=8))
+    eps = small_deepseek_v3()
+    eps.attention.latent_norm_eps = 1e-5
+    lonely = small_deepseek_v3(moe=MoeConfig(n_experts=1, n_shared_experts=1, router=SIGMOID))
+    for field, config in {
+        "score": sigmoid,
+        "expert_bias": unbiased,
+        "layout": half,
+        "mscale_all_dim": scaled,
+        "n_shared_experts": shared,
+        "num_attention_heads": uneven,
+        "latent_norm_eps": eps,
+        "n_routed_experts": lonely,
+    }.items():
+        with pytest.raises(ConfigError, match=field):
             find_family_of(config).to_hf_config(config)
+
+
+def test_whole_numbers_are_exported_as_the_floats_their_classes_want():
+    config = small_deepseek_v3(norm_eps=1, init_std=1)
+    config.moe.router.scale = 2
+    written = find_family_of(config).to_hf_config(config)
+    for key in ("rms_norm_eps", "initializer_range", "routed_scaling_factor"):
+        assert type(written[key]) is float
 
 
 def test_an_unknown_model_type_is_answered_with_the_nearest():
@@ -137,17 +217,3 @@ def test_extra_tensors_are_known_and_others_are_not():
 def test_a_missing_tensor_is_named():
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
         import_tensors([Entry("head.norm.weight", ("model.norm.weight",))], {})
-
-
-def test_fp8_weights_with_block_scales_come_back_as_numbers():
-    torch.manual_seed(0)
-    weight = torch.randn(200, 300)
-    scales = torch.rand(2, 3) + 0.5
-    expected = torch.empty_like(weight)
-    stored = weight.to(torch.float8_e4m3fn)
-    for row in range(200):
-        for block in range(3):
-            columns = slice(block * 128, (block + 1) * 128)
-            expected[row, columns] = stored[row, columns].float() * scales[row // 128, block]
-    found = read_theirs({"w.weight": stored, "w.weight_scale_inv": scales}, "w.weight")
-    assert torch.equal(found, expected.to(torch.bfloat16))

@@ -109,19 +109,43 @@ def read_folder(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_transformers(name, tmp_path):
-    theirs = write_folder(tmp_path, *CASES[name])
-    hf, tensors = read_folder(tmp_path)
+    check_logits(write_folder(tmp_path, *CASES[name]), tmp_path)
+
+
+def check_logits(theirs: torch.nn.Module, folder: Path, *, length: int = 96) -> None:
+    """Our model of the folder gives the logits of theirs."""
+    hf, tensors = read_folder(folder)
     family = find_family(hf["model_type"])
     config = family.from_hf_config(hf)
     check_config(config)
     ours = config.build().eval()
     reset(ours)
     ours.load_state_dict(import_tensors(family.entries(config), tensors), strict=not config.tied_embeddings)
-    tokens = torch.randint(0, SHARED["vocab_size"], (2, 96), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, SHARED["vocab_size"], (2, length), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, found = theirs(tokens).logits, ours(tokens).value
     assert expected.abs().max() > 1
     assert (expected - found).abs().max().item() <= 1e-5
+
+
+EPS_CASES = ("llama grouped queries", "qwen3 moe", "deepseek v3", "deepseek v2 groups")
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 1e-2, 0.2])
+@pytest.mark.parametrize("name", EPS_CASES)
+def test_logits_equal_those_of_transformers_for_any_norm_eps(name, eps, tmp_path):
+    family, overrides = CASES[name]
+    check_logits(write_folder(tmp_path, family, {**overrides, "rms_norm_eps": eps}), tmp_path)
+
+
+SHORT_CONTEXTS = (1, 4, 7, 4096)
+
+
+@pytest.mark.parametrize("length", SHORT_CONTEXTS)
+def test_yarn_follows_transformers_for_any_original_length(length, tmp_path):
+    rope = {**YARN_ROPE, "original_max_position_embeddings": length, "rope_theta": 20.0}
+    theirs = write_folder(tmp_path, "Llama", {"num_key_value_heads": 2, "rope_parameters": rope})
+    check_logits(theirs, tmp_path, length=32)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,8 +25,8 @@ class DeepseekV3Config(DecoderConfig):
         DecoderConfig.check(self)
         if not 0 <= self.n_dense_layers <= self.n_layers:
             raise ConfigError(
-                f"n_dense_layers is {self.n_dense_layers}",
-                why=f"the model has {self.n_layers} layers, dense ones first",
+                f"n_dense_layers is {self.n_dense_layers} and n_layers is {self.n_layers}",
+                why="the first layers are dense, at most all of them",
             )
         if self.n_dense_layers < self.n_layers and self.moe.n_experts < 1:
             raise ConfigError(

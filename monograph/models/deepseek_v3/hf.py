@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from monograph.errors import ConfigError
-from monograph.models.config import FeedForwardConfig, LatentAttentionConfig, MoeConfig, RouterConfig
+from monograph.models.config import (
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    MoeConfig,
+    RouterConfig,
+)
 from monograph.models.deepseek_v3.config import DeepseekV3Config
 from monograph.models.hf_config import (
-    need,
+    check_read,
+    check_whole_heads,
     read_balance,
-    read_rope,
+    read_experts,
     read_shared,
-    refuse_unless,
-    write_rope,
     write_shared,
 )
 from monograph.models.hf_map import (
@@ -27,6 +31,21 @@ from monograph.models.hf_map import (
     find_layer,
     is_never_needed,
 )
+from monograph.models.hf_reader import HfReader
+from monograph.models.hf_rope import read_rope, write_rope
+
+LATENT_NORM_EPS = 1e-6
+"""What both of their classes add in the norms of the latents; config.json has no key for it."""
+NAMES = {
+    "n_dense_layers": "first_k_dense_replace",
+    "n_experts": "n_routed_experts",
+    "top_k": "num_experts_per_tok",
+    "n_groups": "n_group",
+    "top_groups": "topk_group",
+    "scale": "routed_scaling_factor",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+}
+"""Fields of our config -> keys of config.json, besides those that all families share."""
 
 
 def rule(ours: str, theirs: str) -> Rule:
@@ -72,68 +91,107 @@ def is_ignored(config: DeepseekV3Config, name: str) -> bool:
     return is_never_needed(config, name) or find_layer(name) >= config.n_layers
 
 
-def from_hf_config(hf: Mapping[str, Any]) -> DeepseekV3Config:
+def from_hf_config(given: Mapping[str, Any]) -> DeepseekV3Config:
     """Our config of the model that a config.json describes."""
-    refuse_unless(hf, "model_type", "deepseek_v2", "deepseek_v3")
-    refuse_unless(hf, "moe_layer_freq", 1)
-    refuse_unless(hf, "num_key_value_heads", None, need(hf, "num_attention_heads"))
-    interleaved = hf.get("rope_interleave") is not False
-    return DeepseekV3Config(
+    hf = HfReader(given)
+    hf.require("model_type", "deepseek_v2", "deepseek_v3")
+    hf.require("moe_layer_freq", 1)
+    hf.require("sliding_window", None)
+    hf.ignore("num_nextn_predict_layers", "num_mtp_layers")  # see is_ignored
+    is_v3 = hf.get("model_type") == "deepseek_v3"
+    interleaved = not is_v3 or hf.boolean("rope_interleave", default=True)
+    config = DeepseekV3Config(
         **read_shared(hf),
         rope=read_rope(hf, layout="interleaved" if interleaved else "half", scales_scores=True),
-        n_dense_layers=need(hf, "first_k_dense_replace"),
-        attention=LatentAttentionConfig(
-            n_heads=need(hf, "num_attention_heads"),
-            q_lora_rank=hf.get("q_lora_rank") or 0,
-            kv_lora_rank=need(hf, "kv_lora_rank"),
-            qk_nope_head_dim=need(hf, "qk_nope_head_dim"),
-            qk_rope_head_dim=need(hf, "qk_rope_head_dim"),
-            v_head_dim=need(hf, "v_head_dim"),
-        ),
-        feed_forward=FeedForwardConfig(hidden_dim=need(hf, "intermediate_size")),
+        n_dense_layers=hf.count("first_k_dense_replace", least=0),
+        attention=read_attention(hf),
+        feed_forward=FeedForwardConfig(hidden_dim=hf.size("intermediate_size")),
         moe=MoeConfig(
-            n_experts=hf.get("n_routed_experts") or need(hf, "num_local_experts"),
-            hidden_dim=need(hf, "moe_intermediate_size"),
-            n_shared_experts=need(hf, "n_shared_experts"),
-            router=read_v3_router(hf) if hf.get("model_type") == "deepseek_v3" else read_v2_router(hf),
-            balance=read_balance(hf, "aux_loss_alpha", scope="sequence" if hf.get("seq_aux", True) else "micro_batch"),
+            n_experts=read_experts(hf, "n_routed_experts", "num_local_experts", "num_experts"),
+            hidden_dim=hf.size("moe_intermediate_size"),
+            n_shared_experts=hf.count("n_shared_experts"),
+            router=read_v3_router(hf) if is_v3 else read_v2_router(hf),
+            balance=read_balance(
+                hf, "aux_loss_alpha", scope="sequence" if hf.boolean("seq_aux", default=True) else "micro_batch"
+            ),
         ),
+    )
+    hf.finish()
+    check_read(config, NAMES)
+    check_sizes(config, is_v3=is_v3)
+    return config
+
+
+def read_attention(hf: HfReader) -> LatentAttentionConfig:
+    """Latent attention; keys that their classes derive from others must say what is derived."""
+    n_heads = hf.count("num_attention_heads")
+    hf.require_derived("num_key_value_heads", n_heads, "'num_attention_heads'")
+    nope, rope = (hf.size(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    hf.require_derived("head_dim", rope, "'qk_rope_head_dim'")
+    hf.require_derived("qk_head_dim", nope + rope, "'qk_nope_head_dim' and 'qk_rope_head_dim'")
+    is_direct = "q_lora_rank" in hf.values and not hf.has("q_lora_rank")
+    return LatentAttentionConfig(
+        n_heads=n_heads,
+        q_lora_rank=0 if is_direct else hf.size("q_lora_rank"),
+        kv_lora_rank=hf.size("kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=hf.size("v_head_dim"),
+        latent_norm_eps=LATENT_NORM_EPS,
     )
 
 
-def read_v3_router(hf: Mapping[str, Any]) -> RouterConfig:
+def read_v3_router(hf: HfReader) -> RouterConfig:
     """Sigmoid scores with a selection bias, groups ranked by their two best."""
-    refuse_unless(hf, "scoring_func", "sigmoid")
-    refuse_unless(hf, "topk_method", "noaux_tc")
+    hf.require("scoring_func", "sigmoid")
+    hf.require("topk_method", "noaux_tc")
     return RouterConfig(
-        top_k=need(hf, "num_experts_per_tok"),
+        top_k=hf.count("num_experts_per_tok"),
         score="sigmoid",
-        n_groups=hf.get("n_group") or 1,
-        top_groups=hf.get("topk_group") or 1,
-        norm=bool(hf.get("norm_topk_prob", True)),
-        scale=float(need(hf, "routed_scaling_factor")),
+        n_groups=hf.count("n_group"),
+        top_groups=hf.count("topk_group"),
+        norm=hf.boolean("norm_topk_prob", default=True),
+        scale=hf.number("routed_scaling_factor"),
         expert_bias=True,
     )
 
 
-def read_v2_router(hf: Mapping[str, Any]) -> RouterConfig:
+def read_v2_router(hf: HfReader) -> RouterConfig:
     """Softmax scores used as they are, groups (if any) ranked by their best."""
-    refuse_unless(hf, "scoring_func", "softmax")
-    refuse_unless(hf, "topk_method", "greedy", "group_limited_greedy")
-    refuse_unless(hf, "norm_topk_prob", False, None)
-    router = RouterConfig(
-        top_k=need(hf, "num_experts_per_tok"), norm=False, scale=float(need(hf, "routed_scaling_factor"))
-    )
+    hf.require("scoring_func", "softmax")
+    hf.require("topk_method", "greedy", "group_limited_greedy")
+    hf.require("norm_topk_prob", False, None)
+    hf.ignore("n_group", "topk_group")  # read below, where they count
+    router = RouterConfig(top_k=hf.count("num_experts_per_tok"), norm=False, scale=hf.number("routed_scaling_factor"))
     if hf.get("topk_method") == "group_limited_greedy":
-        router.n_groups, router.top_groups = need(hf, "n_group"), need(hf, "topk_group")
-        router.group_score = "max"
+        router.n_groups = hf.count("n_group")
+        router.top_groups = hf.count("topk_group")
+        router.group_score = "max" if router.n_groups > 1 else router.group_score
     return router
+
+
+def check_sizes(config: DeepseekV3Config, *, is_v3: bool) -> None:
+    """Refuse sizes that their classes refuse, in either direction."""
+    if not is_v3:
+        check_whole_heads(config.dim, config.attention.n_heads)
+    elif config.find_moe() and config.moe.n_experts // config.moe.router.n_groups < 2:
+        raise ConfigError(
+            f"'n_routed_experts' is {config.moe.n_experts} and 'n_group' is {config.moe.router.n_groups}",
+            why="DeepseekV3ForCausalLM ranks a group by its two best experts, even when there is one group",
+        )
 
 
 def to_hf_config(config: DeepseekV3Config) -> dict[str, Any]:
     """The config.json of a model of ours: V3's, or V2's when the scores are a softmax."""
     is_v3 = config.moe.router.score == "sigmoid"
     check_router(config.moe, is_v3=is_v3)
+    check_sizes(config, is_v3=is_v3)
+    if config.attention.latent_norm_eps != LATENT_NORM_EPS:
+        raise ConfigError(
+            f"attention.latent_norm_eps is {config.attention.latent_norm_eps}",
+            why=f"their classes always use {LATENT_NORM_EPS}, and config.json has no key for it",
+            do=f"export a model trained with attention.latent_norm_eps {LATENT_NORM_EPS}",
+        )
     name = "DeepseekV3" if is_v3 else "DeepseekV2"
     model_type = "deepseek_v3" if is_v3 else "deepseek_v2"
     attention = config.attention
@@ -168,9 +226,9 @@ def write_moe(moe: MoeConfig, *, is_v3: bool) -> dict[str, Any]:
         "n_group": router.n_groups,
         "topk_group": router.top_groups,
         "norm_topk_prob": router.norm,
-        "routed_scaling_factor": router.scale,
+        "routed_scaling_factor": float(router.scale),
         "scoring_func": router.score,
-        "aux_loss_alpha": moe.balance.coefficient,
+        "aux_loss_alpha": float(moe.balance.coefficient),
         "seq_aux": moe.balance.scope == "sequence",
         "topk_method": "noaux_tc" if is_v3 else "greedy" if router.n_groups == 1 else "group_limited_greedy",
     }

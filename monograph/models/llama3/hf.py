@@ -5,9 +5,14 @@ from typing import Any
 
 from monograph.errors import ConfigError
 from monograph.models.config import AttentionConfig, FeedForwardConfig
-from monograph.models.hf_config import need, read_rope, read_shared, refuse_unless, write_rope, write_shared
+from monograph.models.hf_config import check_read, check_whole_heads, read_kv_heads, read_shared, write_shared
 from monograph.models.hf_map import ATTENTION, FEED_FORWARD, NORMS, OUTPUT, TOP, Entry, expand, is_never_needed
+from monograph.models.hf_reader import HfReader
+from monograph.models.hf_rope import read_rope, write_rope
 from monograph.models.llama3.config import Llama3Config
+
+NAMES = {"hidden_dim": "intermediate_size"}
+"""Fields of our config -> keys of config.json, besides those that all families share."""
 
 
 def entries(config: Llama3Config) -> list[Entry]:
@@ -21,21 +26,25 @@ def is_ignored(config: Llama3Config, name: str) -> bool:
     return is_never_needed(config, name)
 
 
-def from_hf_config(hf: Mapping[str, Any]) -> Llama3Config:
+def from_hf_config(given: Mapping[str, Any]) -> Llama3Config:
     """Our config of the model that a config.json describes."""
-    refuse_unless(hf, "model_type", "llama")
-    dim, n_heads = need(hf, "hidden_size"), need(hf, "num_attention_heads")
-    head_dim = hf.get("head_dim") or 0
-    return Llama3Config(
+    hf = HfReader(given)
+    hf.require("model_type", "llama")
+    hf.require("sliding_window", None)
+    dim, n_heads = hf.size("hidden_size"), hf.count("num_attention_heads")
+    check_whole_heads(dim, n_heads)
+    head_dim = hf.size("head_dim") if hf.has("head_dim") else 0
+    config = Llama3Config(
         **read_shared(hf),
         rope=read_rope(hf),
         attention=AttentionConfig(
-            n_heads=n_heads,
-            n_kv_heads=hf.get("num_key_value_heads") or n_heads,
-            head_dim=0 if head_dim * n_heads == dim else head_dim,
+            n_heads=n_heads, n_kv_heads=read_kv_heads(hf), head_dim=0 if head_dim * n_heads == dim else head_dim
         ),
-        feed_forward=FeedForwardConfig(hidden_dim=need(hf, "intermediate_size")),
+        feed_forward=FeedForwardConfig(hidden_dim=hf.size("intermediate_size")),
     )
+    hf.finish()
+    check_read(config, NAMES)
+    return config
 
 
 def to_hf_config(config: Llama3Config) -> dict[str, Any]:
@@ -44,6 +53,7 @@ def to_hf_config(config: Llama3Config) -> dict[str, Any]:
         raise ConfigError(
             "attention.qk_norm is on", why="LlamaForCausalLM has no such norms", do="attention.qk_norm false"
         )
+    check_whole_heads(config.dim, config.attention.n_heads)
     return (
         write_shared(config, model_type="llama", architecture="LlamaForCausalLM")
         | write_rope(config.rope)

@@ -3,17 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from monograph.config.leaves import find_leaves
 from monograph.errors import ConfigError
 from monograph.models.config import AttentionConfig, FeedForwardConfig, MoeConfig, RouterConfig
-from monograph.models.hf_config import (
-    need,
-    read_balance,
-    read_rope,
-    read_shared,
-    refuse_unless,
-    write_rope,
-    write_shared,
-)
+from monograph.models.hf_config import check_read, read_balance, read_experts, read_shared, write_shared
 from monograph.models.hf_map import (
     ATTENTION,
     EXPERTS,
@@ -26,8 +19,12 @@ from monograph.models.hf_map import (
     expand,
     is_never_needed,
 )
+from monograph.models.hf_reader import HfReader
+from monograph.models.hf_rope import read_rope, write_rope
 from monograph.models.qwen3.config import Qwen3Config
 
+NAMES = {"top_k": "num_experts_per_tok", "n_experts": "num_experts", "hidden_dim": "moe_intermediate_size"}
+"""Fields of our config -> keys of config.json, besides those that all families share."""
 HEAD_NORMS = tuple(
     Rule(f"layers.{{layer}}.attention.{name}_norm.weight", f"model.layers.{{layer}}.self_attn.{name}_norm.weight")
     for name in "qk"
@@ -46,33 +43,54 @@ def is_ignored(config: Qwen3Config, name: str) -> bool:
     return is_never_needed(config, name)
 
 
-def from_hf_config(hf: Mapping[str, Any]) -> Qwen3Config:
+def from_hf_config(given: Mapping[str, Any]) -> Qwen3Config:
     """Our config of the model that a config.json describes."""
-    refuse_unless(hf, "model_type", "qwen3", "qwen3_moe")
-    refuse_unless(hf, "use_sliding_window", False, None)
+    hf = HfReader(given)
+    hf.require("model_type", "qwen3", "qwen3_moe")
+    hf.require("use_sliding_window", False)
+    hf.ignore("sliding_window", "max_window_layers")  # read by their classes only with use_sliding_window
     is_moe = hf.get("model_type") == "qwen3_moe"
-    derived_head_dim = need(hf, "hidden_size") // need(hf, "num_attention_heads")
     config = Qwen3Config(
         **read_shared(hf),
         rope=read_rope(hf),
         attention=AttentionConfig(
-            n_heads=need(hf, "num_attention_heads"),
-            n_kv_heads=need(hf, "num_key_value_heads"),
-            head_dim=(hf.get("head_dim") or derived_head_dim) if is_moe else need(hf, "head_dim"),
+            n_heads=hf.count("num_attention_heads"),
+            n_kv_heads=hf.count("num_key_value_heads"),
+            head_dim=read_head_dim(hf, is_moe=is_moe),
             qk_norm=True,
         ),
-        feed_forward=FeedForwardConfig(hidden_dim=need(hf, "intermediate_size")),
+        feed_forward=FeedForwardConfig(hidden_dim=hf.size("intermediate_size")),
     )
     if is_moe:
-        refuse_unless(hf, "decoder_sparse_step", 1)
-        refuse_unless(hf, "mlp_only_layers", [], None)
-        config.moe = MoeConfig(
-            n_experts=hf.get("num_experts") or need(hf, "num_local_experts"),
-            hidden_dim=need(hf, "moe_intermediate_size"),
-            router=RouterConfig(top_k=need(hf, "num_experts_per_tok"), norm=bool(need(hf, "norm_topk_prob"))),
-            balance=read_balance(hf, "router_aux_loss_coef", scope="global", times_top_k=True),
-        )
+        config.moe = read_moe(hf)
+    hf.finish()
+    check_read(config, NAMES)
     return config
+
+
+def read_head_dim(hf: HfReader, *, is_moe: bool) -> int:
+    """Channels of a head; without the key, Qwen3MoeForCausalLM divides the width by the heads."""
+    if "head_dim" in hf.values or not is_moe:
+        return hf.size("head_dim")
+    dim, n_heads = hf.size("hidden_size"), hf.count("num_attention_heads")
+    if dim // n_heads % 2:
+        raise ConfigError(
+            f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads} without 'head_dim'",
+            why=f"heads would have {dim // n_heads} channels, and rotary positions turn channels in pairs",
+        )
+    return dim // n_heads
+
+
+def read_moe(hf: HfReader) -> MoeConfig:
+    """The experts of every block."""
+    hf.require("decoder_sparse_step", 1)
+    hf.require("mlp_only_layers", [], None)
+    return MoeConfig(
+        n_experts=read_experts(hf, "num_experts", "num_local_experts"),
+        hidden_dim=hf.size("moe_intermediate_size"),
+        router=RouterConfig(top_k=hf.count("num_experts_per_tok"), norm=hf.boolean("norm_topk_prob")),
+        balance=read_balance(hf, "router_aux_loss_coef", scope="global", times_top_k=True),
+    )
 
 
 def to_hf_config(config: Qwen3Config) -> dict[str, Any]:
@@ -104,12 +122,15 @@ def write_moe(moe: MoeConfig) -> dict[str, Any]:
     plain = RouterConfig(
         top_k=router.top_k, norm=router.norm, bias_update_rate=router.bias_update_rate, group_score=router.group_score
     )
-    if router != plain or moe.n_shared_experts:
-        raise ConfigError(
-            "moe has shared experts, or a router with groups, a scale, sigmoid scores or expert biases",
-            why="Qwen3MoeForCausalLM knows none of these",
-            do="export a model trained without them",
-        )
+    if moe.n_shared_experts:
+        raise ConfigError(f"moe.n_shared_experts is {moe.n_shared_experts}", why="Qwen3MoeForCausalLM has none")
+    for leaf, expected in zip(find_leaves(router), find_leaves(plain), strict=True):
+        if leaf != expected:
+            raise ConfigError(
+                f"moe.router.{leaf.path} is {leaf.value}",
+                why=f"Qwen3MoeForCausalLM computes with {expected.value} only",
+                do="export a model trained like that",
+            )
     return {
         "num_experts": moe.n_experts,
         "num_experts_per_tok": router.top_k,
@@ -117,5 +138,5 @@ def write_moe(moe: MoeConfig) -> dict[str, Any]:
         "norm_topk_prob": router.norm,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
-        "router_aux_loss_coef": moe.balance.coefficient,
+        "router_aux_loss_coef": float(moe.balance.coefficient),
     }

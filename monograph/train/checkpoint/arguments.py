@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 
 Weights = Literal["stored", "float32", "bfloat16", "float16"]
@@ -51,8 +52,7 @@ class HfExportArguments(Configurable.Config):
             raise ConfigError(f"{self.checkpoint} is not a checkpoint", why="there is no such folder")
         if self.config and not Path(self.config).is_file():
             raise ConfigError(f"config is {self.config}", why="there is no such file")
-        if self.max_file_gb <= 0:
-            raise ConfigError(f"max_file_gb is {self.max_file_gb}", why="a file has some size")
+        check_range(self, "max_file_gb", 1e-6, 1e6, why="a file has some size")
         check_free(self.out)
 
 

@@ -18,9 +18,11 @@ from monograph.config.json_form import from_json, to_json
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.models.config import DecoderConfig
-from monograph.models.hf_map import SCALE_SUFFIX, Entry, find_family, find_family_of, read_theirs
+from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
+from monograph.models.hf_map import Entry, find_family, find_family_of, read_theirs
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, HfFolder, read_json_object
+from monograph.train.checkpoint.hf_stored import check_fp8
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
     Chunk,
@@ -82,6 +84,7 @@ def import_hf(
     entries = family.entries(config)
     ours = _describe_model(config, entries)
     _check_theirs(folder, entries, ours, [name for name in folder if family.is_ignored(config, name)])
+    check_fp8(folder, [name for entry in entries for name in entry.theirs])
     specs = [_plan_ours(folder, entry, ours[entry.ours], dtype) for entry in entries]
     entry_of = {MODEL_PREFIX + entry.ours: entry for entry in entries}
     files = split_files((spec for spec in specs if spec.num_bytes), max_file_bytes)
@@ -236,7 +239,8 @@ def _check_theirs(folder: HfFolder, entries: Iterable[Entry], ours: Mapping[str,
 
 
 def _plan_ours(folder: HfFolder, entry: Entry, ours: _Ours, dtype: torch.dtype | None) -> TensorSpec:
-    stored = {torch.bfloat16 if name + SCALE_SUFFIX in folder else folder.specs[name].dtype for name in entry.theirs}
+    types = (folder.specs[name].dtype for name in entry.theirs)
+    stored = {torch.bfloat16 if each == FP8_DTYPE else each for each in types}
     if len(stored) > 1 and dtype is None:
         raise CheckpointError(
             f"the parts of {entry.ours} in {folder.path} differ in type",

@@ -8,6 +8,7 @@ import sys
 import threading
 from types import FrameType
 
+from monograph.crash import print_stacks_on_crash
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
 from monograph.train.config import TrainerConfig
@@ -42,6 +43,7 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
     if ranks > 0:
         start = importlib.import_module("monograph.launch").launch
         return start(words, ranks, config)
+    print_stacks_on_crash()
     if launched:
         _end_with_launcher()
     module, _, name = function.partition(":")

@@ -32,10 +32,12 @@ test: $(STAMP)
 test-long: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
-# Random models on random meshes, until the time is up; a failure prints its seed.
+# Every fuzzer until its time is up, one line each; a failure prints its seed and the command that repeats it.
 FUZZ_SECONDS ?= 600
+FUZZ := OMP_NUM_THREADS=1 $(BIN)/python -m
 test-fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

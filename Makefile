@@ -32,13 +32,14 @@ test: $(STAMP)
 test-long: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
-# Random Hugging Face configs against transformers, then random models on random meshes until the time is up; a
-# failure prints its seed.
+# Every fuzzer in turn, by count or until its time is up; a failure prints its seed and the command that repeats it.
 FUZZ_SECONDS ?= 600
 FUZZ_CONFIGS ?= 1000
+FUZZ := OMP_NUM_THREADS=1 $(BIN)/python -m
 test-fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.models.hf_fuzz --count $(FUZZ_CONFIGS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.models.hf_fuzz --count $(FUZZ_CONFIGS)
+	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

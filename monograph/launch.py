@@ -1,7 +1,7 @@
 """Start several ranks on this machine through torch's elastic launcher, and say which of them failed, and why.
 
-Rank 0 keeps the terminal. What the others print goes to the run's folder; when a rank fails, the end of its output is
-shown, since that is the reason and everything the other ranks say is a consequence.
+Rank 0 keeps the terminal. What the others print goes to the run's folder; when ranks fail, each is named with its exit
+code or signal, and the end of the first one's log is shown: that is the reason, and the other failures follow from it.
 """
 
 import os
@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, ConfigError
 from monograph.log import set_up_log
 from monograph.train.command_line import RANKS_VARIABLE
@@ -26,8 +27,6 @@ from monograph.train.config import TrainerConfig
 from monograph.train.folder import lock_run_folder
 from monograph.train.signals import StoppedOnRequest
 
-_SHOWN_LINES = 40
-_TRACEBACK = "Traceback (most recent call last)"
 _SECONDS_TO_SAVE = 600
 """How long ranks may take to end after they were asked to: a checkpoint of a large model takes its time."""
 _SECONDS_TO_FOLLOW = 20
@@ -39,6 +38,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.environ[RANKS_VARIABLE] = str(ranks)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))
+    os.environ.setdefault(STACKS_VARIABLE, "1")
     set_up_log(level=config.debug.log_level)
     if words[0] == "train":
         lock_run_folder(config).release()  # before the ranks' output goes there; the first rank locks it for good
@@ -65,12 +65,12 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
         with _passed_on(signal.SIGUSR1):
             elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
-        rank = find_first_failure(error.failures)
-        return _explain(rank, error.failures[rank].exitcode, folder)
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return _explain(find_first_failure(error.failures), codes, folder)
     except SignalException as stopped:
         for rank, path in _find_error_files(folder, since=start):
             if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
-                return _explain(rank, EXIT_FAILED, folder)
+                return _explain(rank, {rank: EXIT_FAILED}, folder)
         raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks have stopped") from None
     finally:
         del os.environ[RANKS_VARIABLE]
@@ -113,25 +113,25 @@ def _find_error_files(folder: Path, *, since: int) -> list[tuple[int, Path]]:
     return [(int(path.parent.name), path) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
-def _explain(rank: int, code: int, folder: Path) -> int:
-    """Show why the first rank to fail did so, and return its exit code."""
-    console = Console(stderr=True)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+def _explain(first: int, codes: Mapping[int, int], folder: Path) -> int:
+    """Show why the first rank to fail did so and how the others ended; return an exit code for the whole launch."""
+    code = codes[first]
     if code == StoppedOnRequest.exit_code:
         return code
-    if rank > 0:
-        outputs = sorted(folder.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-        said = outputs[-1].read_text(errors="replace").splitlines() if outputs else []
-        console.print(f"[red]rank {rank} failed first: it {how}[/red]; the last it said:", highlight=False)
-        for line in _find_end(said):
-            console.print(f"  {line}", markup=False, highlight=False)
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    if first > 0:
+        console.print(f"rank {first} {describe_exit(code)}; it failed first, and the end of its log is:", style="red")
+        for line in find_reason(_read_log(first, folder)):
+            console.print(f"  {line}")
     else:
-        console.print(f"[red]rank 0 failed first: it {how}[/red]", highlight=False)
-    console.print(f"what every rank said is in {folder}", highlight=False)
+        console.print(f"rank 0 {describe_exit(code)}; it failed first, and its output is above", style="red")
+    for rank in sorted(codes.keys() - {first}):
+        console.print(f"rank {rank} {describe_exit(codes[rank])}")
+    console.print(f"the logs of all ranks are in {folder}")
     return 128 - code if code < 0 else code
 
 
-def _find_end(lines: list[str]) -> list[str]:
-    """The last traceback, whole; the last lines where there is none."""
-    starts = [number for number, line in enumerate(lines) if _TRACEBACK in line]
-    return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
+def _read_log(rank: int, folder: Path) -> list[str]:
+    """What a rank of the latest launch wrote to standard error."""
+    logs = sorted(folder.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    return logs[-1].read_text(errors="replace").splitlines() if logs else []

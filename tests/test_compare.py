@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -80,8 +81,39 @@ def test_a_run_that_failed_is_shown_and_the_other_is_not_started(pretend, capsys
     assert main(["compare", f"{TINY} --debug.seed 7", TINY]) == 1
     shown = capsys.readouterr().err
     assert f"monograph train {TINY} --debug.seed 7" in shown
-    assert "exit code 3" in shown and "RuntimeError: out of luck" in shown
+    assert "it ended with exit code 3" in shown and "RuntimeError: out of luck" in shown
     assert len(started) == 1
+
+
+def test_the_logs_of_a_run_that_failed_are_kept_and_the_error_says_where(pretend, capsys):
+    started = pretend([], [], exit_code=-6, says="first\nterminate called\n" + "\n".join(map(str, range(200))))
+    assert main(["compare", TINY, TINY]) == 1
+    folder = Path(started[0][started[0].index("--job.dump_folder") + 1])
+    shown = capsys.readouterr().err
+    assert "it was killed by SIGABRT (exit code -6)" in shown
+    assert f"the logs are kept in {folder.parent}\n" in shown
+    assert (folder / "metrics.jsonl").exists(), "the run's own folder"
+    assert "terminate called" in (folder.parent / "left-output.log").read_text(), "and all that it printed"
+    shutil.rmtree(folder.parent)
+
+
+def test_nothing_is_left_of_runs_that_ended_well_or_were_interrupted(pretend, monkeypatch):
+    started = pretend(SAME, changed(2, loss=1.0))
+    assert main(["compare", TINY, TINY]) == 1
+    assert not Path(started[0][started[0].index("--job.dump_folder") + 1]).parent.exists()
+    started = pretend(SAME, SAME)
+    monkeypatch.setattr(command, "read_records", interrupt)
+    assert main(["compare", TINY, TINY]) == 130
+    assert not Path(started[0][started[0].index("--job.dump_folder") + 1]).parent.exists()
+
+
+def interrupt(_path):
+    raise KeyboardInterrupt
+
+
+def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(command.RunFailed, match=r"metrics.jsonl is missing"):
+        command.read_records(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(

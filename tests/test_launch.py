@@ -19,11 +19,11 @@ STEPS = 16
 LONG = ("--training.steps", "100000", "--model.pause_seconds", "0.05")
 
 
-def command(folder, *words):
+def command(folder, *words, what="train"):
     fixed = ("--training.steps", str(STEPS), "--checkpoint.interval", "4", "--debug.log_level", "info")
     given = [word for word in words if word.startswith("--")]
     kept = [each for pair in zip(fixed[::2], fixed[1::2], strict=True) if pair[0] not in given for each in pair]
-    return ["train", "tests.kit.paced:paced", "--job.dump_folder", str(folder), *kept, *words]
+    return [what, "tests.kit.paced:paced", "--job.dump_folder", str(folder), *kept, *words]
 
 
 def environment():
@@ -31,9 +31,9 @@ def environment():
     return keep | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def start(folder, *words, before=("-m", "monograph")):
+def start(folder, *words, before=("-m", "monograph"), what="train"):
     return subprocess.Popen(
-        [sys.executable, *before, *command(folder, *words)],
+        [sys.executable, *before, *command(folder, *words, what=what)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,6 +64,13 @@ def pid_of(rank, folder):
     return next(pid for pid, found in find_processes(str(folder)).items() if found == str(rank))
 
 
+def catches(number, pid):
+    """Whether a process has a handler for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return bool(caught >> (number - 1) & 1)
+
+
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """A run of two ranks from beginning to end."""
@@ -88,11 +95,25 @@ def test_the_traceback_of_the_rank_that_failed_is_what_the_user_sees(tmp_path):
     folder = tmp_path / "run"
     code, _, err = finish(start(folder, "--ranks", "2", "--model.fail_on_rank", "1"))
     assert code == 1
-    shown = err[err.index("rank 1 failed first: it ended with exit code 1") :]
+    shown = err[err.index("rank 1 ended with exit code 1; it failed first") :]
     assert "Traceback (most recent call last)" in shown and "in forward" in shown
     assert shown.count("ArithmeticError: planted on rank 1") == 1
-    assert shown.replace("\n", "").endswith(f"what every rank said is in {folder / 'logs'}")
+    assert shown.strip().endswith(f"the logs of all ranks are in {folder / 'logs'}")
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
+
+
+def test_a_rank_that_crashes_is_named_with_its_signal_and_the_stacks_of_its_threads(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, "--ranks", "2", what="verify")
+    wait_until(lambda: "1" in find_processes(str(folder)).values(), 60, "rank 1 is there")
+    wait_until(lambda: catches(signal.SIGABRT, pid_of(1, folder)), 60, "Python has started in it")
+    os.kill(pid_of(1, folder), signal.SIGABRT)
+    code, _, err = finish(process, 60)
+    assert code == 128 + signal.SIGABRT
+    shown = err[err.index("rank 1 was killed by SIGABRT (exit code -6); it failed first") :]
+    assert "Fatal Python error: Aborted" in shown and "(most recent call first):" in shown
+    (log,) = (folder / "logs").glob("*/attempt_0/1/stderr.log")
+    assert "Fatal Python error: Aborted" in log.read_text(), "and they stay in its log"
 
 
 @dataclass
@@ -151,7 +172,7 @@ def test_ranks_survive_no_peer(broken):
     folder, code, err, seconds, saved = broken
     assert seconds < 5, "survivors end within seconds"
     assert code == 128 + signal.SIGKILL
-    assert "rank 1 failed first: it was killed by SIGKILL" in err
+    assert "rank 1 was killed by SIGKILL (exit code -9); it failed first" in err
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
     assert saved[-1] < STEPS
 

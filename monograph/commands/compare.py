@@ -2,21 +2,26 @@
 
 import math
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.commands.arguments import CompareArguments, RankOptions
 from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
+from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
 from monograph.train.layout import plan_run_mesh
 from monograph.train.records import read_records
 
 COMPARED = ("loss", "grad_norm")
-_SHOWN_LINES = 20
+_SHOWN_LINES = MAX_LINES + 20
+"""All that the launcher says about ranks that failed, which comes last."""
 
 
 class RunFailed(MonographError):
@@ -42,12 +47,27 @@ def compare(arguments: CompareArguments) -> int:
     lines = [take_apart(text) for text in (arguments.left, arguments.right)]
     requests = [read_line(words) for words in lines]  # a typo in the second line shows before the first has run
     check_steps(*requests)
-    with tempfile.TemporaryDirectory(prefix="monograph-compare-") as folder:
-        places = (Path(folder) / "left", Path(folder) / "right")
-        runs = [run(*each) for each in zip(lines, requests, places, strict=True)]
-    found = find_difference(*runs, tolerance=arguments.tolerance)
+    with kept_on_failure() as folder:
+        folders = (folder / "left", folder / "right")
+        runs = [run(*each) for each in zip(lines, requests, folders, strict=True)]
+        found = find_difference(*runs, tolerance=arguments.tolerance)
     show(runs, found, arguments)
     return EXIT_FAILED if found is not None else 0
+
+
+@contextmanager
+def kept_on_failure() -> Iterator[Path]:
+    """A new folder, deleted afterwards; the logs of runs that failed stay in it, and the error says where."""
+    folder = Path(tempfile.mkdtemp(prefix="monograph-compare-"))
+    try:
+        yield folder
+    except MonographError as error:
+        where = f"the logs are kept in {folder}"
+        raise type(error)(error.what, why=error.why, do=f"{error.do}; {where}" if error.do else where) from None
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def take_apart(text: str) -> list[str]:
@@ -86,10 +106,14 @@ def run(words: list[str], request: Request, folder: Path) -> list[dict[str, floa
     command = [sys.executable, "-m", "monograph", "train", *words, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
+        (folder.parent / f"{folder.name}-output.log").write_text(done.stdout + done.stderr, encoding="utf-8")
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
-        raise RunFailed(line, why=f"exit code {done.returncode}; it ended with:\n{tail}")
+        raise RunFailed(line, why=f"it {describe_exit(done.returncode)}; the end of its output:\n{tail}")
     written = folder if "job.dump_folder" in added else Path(request.config.job.dump_folder)
-    return [record for record in read_records(written / "metrics.jsonl") if "loss" in record]
+    path = written / "metrics.jsonl"
+    if not path.exists():
+        raise RunFailed(f"{path} is missing", why="the run ended with exit code 0 and wrote no metrics")
+    return [record for record in read_records(path) if "loss" in record]
 
 
 def find_difference(

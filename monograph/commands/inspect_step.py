@@ -65,7 +65,8 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
         captured = collect_graph(graph, H200, sizes)
         writer = PassWriter(folder, graph)
-        records = run_passes(graph, build_passes(config.passes), config.passes.off, step.facts(), watch=writer)
+        passes = step.settings.passes
+        records = run_passes(graph, build_passes(passes), passes.off, step.facts(), watch=writer)
         report = {
             "run": describe_run(config, mesh, device)
             | {"recipe": recipe, "command": command, "capture_seconds": seconds},

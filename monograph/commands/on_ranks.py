@@ -9,6 +9,7 @@ import threading
 from types import FrameType
 from typing import Any
 
+from monograph.crash import print_stacks_on_crash
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
@@ -50,6 +51,7 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
     if ranks > 0:
         start = importlib.import_module("monograph.launch").launch
         return start(words, ranks, config)
+    print_stacks_on_crash()
     if launched:
         _end_with_launcher()
     module, _, name = function.partition(":")

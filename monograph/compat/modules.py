@@ -27,6 +27,11 @@ def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
     return lambda dim: fsdp_common.ShardPlacementResult(placement=Shard(dim), mesh_info=info)
 
 
+def release_groups(mesh: DeviceMesh) -> None:
+    """Let a mesh forget its process groups: DTensor caches meshes for as long as the process lives (2.11 to 2.13)."""
+    mesh._pg_registry.clear()
+
+
 # --- torch.compile: in place, without graph breaks, with settings that end with the block that set them. ---
 
 

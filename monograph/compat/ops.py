@@ -57,6 +57,11 @@ def has_grouped_mm(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu"
 
 
+def fits_grouped_mm(dtype: torch.dtype, *widths: int) -> bool:
+    """Whether rows of these widths begin where grouped_mm wants them to: at multiples of 16 bytes, on every device."""
+    return all(width * dtype.itemsize % 16 == 0 for width in widths)
+
+
 def has_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this device multiplies such matrices with instructions of its own; what is not known counts as yes.
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
-from monograph.compat.modules import has_parameter_meshes, placements_on
+from monograph.compat.modules import has_parameter_meshes, placements_on, release_groups
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
 from monograph.execute.remat import find_runner
@@ -129,11 +129,14 @@ def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:
     """FSDP2's mesh over groups that exist already: replicas by shards, or shards alone without replicas."""
     kind = groups.device.type
     if groups.mesh.dp_replicate == 1:
-        return DeviceMesh.from_group(groups.native(shard), kind, mesh_dim_names=(shard.value,))
-    replicas = groups.mesh.members(Group.DP_REPLICATE, groups.rank)
-    ranks = torch.tensor([groups.mesh.members(shard, replica) for replica in replicas])
-    native = [groups.native(Group.DP_REPLICATE), groups.native(shard)]
-    return DeviceMesh.from_group(native, kind, mesh=ranks, mesh_dim_names=(Axis.DP_REPLICATE.value, shard.value))
+        mesh = DeviceMesh.from_group(groups.native(shard), kind, mesh_dim_names=(shard.value,))
+    else:
+        replicas = groups.mesh.members(Group.DP_REPLICATE, groups.rank)
+        ranks = torch.tensor([groups.mesh.members(shard, replica) for replica in replicas])
+        native = [groups.native(Group.DP_REPLICATE), groups.native(shard)]
+        mesh = DeviceMesh.from_group(native, kind, mesh=ranks, mesh_dim_names=(Axis.DP_REPLICATE.value, shard.value))
+    groups.at_close(lambda: release_groups(mesh))
+    return mesh
 
 
 @torch.no_grad()

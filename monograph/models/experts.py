@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from monograph.compat.ops import grouped_mm, has_grouped_mm
+from monograph.compat.ops import fits_grouped_mm, grouped_mm, has_grouped_mm
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.kernels.gate import gate
@@ -52,7 +52,16 @@ class Experts(nn.Module, Configurable):
                 why="the grouped kernel takes bfloat16 only",
                 do="--training.compute_dtype bfloat16, or experts.backend auto",
             )
-        return backend == "grouped_mm" or (backend == "auto" and has_grouped_mm(device, dtype))
+        hidden_dim, dim = self.w1.shape[1:]
+        is_fit = fits_grouped_mm(dtype, hidden_dim, dim)
+        if backend == "grouped_mm" and not is_fit:
+            raise ConfigError(
+                f"experts.backend is grouped_mm, and the experts of one rank are {hidden_dim} x {dim}",
+                why="the grouped kernel takes rows of a multiple of 16 bytes: both widths must be multiples of 8",
+                do="experts.backend auto or loop; or other model.moe.hidden_dim, model.dim, or "
+                "parallelism.expert_tensor_parallel_degree",
+            )
+        return backend == "grouped_mm" or (backend == "auto" and is_fit and has_grouped_mm(device, dtype))
 
     def compute_grouped(self, rows: Tensor, ends: Tensor, product: Callable[..., Tensor]) -> Tensor:
         """All experts in three products; nothing is read on the host."""

@@ -68,7 +68,7 @@ class ExchangeDispatch:
                 received = self.exchange_counts(sent.load)
                 arriving = all_gather(received.unsqueeze(0), self.etp, Group.ETP.value)
             with annotate_role(Role.SPLIT_SIZES):
-                sizes = self.copy_sizes(sent.load, received, arriving)
+                sizes = self.find_sizes(sent.load, received, arriving, rows=experts.numel())
             rows = spread_rows(x, sent.order, sent.inverse, experts.shape[1], kernels=self.kernels)
             rows = exchange(rows, sizes.received, sizes.sent, Group.EP)
             if self.etp > 1:
@@ -96,8 +96,14 @@ class ExchangeDispatch:
         even = [load.shape[0] // self.ep] * self.ep
         return all_to_all(load, even, even, Group.EP.value).view(self.ep, -1)
 
-    def copy_sizes(self, load: Tensor, received: Tensor, arriving: Tensor) -> Sizes:
-        """Every size this exchange needs, in one blocking copy from the device."""
+    def find_sizes(self, load: Tensor, received: Tensor, arriving: Tensor, *, rows: int) -> Sizes:
+        """Every size this exchange needs, in one blocking copy from the device.
+
+        With ep 1 nothing depends on the routing: each rank holds all experts and keeps its `rows`, and its etp peers
+        route slices of the same sequences, so they have as many. No size is read from data, and no copy is made.
+        """
+        if self.ep == 1:
+            return Sizes([rows], [rows], [rows] * self.etp)
         per_peer = (load.view(self.ep, -1).sum(1), received.sum(1), arriving.sum((1, 2)))
         listed = torch.cat(per_peer).tolist()
         for size in listed:

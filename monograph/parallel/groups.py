@@ -4,8 +4,13 @@ Graphs and eager code address groups by name only, which is what makes the step'
 created axis by axis in one fixed order, so that all ranks agree on the order of every handshake.
 """
 
+import atexit
+import functools
+import gc
 import itertools
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +32,12 @@ log = get_log("groups")
 
 
 class Groups:
-    """This rank's groups on a mesh, and its place in it."""
+    """This rank's groups on a mesh, and its place in it.
+
+    It alone owns them: whoever else holds a process group longer than a call holds it weakly, or lets go in `at_close`.
+    A group ends with its last reference, and so do gloo's threads. One that outlives the interpreter is unsafe: a
+    thread that frees the tensor of its last collective then needs the interpreter, and aborts the whole process.
+    """
 
     def __init__(
         self,
@@ -47,6 +57,7 @@ class Groups:
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
+        self._closing: list[Callable[[], None]] = []
         is_staged = device.type == "cuda" and not is_pretended and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
@@ -128,11 +139,17 @@ class Groups:
         places = [self.mesh.coordinate(self.rank, axis) for axis in COORDS]
         return torch.tensor(places, dtype=torch.int64, device=self.device)
 
+    def at_close(self, release: Callable[[], None]) -> None:
+        """Call this when the groups are closed: for libraries that hold on to a group they were given."""
+        self._closing.append(release)
+
     def close(self) -> None:
-        """Take the names back."""
+        """Take the names back and drop every reference to a group."""
+        for release in self._closing:
+            release()
         for group in self._native:
             remove_group_alias(group.value)
-        self._native, self._serving = {}, {}
+        self._native, self._serving, self._on_host, self._closing = {}, {}, {}, []
 
 
 @contextmanager
@@ -140,6 +157,7 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
     """Join the ranks a launcher started (or be the only one), and leave in order whatever happens."""
     rank = int(os.environ.get("RANK", "0"))
     started_here = not dist.is_initialized()
+    _free_groups_at_exit()
     if started_here:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _can_use_nccl() else "gloo"
         limit = timedelta(seconds=timeout_seconds)
@@ -162,6 +180,20 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
         groups.close()
         if started_here:
             leave()
+
+
+@functools.cache
+def _free_groups_at_exit() -> None:
+    """Collect garbage before the interpreter ends: FSDP2's modules refer to each other, and to process groups.
+
+    So do the frames of an error that nobody caught; it has been printed by then.
+    """
+
+    def free() -> None:
+        traceback.clear_frames(getattr(sys, "last_traceback", None))
+        gc.collect()
+
+    atexit.register(free)
 
 
 @contextmanager

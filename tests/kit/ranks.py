@@ -8,6 +8,7 @@ and joins its own process group (`monograph.parallel.groups.joined_groups`); wha
 """
 
 import atexit
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -25,6 +26,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from monograph.crash import describe_exit
 
 MOST_RANKS = 8
 GRACE_SECONDS = 10.0
@@ -61,6 +64,8 @@ class Answer:
 class Worker:
     process: BaseProcess
     pipe: Connection
+    stacks: Path
+    """Where it prints the stacks of its threads on a fatal signal."""
 
 
 class RankPool:
@@ -109,10 +114,12 @@ class RankPool:
         context.set_forkserver_preload(PRELOADED)
         while len(self._workers) < count:
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,), daemon=True, name=f"rank-{len(self._workers)}")
+            stacks = self._failures / f"stacks-{len(self._workers)}.txt"
+            args, name = (theirs, stacks), f"rank-{len(self._workers)}"
+            process = context.Process(target=serve, args=args, daemon=True, name=name)
             process.start()
             theirs.close()
-            self._workers.append(Worker(process, ours))
+            self._workers.append(Worker(process, ours, stacks))
 
     def _environment(self, rank: int, count: int, port: int) -> dict[str, str]:
         """What a launcher would set."""
@@ -167,12 +174,16 @@ def _receive(worker: Worker, rank: int) -> Answer:
         return pickle.loads(worker.pipe.recv_bytes())
     except (EOFError, OSError):
         worker.process.join(timeout=5)
-        return Answer(error=RankDied(f"rank {rank} ended with exit code {worker.process.exitcode}"))
+        code = worker.process.exitcode
+        how = "closed its pipe" if code is None else describe_exit(code)
+        stacks = worker.stacks.read_text(errors="replace") if worker.stacks.exists() else ""
+        return Answer(error=RankDied(f"rank {rank} {how}\n{stacks}".strip()))
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, stacks: Path) -> None:
     """A rank's whole life: run what it is sent until the test session is gone."""
     torch.set_num_threads(1)
+    faulthandler.enable(stacks.open("w"))
     while True:
         try:
             reference, args, environment = pickle.loads(pipe.recv_bytes())

@@ -38,6 +38,11 @@ def die_on_rank_1() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def abort_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        os.abort()
+
+
 def sleep_on_rank_0() -> None:
     if os.environ["RANK"] == "0":
         time.sleep(60)
@@ -64,8 +69,10 @@ def test_a_task_that_leaves_its_process_group_behind_is_an_error():
 
 
 def test_a_rank_that_dies_or_hangs_costs_the_pool_but_not_the_session():
-    with pytest.raises(RankDied, match="rank 1 ended with exit code -9"):
+    with pytest.raises(RankDied, match=r"rank 1 was killed by SIGKILL \(exit code -9\)"):
         pool.run(2, die_on_rank_1)
+    with pytest.raises(RankDied, match=r"rank 1 was killed by SIGABRT(.|\n)*in abort_on_rank_1"):
+        pool.run(2, abort_on_rank_1)
     own = RankPool()
     own.run(2, os.getpid)
     with pytest.raises(RanksTimedOut, match=r"ranks \[0\] of 2"):

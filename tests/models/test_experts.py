@@ -14,17 +14,17 @@ STREAM = Stream(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
 SIZES = [5, 0, 17, 10]
 
 
-def make(backend: str, dtype: torch.dtype) -> Experts:
+def make(backend: str, dtype: torch.dtype, hidden_dim: int = 16) -> Experts:
     torch.manual_seed(0)
-    experts = ExpertsConfig(backend=backend).build(n_experts=4, hidden_dim=16, stream=STREAM)
+    experts = ExpertsConfig(backend=backend).build(n_experts=4, hidden_dim=hidden_dim, stream=STREAM)
     for parameter in experts.parameters():
         parameter.data.normal_(std=0.3)
     return experts.to(dtype)
 
 
-def run(backend: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def run(backend: str, dtype: torch.dtype, hidden_dim: int = 16) -> dict[str, torch.Tensor]:
     """The answers, and all gradients of a loss over them."""
-    experts = make(backend, dtype)
+    experts = make(backend, dtype, hidden_dim)
     rows = torch.randn(sum(SIZES), 32, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     out = experts(rows, torch.tensor(SIZES).cumsum(0).to(torch.int32))
     out.float().square().sum().backward()
@@ -74,6 +74,14 @@ def test_an_expert_without_tokens_gets_a_zero_gradient():
 def test_asking_for_the_grouped_kernel_in_fp32_is_an_error_that_says_what_to_do():
     with pytest.raises(ConfigError, match="compute_dtype bfloat16"):
         run("grouped_mm", torch.float32)
+
+
+def test_rows_that_the_grouped_kernel_cannot_address_are_refused_or_left_to_the_loop():
+    with pytest.raises(ConfigError, match="12 x 32") as caught:
+        run("grouped_mm", torch.bfloat16, hidden_dim=12)
+    assert "multiples of 8" in caught.value.why
+    found, expected = run("auto", torch.bfloat16, hidden_dim=12), run("loop", torch.bfloat16, hidden_dim=12)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 class Calls(TorchDispatchMode):

@@ -1,6 +1,9 @@
 """Groups under logical names: the same name on every rank, each resolving to that rank's own peers."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from monograph.errors import ConfigError
 from monograph.parallel.groups import joined_groups, pretended_groups
 from monograph.parallel.mesh import Mesh
 from tests.kit.ranks import pool
+from tests.parallel.exit_work import talk_and_leave
 
 CPU = torch.device("cpu")
 CONCURRENT = (
@@ -94,3 +98,17 @@ def test_ranks_that_disagree_are_told_the_first_line_that_differs():
     assert one == other
     assert one.startswith("the captured graph of rank 1 is not that of rank 0")
     assert one.endswith("line 2: 'line of rank 0' and 'line of rank 1'")
+
+
+def test_no_thread_of_a_group_outlives_the_block_that_joined_it():
+    for before, during, after in pool.run(2, talk_and_leave):
+        assert during > before
+        assert after == before
+
+
+def test_no_thread_of_a_group_is_left_when_the_interpreter_ends(tmp_path):
+    """A gloo thread that frees its last collective's tensor after that aborts the process, however well it ended."""
+    words = [sys.executable, "-m", "tests.parallel.exit_work", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent.parent)
+    assert done.returncode == 1 and "TrainingFailed" in done.stderr, done.stderr
+    assert "threads at the end: 0" in done.stdout

@@ -61,6 +61,12 @@ def test_two_ranks_of_tensor_parallelism_have_the_bits_of_eager(tmp_path):
 
 
 @pytest.mark.long
+def test_two_ranks_that_split_every_expert_have_the_bits_of_eager(tmp_path):
+    names = ("default", "no elide_trivial_collectives")
+    compare_on_ranks(tmp_path, 2, "qwen3_moe", names, tp=2, etp=2)
+
+
+@pytest.mark.long
 def test_two_ranks_that_exchange_tokens_have_the_bits_of_eager(tmp_path):
     compare_on_ranks(tmp_path, 2, "deepseek_v3", ("default", "full"), ep=2)
 

@@ -3,10 +3,7 @@
 A seed decides everything, so a failure is repeated by its seed. Whatever is drawn is valid: a refusal is a bug.
 """
 
-import argparse
 import random
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from tests.kit.fuzzing import Failed, run_fuzzer
 from tests.kit.ranks import pool
 from tests.kit.tiny import MODELS, WITH_EXPERTS, tiny
 from tests.verify.on_ranks import verify_on_ranks
@@ -140,35 +138,16 @@ def check_seed(seed: int, folder: Path) -> str:
     return "" if verdict.is_equal else f"step {verdict.step}: {verdict.blame}"
 
 
-def describe(seed: int, folder: Path) -> str:
-    """What a seed stands for, for the report of a failure."""
+def check_plan(seed: int, folder: Path) -> list[str]:
+    """The same for the fuzzer's loop."""
     mesh, config = draw(seed, folder)
-    parts = (mesh, config.model, config.training, config.parallelism, config.activation_checkpoint)
-    return "\n".join(f"  {part}" for part in parts)
-
-
-def main() -> None:
-    """Seeds in a row until the time is up; ends with exit code 1 after the first failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="how long to go on")
-    parser.add_argument("--first", type=int, default=int(time.time()) % 1_000_000, help="the seed to begin with")
-    parser.add_argument("--seed", type=int, help="check this seed only")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    end, seed, count = time.monotonic() + options.seconds, options.seed or options.first, 0
-    while time.monotonic() < end:
-        try:
-            problem = check_seed(seed, folder)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error} {error.__cause__ or ''}"
-        if problem:
-            raise SystemExit(f"seed {seed} failed: {problem}\n{describe(seed, folder)}\nrepeat: --seed {seed}")
-        count, seed = count + 1, seed + 1
-        if options.seed is not None:
-            break
-        print(f"seed {seed - 1} is equal ({count} so far)", flush=True)
-    print(f"{count} random plans compute what one device computes (seeds {seed - count} to {seed - 1})")
+    problem = check_seed(seed, folder)
+    if problem:
+        parts = (mesh, config.model, config.training, config.parallelism, config.activation_checkpoint)
+        raise Failed("\n".join([problem, *(f"  {part}" for part in parts)]))
+    axes = [name for name in ("dp_replicate", "dp_shard", "tp", "ep", "etp") if getattr(mesh, name) > 1]
+    return ["equal to one device", f"world {mesh.world_size}", config.parallelism.fsdp, *axes]
 
 
 if __name__ == "__main__":
-    main()
+    run_fuzzer("tests.verify.fuzz", check_plan)

@@ -5,7 +5,8 @@ from torch.fx import Node
 from monograph.compat.ops import EXCHANGE, GATHER, SCATTER
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.query import group_of, is_launch, wait_of
+from monograph.graph.layouts import find_layout
+from monograph.graph.query import group_of, is_launch, value_of, wait_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
 
@@ -21,16 +22,26 @@ class ElideTrivialCollectives(Pass):
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_elided(graph, facts)
         for launch in plan:
-            source = launch.args[0]
-            assert isinstance(source, Node)
-            wait = wait_of(launch)
+            source, wait = source_of(launch), wait_of(launch)
             redirect(wait, source)
+            redirect(launch, source, users=[user for user in launch.users if user is not wait])  # sizes of its result
             erase([launch, wait])
         return f"{len(plan)} transfers removed"
 
 
 def plan_elided(graph: StepGraph, facts: Facts) -> list[Node]:
-    """The launches whose group has one rank."""
+    """The launches whose group has one rank and whose result has the shape of their argument.
+
+    An all_to_all whose result has a size read from data keeps that size's name, which its argument does not have.
+    """
     known = (GATHER, SCATTER, EXCHANGE)
     launches = [node for node in graph.nodes if is_launch(node) and facts.group_sizes.get(group_of(node)) == 1]
-    return [node for node in launches if node.target in known or node.args[1] in ("sum", "max", "min", "avg")]
+    launches = [node for node in launches if node.target in known or node.args[1] in ("sum", "max", "min", "avg")]
+    return [node for node in launches if find_layout(value_of(node)) == find_layout(value_of(source_of(node)))]
+
+
+def source_of(launch: Node) -> Node:
+    """What a collective reads."""
+    source = launch.args[0]
+    assert isinstance(source, Node)
+    return source

@@ -4,6 +4,7 @@ One process is the same code with a group of one, so there is no second path. Wh
 this program over its own connections; nothing that was read from disk is ever unpickled.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,12 +30,23 @@ class _Problem:
 
 class Ranks:
     """This process among those that share a checkpoint. `group` needs a CPU backend (gloo) and must be used by nothing
-    else: an asynchronous save talks over it from a thread of its own."""
+    else: an asynchronous save talks over it from a thread of its own. It is held weakly: its owner decides when it
+    ends."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
+        self._group = None if group is None else weakref.ref(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks; None when this process is alone."""
+        if self._group is None:
+            return None
+        found = self._group()
+        if found is None:
+            raise RuntimeError("the process group that checkpoints are saved over is closed")
+        return found
 
     @property
     def is_first(self) -> bool:

@@ -15,6 +15,11 @@ _LIBRARY.define("from_host(Tensor value, str device) -> Tensor")
 _LIBRARY.define("wait_copy(Tensor(a) value) -> Tensor(a)")
 
 
+def _like(value: Tensor, device: str) -> Tensor:
+    """Memory for a copy with the same strides, also along dimensions of size 1: views of the copy follow from them."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
 @functools.cache
 def copy_stream(direction: str) -> torch.cuda.Stream:
     """The stream of all copies in one direction."""
@@ -25,11 +30,11 @@ def copy_stream(direction: str) -> torch.cuda.Stream:
 def to_host(value: Tensor) -> Tensor:
     """Start copying a value to the host. The device memory is free again once the copy and all readers are done."""
     if not value.is_cuda:
-        return value.clone()
+        return _like(value, "cpu").copy_(value)
     stream = copy_stream("out")
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, pin_memory=True)
         kept.copy_(value, non_blocking=True)
     value.record_stream(stream)
     return kept
@@ -39,9 +44,9 @@ def to_host(value: Tensor) -> Tensor:
 def from_host(value: Tensor, device: str) -> Tensor:
     """Start copying a value back; read the result after `wait_copy` only."""
     if device != "cuda":
-        return value.clone()
+        return _like(value, device).copy_(value)
     stream = copy_stream("in")
-    back = torch.empty(value.shape, dtype=value.dtype, device=device)
+    back = _like(value, device)
     stream.wait_stream(torch.cuda.current_stream())
     stream.wait_stream(copy_stream("out"))
     with torch.cuda.stream(stream):
@@ -60,17 +65,17 @@ def wait_copy(value: Tensor) -> Tensor:
 
 @torch.library.register_fake("monograph::to_host", lib=_LIBRARY)
 def _to_host_shape(value: Tensor) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="cpu")
+    return _like(value, "cpu")
 
 
 @torch.library.register_fake("monograph::from_host", lib=_LIBRARY)
 def _from_host_shape(value: Tensor, device: str) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device=device)
+    return _like(value, device)
 
 
 @torch.library.register_fake("monograph::wait_copy", lib=_LIBRARY)
 def _wait_copy_shape(value: Tensor) -> Tensor:
-    return value.view(value.shape)
+    return torch.ops.aten.alias.default(value)
 
 
 TO_HOST = torch.ops.monograph.to_host.default

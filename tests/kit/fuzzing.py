@@ -43,17 +43,16 @@ def run_fuzzer(module: str, check: Check) -> None:
     counts: Counter[str] = Counter()
     seed, failed = first, []
     while time.monotonic() < end and (not count or seed < first + count):
-        start = time.monotonic()
+        start, this, seed = time.monotonic(), seed, seed + 1
         try:
-            labels = list(check(seed, folder))
-            print(f"seed {seed}: {', '.join(labels)} ({time.monotonic() - start:.0f} s)", flush=True)
+            labels = list(check(this, folder))
+            print(f"seed {this}: {', '.join(labels)} ({time.monotonic() - start:.0f} s)", flush=True)
             counts.update(labels)
         except Exception:
-            failed.append(seed)
-            print(f"seed {seed} FAILED\n{traceback.format_exc()}\nrepeat: python -m {module} --seed {seed}", flush=True)
+            failed.append(this)
+            print(f"seed {this} FAILED\n{traceback.format_exc()}\nrepeat: python -m {module} --seed {this}", flush=True)
             if not options.go_on:
                 break
-        seed += 1
     report(module, first, seed - first, failed, counts)
 
 

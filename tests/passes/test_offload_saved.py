@@ -1,6 +1,10 @@
 """offload_saved: kept values travel to the host and back, in time, and their views are made again there."""
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from monograph.compat.ops import ATEN
+from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
 from monograph.passes.config import OffloadSavedConfig, PassesConfig
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
@@ -61,3 +65,12 @@ def test_the_last_block_and_small_values_stay_and_a_budget_is_a_limit():
         said = run("offload_saved", graph, PassesConfig(offload_saved=OffloadSavedConfig(**options)))
         assert said.startswith("0 values")
         assert graph.text() == before
+
+
+def test_a_copy_has_the_strides_of_its_value_also_along_dimensions_of_size_1():
+    value = torch.arange(24.0).as_strided((1, 1, 6, 4), (24, 4, 4, 1))
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(value)
+        recorded = WAIT_COPY(FROM_HOST(TO_HOST(fake), "cpu")).stride()
+    back = WAIT_COPY(FROM_HOST(TO_HOST(value), "cpu"))
+    assert back.stride() == recorded == value.stride() and torch.equal(back, value)

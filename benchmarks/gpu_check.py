@@ -1,11 +1,13 @@
-"""Everything that CI cannot check because it has no GPU, in one command: training, resume, verify, compile.
+"""Everything that CI cannot check because it has no GPU, in one command: training, resume, verify, compile, ranks.
 
-    python benchmarks/gpu_check.py [--steps 60] [--device cuda]
+    python benchmarks/gpu_check.py [--steps 60] [--device cuda] [--only NAME]
 
-Starts each check as a process of its own, several at a time, and prints one table at the end.
+Starts each check as a process of its own, several at a time, and prints one table at the end. Several NCCL ranks on one
+GPU come last, in `multi_rank.py`; they need NCCL 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE=1.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ FAST = (
     " --passes.narrow_gradients.enabled true --passes.join_products.enabled true"
     " --passes.join_products.max_columns 65536 --passes.fuse_products.enabled true"
 )
+RANKS = "several ranks"
 SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
 
 
@@ -142,7 +145,17 @@ def main() -> int:
                 print(f"--- {check.name}\n{text}\n", flush=True)
             said = text.splitlines()[-1] if text else ""
             print(f"{'ok  ' if passed else 'FAIL'} {check.name:42s} {taken:6.1f} s  {said}", flush=True)
-    return 0 if all(passed for passed, _, _ in results) else 1
+    ranks_passed = arguments.only not in RANKS or run_ranks(arguments.device)
+    return 0 if ranks_passed and all(passed for passed, _, _ in results) else 1
+
+
+def run_ranks(device: str) -> bool:
+    """Several ranks on this device, in a process that prints its own table; whether all of it passed."""
+    if device == "cuda" and not os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"):
+        print(f"skip {RANKS}: NCCL_MULTI_RANK_GPU_ENABLE is not set; see benchmarks/README.md", flush=True)
+        return True
+    script = Path(__file__).with_name("multi_rank.py")
+    return subprocess.run([sys.executable, str(script), "--device", device], check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,8 +34,10 @@ PAIRWISE = {
 }
 TIMEOUT_SECONDS = 10
 """Of collectives in the fault cases."""
-GRACE_SECONDS = 25
+GRACE_SECONDS = 50
 """What tearing down may take beyond the timeout."""
+LAUNCH_SECONDS = 240
+"""What an unbroken launch may take while others share the device."""
 STEPS, BROKEN_AFTER = 240, 60
 
 
@@ -122,21 +125,27 @@ def run_faults(device: str) -> list[tuple[str, bool, float, str]]:
     ways = {"eager": [], "graph": ["--compile.mode", "graph"]}
     if device == "cuda":
         ways["CUDA graph"] = ["--compile.mode", "graph", "--compile.cuda_graph", "full"]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(ways)) as threads:
+
+        def check(way: str) -> list[tuple[str, bool, float, str]]:
+            return check_faults(way, ways[way], Path(name) / way.replace(" ", "-"), device)
+
+        return [row for rows in threads.map(check, ways) for row in rows]
+
+
+def check_faults(way: str, words: Sequence[str], folder: Path, device: str) -> list[tuple[str, bool, float, str]]:
+    """An unbroken run, then both faults."""
     rows = []
-    with tempfile.TemporaryDirectory() as name:
-        for way, words in ways.items():
-            folder = Path(name) / way.replace(" ", "-")
-            whole = Launch(folder / "whole", device, words)
-            assert whole.finish(200) == 0, Path(whole.log.name).read_text()[-2000:]
-            for fault in (signal.SIGKILL, signal.SIGSTOP):
-                start = time.monotonic()
-                try:
-                    passed, text = break_rank(folder / fault.name, device, words, fault, whole.losses())
-                except RuntimeError as error:
-                    passed, text = False, str(error)
-                row = (f"{fault.name} of a rank, {way}", passed, time.monotonic() - start, text)
-                rows.append(row)
-                show(*row)
+    whole = Launch(folder / "whole", device, words)
+    assert whole.finish(LAUNCH_SECONDS) == 0, Path(whole.log.name).read_text()[-2000:]
+    for fault in (signal.SIGKILL, signal.SIGSTOP):
+        start = time.monotonic()
+        try:
+            passed, text = break_rank(folder / fault.name, device, words, fault, whole.losses())
+        except RuntimeError as error:
+            passed, text = False, str(error)
+        rows.append((f"{fault.name} of a rank, {way}", passed, time.monotonic() - start, text))
+        show(*rows[-1])
     return rows
 
 
@@ -158,9 +167,10 @@ def break_rank(
     if code == 0:
         return False, "the launch ended as if nothing had happened"
     said = Path(run.log.name).read_text().strip().splitlines()
-    reason = next((line.strip() for line in said if "error:" in line or "failed first" in line), said[-1])
+    reasons = [line.strip() for line in said if "failed first" in line] or [line for line in said if "error:" in line]
+    reason = (reasons or said[-1:])[0].partition(";")[0]
     resumed = Launch(folder, device, [*words, "--checkpoint.load", "auto"])
-    if resumed.finish(200) != 0:
+    if resumed.finish(LAUNCH_SECONDS) != 0:
         return False, f"ended after {ended:.1f} s, but does not resume: {Path(resumed.log.name).read_text()[-1500:]}"
     different = [step for step, values in resumed.losses().items() if values != expected[step]]
     if different or resumed.losses().keys() != expected.keys():

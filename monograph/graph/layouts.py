@@ -18,13 +18,15 @@ class TensorLayout(NamedTuple):
     device: str
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
+    """0 along dimensions of size 1: no value is read with it, and ops differ in what they say there."""
 
 
 def find_layout(value: Any) -> Layout:
     """What can be said of a value without its numbers."""
     if isinstance(value, Tensor):
         shape, stride = (tuple(map(_expression, sizes)) for sizes in (value.shape, value.stride()))
-        return TensorLayout(value.dtype, value.device.type, shape, stride)
+        read = tuple(0 if size == 1 else each for size, each in zip(shape, stride, strict=True))
+        return TensorLayout(value.dtype, value.device.type, shape, read)
     if isinstance(value, (list, tuple)):
         return tuple(map(find_layout, value))
     return (int, value.node.expr) if isinstance(value, torch.SymInt) else (type(value), value)

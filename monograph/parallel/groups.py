@@ -27,6 +27,7 @@ from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
 
 log = get_log("groups")
 
@@ -58,11 +59,11 @@ class Groups:
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
         self._closing: list[Callable[[], None]] = []
-        is_staged = device.type == "cuda" and not is_pretended and "nccl" not in str(dist.get_backend_config())
+        is_gloo = not is_pretended and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
             native = self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
-            self._serving[group] = HostStagedGroup(native) if is_staged else native
+            self._serving[group] = _serve_with_gloo(native, device) if is_gloo else native
             alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
 
     def native(self, group: Group) -> dist.ProcessGroup:
@@ -150,6 +151,12 @@ class Groups:
         for group in self._native:
             remove_group_alias(group.value)
         self._native, self._serving, self._on_host, self._closing = {}, {}, {}, []
+
+
+def _serve_with_gloo(native: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """gloo behind what makes it fit for graphs: sums in rank order, and host memory between it and a GPU."""
+    ordered = OrderedSums(native) if native.size() >= MIN_RANKS else native
+    return HostStagedGroup(ordered) if device.type == "cuda" else ordered
 
 
 @contextmanager

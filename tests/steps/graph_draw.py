@@ -95,6 +95,8 @@ def draw(seed: int) -> Drawn:
     if model in WITH_EXPERTS:
         changes |= draw_backend(pick, mesh, changes) | draw_overlap(pick, mesh)
     changes |= draw_memory(pick) | draw_passes(pick) | draw_updates(pick)
+    if "compile.partition" in changes and pick.random() < 0.9:
+        changes.pop("passes.keep_weights.enabled", None)  # refused together
     changes |= draw_off(pick, changes)
     degrees = {
         "replicate": mesh.dp_replicate,
@@ -143,7 +145,7 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
     if pick.random() < 0.5:
         return {}
     chunks, dim = pick.choice((2, 2, 3, 4)), pick.choice(("batch", "batch", "seq"))
-    per_chunk = pick.choice((2, 2, 3, 1))
+    per_chunk = pick.choice((2, 2, 2, 3, 3, 1))
     changes: dict[str, Any] = {
         "compile.expert_overlap.strategy": pick.choice(("trace", "graph", "graph")),
         "compile.expert_overlap.chunk_dim": dim,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from monograph.commands.arguments import (
     ArtifactCheckOptions,
     ArtifactShowArguments,
+    ArtifactSignArguments,
+    ArtifactVerifyArguments,
     BenchOptions,
     CompareArguments,
     ConfigOptions,
@@ -113,6 +115,22 @@ COMMANDS = (
         implies=("--compile.mode", "graph"),
         leading=("folder",),
         arguments=ArtifactCheckOptions,
+    ),
+    Command(
+        name="artifact sign",
+        usage="DIR [--key_file FILE]",
+        summary="Vouch for an artifact with a key, so that others can use it from a shared folder.",
+        function="monograph.commands.artifact_sign:sign_artifact",
+        arguments=ArtifactSignArguments,
+        positional=("folder",),
+    ),
+    Command(
+        name="artifact verify",
+        usage="DIR [--key_file FILE]",
+        summary="Check that an artifact was signed with a key and is what was signed.",
+        function="monograph.commands.artifact_sign:verify_artifact",
+        arguments=ArtifactVerifyArguments,
+        positional=("folder",),
     ),
     Command(
         name="compare",

@@ -121,7 +121,7 @@ class ArtifactSignArguments(Configurable.Config):
     """Folder of the artifact."""
     key_file: str = ""
     """File with the key, readable by its owner only; empty takes MONOGRAPH_ARTIFACT_KEY."""
-    replace: bool = False
+    overwrite: bool = False
     """Replace a signature that was made with another key."""
 
 

@@ -19,11 +19,11 @@ def sign_artifact(arguments: ArtifactSignArguments) -> int:
     check_files(folder, manifest)
     envelope, fingerprint = open_envelope(data), find_fingerprint(key)
     is_mine = is_signed_with(envelope.signed, envelope.signature, key)
-    if manifest.signature.status is not Status.UNSIGNED and not is_mine and not arguments.replace:
+    if manifest.signature.status is not Status.UNSIGNED and not is_mine and not arguments.overwrite:
         raise ConfigError(
             f"{folder} is signed already, and not with key {fingerprint}",
             why="somebody else vouched for it, or it was changed after it was signed with this key",
-            do="monograph artifact verify DIR with the other key, or --replace true",
+            do="monograph artifact verify DIR with the other key, or --overwrite true",
         )
     did_sign = sign_manifest(folder, data, key)
     print_plain(f"{folder}: {describe(manifest)}")

@@ -79,6 +79,7 @@ GENERATED: frozenset[str] = frozenset(
         "aten.index.Tensor",
         "aten.index_select.default",
         "aten.log.default",
+        "aten.logsumexp.default",
         "aten.lt.Scalar",
         "aten.lt.Tensor",
         "aten.masked_fill.Scalar",

@@ -98,7 +98,7 @@ class FormChecker:
             self._check_shapes(node)
         said = value_of(node)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda each: self.make(value_of(each)))
-        found = self._run(node, _without_device(args), _without_device(kwargs))
+        found = self.yields(node.target, args, kwargs)
         if not self._is_same(said, found):
             raise broken(
                 node,
@@ -107,16 +107,18 @@ class FormChecker:
             )
         self._right.add(key)
 
-    def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
-        target: Any = node.target
+    def yields(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What a call yields, computed on values that have no memory."""
+        args, kwargs = _without_device(args), _without_device(kwargs)
         rule = find_rule(target) if is_op(target) else None
+        if rule is None and is_op(target) and "device" in _names(target):
+            args, kwargs = _bind(target, args, kwargs)  # one that makes a tensor would make it on the host
         with torch.no_grad():
             return (rule or target)(*args, **kwargs)
 
     def _check_shapes(self, node: Node) -> None:
         """What operators would not refuse by themselves, or only after they have made a list without end."""
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        given = dict(zip(_names(node.target), node.args, strict=False)) | node.kwargs
         shapes = {name: self._shape(value) for name, value in given.items()}
         if not do_shapes_fit(node.target, shapes):
             raise broken(node, "shapes do not fit together", why="the kernel would read beyond the end of a tensor")
@@ -164,6 +166,18 @@ class FormChecker:
         if isinstance(said, SizeForm):
             return type(found) is int and found == self.numbers.of(said.formula)
         return found is None if said is None else type(found).__name__ == said.kind
+
+
+def _names(target: Any) -> list[str]:
+    return [argument.name for argument in target._schema.arguments]
+
+
+def _bind(target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with the meta device in place of any other, or of none."""
+    place = _names(target).index("device")
+    if place < len(args):
+        return (*args[:place], _META, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "device": _META}
 
 
 def _count_parts(target: Any, given: dict[str, Any]) -> int | None:

@@ -48,7 +48,6 @@ PIPELINES = {
         fuse_products=FuseProductsConfig(enabled=True),
     ),
     "full recomputation": PassesConfig(choose_saved=ChooseSavedConfig(policy="full")),
-    "no fusion": PassesConfig(off=("fuse_kernels",)),
     "no pass": PassesConfig(off=tuple(ORDER)),
 }
 """What runs on every captured step. Compilers are left out: what they are given becomes code, not nodes."""
@@ -63,6 +62,7 @@ MESHES: dict[str, dict[str, int]] = {
     "dp2 tp2 ep4": {"shard": 2, "tp": 2, "ep": 4},
     "dp2 tp2 ep2 etp2": {"shard": 2, "tp": 2, "ep": 2, "etp": 2},
 }
+BALANCE = ("coefficient", "group_coefficient", "group_traffic_coefficient", "z_coefficient")
 OVERLAP = {"training.local_batch_size": 4, "compile.expert_overlap.modules": "layers.*.moe"}
 TRACE, GRAPH = ({**OVERLAP, "compile.expert_overlap.strategy": strategy} for strategy in ("trace", "graph"))
 SEQ = {**GRAPH, "compile.expert_overlap.chunk_dim": "seq"}
@@ -93,6 +93,25 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "model.attention.q_lora_rank": 0,
         },
     ),
+    "balance of sequences": (
+        "deepseek_v3",
+        "ep2",
+        {f"model.moe.balance.{name}": 0.1 for name in BALANCE},
+    ),
+    "balance over the mesh": (
+        "qwen3_moe",
+        "dp2 tp2 ep4",
+        {
+            "model.moe.balance.coefficient": 0.1,
+            "model.moe.balance.scope": "global",
+            "model.moe.balance.times_top_k": True,
+        },
+    ),
+    "balance of micro-batches": (
+        "deepseek_v3",
+        "1",
+        {"model.moe.balance.coefficient": 0.1, "model.moe.balance.scope": "micro_batch"},
+    ),
     "balanced router": ("qwen3_moe", "ep2", {"model.moe.router.force_balance": True}),
     "chunks in the trace": ("qwen3_moe", "ep2", TRACE),
     "chunks by a pass": ("deepseek_v3", "ep2", GRAPH),
@@ -119,7 +138,8 @@ def list_cases() -> dict[str, Case]:
                 continue
             grouped = GROUPED if model in WITH_EXPERTS else {}
             cases[f"{model} {mesh}"] = Case(model, mesh)
-            cases[f"{model} {mesh} fused"] = Case(model, mesh, {**FUSED, **grouped})
+            if mesh != "dp2x2":
+                cases[f"{model} {mesh} fused"] = Case(model, mesh, {**FUSED, **grouped})
     return cases | {name: Case(*variant) for name, variant in VARIANTS.items()}
 
 
@@ -132,8 +152,9 @@ FEW = ("deepseek_v3 ep2", "qwen3_moe dp2 tp2 ep4 fused")
 def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Facts]:
     """The captured step of a case before any pass, and the facts of its mesh; shared, so change copies only."""
     case = CASES[name]
+    layers = 2 if case.model == "deepseek_v3" else 1  # its first block is dense
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", "model.n_layers": 2, **case.changes}
+        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", "model.n_layers": layers, **case.changes}
         parallel = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith("parallelism.")}
         own = {key: value for key, value in changes.items() if not key.startswith("parallelism.")}
         config = tiny(case.model, Path(folder), own, **MESHES[case.mesh], **parallel)

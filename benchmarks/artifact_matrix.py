@@ -7,7 +7,6 @@ or on one GPU.
 """
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -16,6 +15,8 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from monograph.train.records import read_records
 
 ARTIFACT, CAPTURED, EAGER = "artifact", "captured", "eager"
 
@@ -101,7 +102,7 @@ def run(words: list[str]) -> float:
 
 def read(folder: Path) -> list[tuple[float, float]]:
     """Loss and gradient norm of every step, exactly as computed."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_records(folder / "metrics.jsonl")
     return [(line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
 
 

@@ -6,7 +6,6 @@ Starts each check as a process of its own, several at a time, and prints one tab
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from monograph.train.records import read_records
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
 FAST = (
@@ -116,7 +117,7 @@ def run(check: Check, folder: Path) -> tuple[bool, float, str]:
     if done.returncode:
         return False, taken, "\n".join(lines[-25:])
     if check.words[0] == "train":
-        records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        records = read_records(place / "metrics.jsonl")
         losses = [record["loss"] for record in records if "loss" in record]
         return losses[-1] < 0.7 * losses[0], taken, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
     said = done.stdout.strip().splitlines()

@@ -9,7 +9,6 @@ compiled code. Compilers start with empty caches, as on a machine that sees the 
 """
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -24,6 +23,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from monograph import strict_json
+from monograph.train.records import read_records
 
 RESULTS = Path(__file__).parent / "results"
 MODES: dict[str, dict[str, str]] = {
@@ -83,7 +85,7 @@ def measure(mode: str, words: Sequence[str], *, steps: int, warmup: int, caches:
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
             raise RunFailed(f"{shlex.join(command)}\nended with exit code {done.returncode}:\n{tail}")
-        records = [json.loads(line) for line in (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        records = read_records(place / "metrics.jsonl")
         logged = (place / "logs" / "rank-0.log").read_text(encoding="utf-8")
     return summarize(mode, records, logged, warmup=warmup)
 
@@ -189,7 +191,7 @@ def save(rows: Sequence[Row], recipe: str, arguments: argparse.Namespace, comman
         "caches": arguments.caches,
         "rows": [asdict(row) for row in rows],
     }
-    path.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+    path.write_text(strict_json.dump(text, indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -7,7 +7,6 @@ those of a real run. On a GPU the device's own clock is read between steps, and 
 
 import gc
 import itertools
-import json
 import platform
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph import strict_json
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.profile import Profile, profile_step
@@ -27,12 +27,14 @@ from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, deterministic_kernels, find_device
+from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
-from monograph.train.measure import find_peak_flops
+from monograph.train.measure import find_mfu, find_peak_flops
 from monograph.train.optimizer import Optimizer
 from monograph.train.startup import Startup
 from monograph.train.update import apply_update
+from monograph.whole_file import write_whole
 
 log = get_log("bench")
 AHEAD = 64
@@ -147,12 +149,13 @@ def run_mode(
         apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
         synchronize(device)
     losses = [loss, *(update(step, optimizer, next(batches), config) for _ in range(warmup))]
-    ticks = [read_clock(device)]
+    clock = find_clock(device)
+    ticks = [clock.stamp()]
     for _ in range(steps):
         losses.append(update(step, optimizer, next(batches), config))
-        ticks.append(read_clock(device))
+        ticks.append(clock.stamp())
     synchronize(device)
-    times = [seconds_between(*pair) for pair in itertools.pairwise(ticks)]
+    times = [clock.seconds_between(*pair) for pair in itertools.pairwise(ticks)]
     row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), device)
     if trace:
         where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
@@ -184,20 +187,6 @@ def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[s
             yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": places, "documents": places * 0}
 
 
-def read_clock(device: torch.device) -> Any:
-    """Now: on a GPU, when it gets here."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def seconds_between(start: Any, end: Any) -> float:
-    """The time between two readings; a GPU must have passed both."""
-    return start.elapsed_time(end) / 1000 if isinstance(start, torch.cuda.Event) else end - start
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until the device is idle."""
     if device.type == "cuda":
@@ -218,7 +207,8 @@ def summarize(
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
     with torch.device("meta"):
         flops = count_flops(config.model.build(), config.training.seq_len)
-    peak, rate = find_peak_flops(device), config.training.local_batch_size * config.training.seq_len / median
+    rate = config.training.local_batch_size * config.training.seq_len / median
+    mfu = find_mfu(flops, rate, config.metrics.peak_flops or find_peak_flops(device))
     records = step.records if isinstance(step, GraphStep) else []
     captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
     return Row(
@@ -227,8 +217,8 @@ def summarize(
         ms=1000 * median,
         spread=(high - low) / median,
         tokens_per_second=rate,
-        mfu=flops.full_attention * rate / peak if peak else None,
-        mfu_causal=flops.causal_attention * rate / peak if peak else None,
+        mfu=mfu["mfu"],
+        mfu_causal=mfu["mfu_causal"],
         graph_tflops=captured / 1e12 if captured is not None else None,
         peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
         first_step_seconds=sum(startup.seconds.values()),
@@ -258,5 +248,4 @@ def write_json(path: Path, rows: Sequence[Row], command: Sequence[str]) -> None:
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
         "rows": [asdict(replace(row, profile=None)) for row in rows],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, strict_json.dump(text, indent=2) + "\n")

@@ -4,6 +4,7 @@ Nothing here imports torch. Whatever is wrong with the words is said at once, wi
 a traceback is for our own bugs.
 """
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of our output has left."""
 
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""A disk that is full, over its quota, broken or read-only is no bug of ours."""
+
 _HELP = ("--help", "-h")
 
 
@@ -41,6 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in STORAGE_ERRORS:
+            raise
+        drop_output()
+        what = error.filename or "standard output or another file"
+        print_error(
+            MonographError(f"{what} cannot be written", why=error.strerror or "", do="make room, and try again")
+        )
+        return MonographError.exit_code
 
 
 def dispatch(words: list[str]) -> int:
@@ -76,7 +89,7 @@ def run_command(command: Command, rest: list[str]) -> int:
     if command.takes_recipe:
         with early_phase("config"):
             words = add_implied(command, place_leading(command, rest))
-            request = read_request(words, make_options(command))
+            request = read_request(words, make_options(command), uses=command.uses)
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:

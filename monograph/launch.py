@@ -19,10 +19,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from monograph.errors import EXIT_FAILED
+from monograph.errors import EXIT_FAILED, ConfigError
 from monograph.log import set_up_log
+from monograph.train.command_line import RANKS_VARIABLE
 from monograph.train.config import TrainerConfig
-from monograph.train.folder import make_room
+from monograph.train.folder import lock_run_folder
 from monograph.train.signals import StoppedOnRequest
 
 _SHOWN_LINES = 40
@@ -36,12 +37,16 @@ _SECONDS_TO_FOLLOW = 20
 def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     """Run `monograph WORDS` on `ranks` local ranks; the exit code is that of the rank that failed first, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.environ[RANKS_VARIABLE] = str(ranks)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))
     set_up_log(level=config.debug.log_level)
-    if words[0] == "train" and not config.checkpoint.load:
-        make_room(Path(config.job.dump_folder))  # before the logs of the new run go there
+    if words[0] == "train":
+        lock_run_folder(config).release()  # before the ranks' output goes there; the first rank locks it for good
     folder = Path(config.job.dump_folder) / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"job.dump_folder is {folder.parent}", why=f"it cannot be written: {error}") from None
     settings = LaunchConfig(
         run_id=time.strftime("%Y%m%d-%H%M%S"),
         min_nodes=1,
@@ -67,6 +72,8 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
             if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
                 return _explain(rank, EXIT_FAILED, folder)
         raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks have stopped") from None
+    finally:
+        del os.environ[RANKS_VARIABLE]
     return 0
 
 

@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from monograph.line_file import LineFile
+
 _FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
@@ -21,6 +23,25 @@ class _Stderr(logging.StreamHandler):
     @stream.setter
     def stream(self, value):  # type: ignore[no-untyped-def]
         pass
+
+
+class _LinesHandler(logging.Handler):
+    """Writes to a file that a full disk does not end: records wait until it has room again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.lines = LineFile(path, name=f"{path.parent.name}/{path.name}")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        was_failing = self.lines.error is not None
+        self.lines.write(self.format(record))
+        if self.lines.error is not None and not was_failing:
+            reason = self.lines.error.strerror
+            get_log().warning("%s cannot be written (%s): its lines wait in memory", self.lines.name, reason)
+
+    def close(self) -> None:
+        self.lines.close()
+        super().close()
 
 
 def get_log(name: str = "monograph") -> logging.Logger:
@@ -43,8 +64,17 @@ def set_up_log(*, level: str = "info", file: Path | None = None) -> None:
         handler.close()
     handlers: list[logging.Handler] = [_Stderr()] if find_rank() == 0 else []
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_LinesHandler(file))
     for handler in handlers or [logging.NullHandler()]:
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)
+
+
+def find_missing() -> list[str]:
+    """What this rank's log file lacks, after a last attempt to write it."""
+    found = []
+    for handler in get_log().handlers:
+        if isinstance(handler, _LinesHandler):
+            handler.lines.flush()
+            found.append(handler.lines.describe_missing())
+    return [text for text in found if text]

@@ -3,9 +3,8 @@
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +27,12 @@ from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
 from monograph.passes.config import PassesConfig
+from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
-from monograph.train.folder import claim_folder, write_config
+from monograph.train.folder import RunFolder, claimed_folder
 from monograph.train.layout import plan_run_mesh
+from monograph.train.signals import StoppedOnRequest
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
@@ -124,7 +125,7 @@ def plan_passes(config: TrainerConfig) -> PassesConfig:
     return config.passes.replace(choose_saved=config.passes.choose_saved.replace(policy="min_cut"))
 
 
-def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: Path) -> Trainer:
+def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:
     """Data first, because its mistakes are the user's and should show before minutes go into a model."""
     with startup.phase("data"):
         tokenizer = config.tokenizer.build()
@@ -168,13 +169,13 @@ def train(config: TrainerConfig) -> Summary:
     with deterministic_kernels(config.debug.deterministic):
         with startup.phase("set-up"):
             device = find_device(config.debug.device)
-        with joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups:
+        limit = config.parallelism.timeout_seconds
+        with joined_groups(mesh, device, timeout_seconds=limit) as groups, ExitStack() as stack:
             with startup.phase("set-up"):
                 groups.check_same("the configuration", dump_json(config))
-                folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
-                set_up_log(level=config.debug.log_level, file=folder / "logs" / f"rank-{groups.rank}.log")
-                if groups.rank == 0:
-                    write_config(config, folder)
+                folder = stack.enter_context(claimed_folder(config, groups))
+                set_up_log(level=config.debug.log_level, file=folder.path / "logs" / f"rank-{groups.rank}.log")
+                folder.write_config(config)
             trainer = build_trainer(config, groups, startup, folder)
             try:
                 return trainer.train()
@@ -182,12 +183,17 @@ def train(config: TrainerConfig) -> Summary:
                 trainer.step.close()
 
 
-def train_command(config: TrainerConfig) -> int:
+def train_command(config: TrainerConfig, line: CommandLine) -> int:
     """`monograph train`: train, then tell a person what happened and what to try next."""
     set_up_log(level=config.debug.log_level)
-    summary = train(config)
+    try:
+        summary = train(config)
+    except StoppedOnRequest as stopped:
+        if not stopped.do:
+            raise
+        raise StoppedOnRequest(stopped.what, do=f"to continue: {line.render({'checkpoint.load': 'latest'})}") from None
     if summary.is_speaker:
-        print_summary(summary, config)
+        print_summary(summary, config, line)
     return 0
 
 

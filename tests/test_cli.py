@@ -240,7 +240,7 @@ def test_a_users_recipe_with_fields_of_its_own_gets_flags_for_them(tmp_path):
 def test_train_hands_the_checked_configuration_to_the_trainer(monkeypatch):
     seen = []
     real = cli.importlib.import_module
-    trainer = type("M", (), {"train_command": seen.append})
+    trainer = type("M", (), {"train_command": lambda config, line: seen.append(config)})
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: trainer if name == "monograph.run" else real(name))
     assert cli.main(["train", "llama3_debugmodel", "--training.steps", "3"]) == 0
     expected = load_recipe("llama3_debugmodel")

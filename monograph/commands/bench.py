@@ -12,6 +12,7 @@ from rich.table import Table
 from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
 from monograph.train.config import TrainerConfig
+from monograph.train.unused_settings import reset_unused
 
 WIDTH = 150
 """Of the table, also where no terminal says how wide it is."""
@@ -44,7 +45,7 @@ def bench(
     if balanced_routing:
         config = balance(config)
     library: Any = importlib.import_module("monograph.bench")
-    configs = library.plan_modes(config, wanted)
+    configs = {mode: reset_unused(each, flags=()) for mode, each in library.plan_modes(config, wanted).items()}
     for each in configs.values():
         check_config(each)
     rows = library.run_modes(configs, steps=steps, warmup=warmup, profile=Path(profile) if profile else None)

@@ -1,6 +1,5 @@
 """`monograph compare`: two command lines, run one after the other, compared number by number. Loads without torch."""
 
-import json
 import math
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
 from monograph.train.layout import plan_run_mesh
+from monograph.train.records import read_records
 
 COMPARED = ("loss", "grad_norm")
 _SHOWN_LINES = 20
@@ -89,13 +89,7 @@ def run(words: list[str], request: Request, folder: Path) -> list[dict[str, floa
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
         raise RunFailed(line, why=f"exit code {done.returncode}; it ended with:\n{tail}")
     written = folder if "job.dump_folder" in added else Path(request.config.job.dump_folder)
-    return read_records(written / "metrics.jsonl")
-
-
-def read_records(path: Path) -> list[dict[str, float]]:
-    """The training records of a run, validation left out."""
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [record for record in records if "loss" in record]
+    return [record for record in read_records(written / "metrics.jsonl") if "loss" in record]
 
 
 def find_difference(

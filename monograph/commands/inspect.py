@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 from monograph.errors import ConfigError
+from monograph.locks.folder_lock import locked_output
 from monograph.parallel.config import ParallelismConfig
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -16,9 +17,10 @@ def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: 
             f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="leave it out"
         )
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    folder = make_folder(out)
-    describe = importlib.import_module("monograph.commands.inspect_step").inspect_step
-    return describe(config, mesh, folder, recipe=recipe, words=words)
+    with locked_output(Path(out)):
+        folder = make_folder(out)
+        describe = importlib.import_module("monograph.commands.inspect_step").inspect_step
+        return describe(config, mesh, folder, recipe=recipe, words=words)
 
 
 def count_ranks(config: ParallelismConfig) -> int:

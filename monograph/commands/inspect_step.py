@@ -1,6 +1,5 @@
 """The part of `monograph inspect` that captures: one pretended rank, every pass, and a folder that tells the story."""
 
-import json
 import shlex
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monograph import strict_json
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.execute.runner import GraphStep
 from monograph.graph.cost import H200, Cost
@@ -22,6 +22,7 @@ from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, describe, find_device, make_example
 from monograph.train.config import TrainerConfig
+from monograph.whole_file import write_whole
 
 
 class PassWriter:
@@ -72,8 +73,8 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
             "passes": writer.entries,
             "final": collect_graph(graph, H200, sizes),
         }
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (folder / "index.html").write_text(make_page(report), encoding="utf-8")
+    write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
+    write_whole(folder / "index.html", make_page(report))
     print_records(records)
     print_plain("\n" + "\n".join(list_notes(device)))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")

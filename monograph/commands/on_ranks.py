@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
+from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 
@@ -19,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     """`monograph train`."""
-    return _on_ranks(config, ranks, ["train", *words], "monograph.run:train_command")
+    return _on_ranks(config, ranks, ["train", *words], "monograph.run:train_command", find_line(words))
 
 
 def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
@@ -27,7 +29,13 @@ def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     return _on_ranks(config, ranks, ["verify", *words], "monograph.verify.run:verify_command")
 
 
-def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str) -> int:
+def find_line(words: list[str]) -> CommandLine:
+    """How this run was started, as one of the ranks sees it."""
+    ranks = int(os.environ.get(RANKS_VARIABLE, "0"))
+    return CommandLine(words, ranks, is_launched="WORLD_SIZE" in os.environ and not ranks)
+
+
+def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str, *more: Any) -> int:
     """Be one rank (of a launcher's, or the only one), or start `ranks` of them that run the same words."""
     launched = int(os.environ.get("WORLD_SIZE", "0"))
     if launched and ranks > 0:
@@ -45,7 +53,7 @@ def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str
     if launched:
         _end_with_launcher()
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)(config)
+    return getattr(importlib.import_module(module), name)(config, *more)
 
 
 def _end_with_launcher() -> None:

@@ -7,11 +7,12 @@ from monograph.commands.inspect import count_ranks
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import check_target
 from monograph.execute.artifact.keys import read_key
+from monograph.locks.folder_lock import locked_output
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 
 
-def precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool) -> int:
+def precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, words: list[str]) -> int:
     """Write the artifact that every rank of the mesh loads."""
     if config.compile.mode != "graph":
         raise ConfigError(
@@ -25,6 +26,7 @@ def precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool) 
         )
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     read_key(config.compile.artifact_key_file)
-    check_target(Path(out), overwrite=overwrite)
     make = importlib.import_module("monograph.commands.precompile_step").precompile_step
-    return make(config, mesh, Path(out), overwrite=overwrite)
+    with locked_output(Path(out)):
+        check_target(Path(out), overwrite=overwrite)
+        return make(config, mesh, Path(out), words=words, overwrite=overwrite)

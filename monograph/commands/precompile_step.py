@@ -27,6 +27,7 @@ from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, deterministic_kernels, find_device, make_example
+from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 
 COMPILERS = ("compile_regions", "compile_whole")
@@ -46,7 +47,9 @@ class Capture:
     """Of kernels of our own, by the step and by the optimizer."""
 
 
-def precompile_step(config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False) -> int:
+def precompile_step(
+    config: TrainerConfig, mesh: Mesh, target: Path, *, words: list[str], overwrite: bool = False
+) -> int:
     """Capture, compare with another rank, write, and say what was written."""
     set_up_log(level=config.debug.log_level)
     start = time.perf_counter()
@@ -64,7 +67,8 @@ def precompile_step(config: TrainerConfig, mesh: Mesh, target: Path, *, overwrit
     print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
     key = read_key(config.compile.artifact_key_file)
     print_plain(f"signed with key {find_fingerprint(key)}" if key else f"unsigned; monograph artifact sign {target}")
-    print_plain(f"train from it: monograph train RECIPE --compile.artifact {target} (and the same flags)")
+    line = CommandLine(words, mesh.world_size if mesh.world_size > 1 else 0)
+    print_plain(f"train from it: {line.render({'compile.artifact': str(target)})}")
     return 0
 
 

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.config.configurable import BaseConfig, check_config
+from monograph.config.configurable import BaseConfig, check_config, check_types, walk_configs
 from monograph.config.leaves import find_leaves
 from monograph.config.origins import Origin, find_origins
 from monograph.config.overrides import Override, apply_overrides, split_flags
 from monograph.errors import ConfigError
 from monograph.recipes.catalog import find_recipes, load_recipe
 from monograph.train.config import TrainerConfig
+from monograph.train.unused_settings import check_unused, reset_unused
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,13 @@ class Request:
     """The recipe and its flags as written, without the command's own options: how to ask for the same again."""
 
 
-def read_request(arguments: Sequence[str], options: BaseConfig, *, is_checked: bool = True) -> Request:
-    """RECIPE and flags. Help is shown for a configuration as it stands, consistent or not."""
+def read_request(
+    arguments: Sequence[str], options: BaseConfig, *, is_checked: bool = True, uses: Sequence[str] = ()
+) -> Request:
+    """RECIPE and flags. Help is shown for a configuration as it stands, consistent or not.
+
+    `uses` are fields that the command reads for itself, whatever the configuration makes of them.
+    """
     if not arguments or arguments[0].startswith("-"):
         first = next(iter(find_recipes()))
         what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
@@ -37,13 +43,25 @@ def read_request(arguments: Sequence[str], options: BaseConfig, *, is_checked: b
     own = [leaf.path for leaf in find_leaves(options)]
     options = apply_overrides(options, [word for word in words if word.path in own])
     flags = [word for word in words if word.path not in own]
-    config = apply_overrides(load_recipe(name), flags, also_known=own)
+    recipe = load_recipe(name)
+    config = apply_overrides(recipe, flags, also_known=own)
     if is_checked:
-        check_config(config)
+        config = settle(recipe, config, [flag.path for flag in flags if flag.path not in uses])
         check_config(options)
     origins = find_origins(config, [flag.path for flag in flags])
     written = [name, *(word for flag in flags for word in (f"--{flag.path}", *flag.words))]
     return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)}, written)
+
+
+def settle(recipe: TrainerConfig, config: TrainerConfig, flags: Sequence[str]) -> TrainerConfig:
+    """The checked configuration: what a recipe set for something that a flag switches off is back at its default."""
+    for path, section in walk_configs(config):
+        check_types(section, path)
+    check_unused(recipe)
+    config = reset_unused(config, flags=flags)
+    check_config(config)
+    check_unused(config, flags=flags)
+    return config
 
 
 def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:

@@ -38,6 +38,8 @@ class Command:
     """Whether RECIPE and `--section.field value` come first; the function is then called with the configuration."""
     needs: tuple[str, ...] = ()
     """What the function wants to know besides the configuration: fields of a Request, passed by keyword."""
+    uses: tuple[str, ...] = ()
+    """Fields that the command reads for itself, also where a run with this configuration would not."""
     implies: tuple[str, ...] = ()
     """Flag and value that the command stands for, unless they are written."""
     leading: tuple[str, ...] = ()
@@ -95,6 +97,8 @@ COMMANDS = (
         summary="Capture and compile once, in one process, for every rank of a mesh; needs no cluster.",
         function="monograph.commands.precompile:precompile",
         takes_recipe=True,
+        uses=("compile.artifact_key_file",),
+        needs=("words",),
         implies=("--compile.mode", "graph"),
         arguments=PrecompileOptions,
     ),
@@ -112,6 +116,7 @@ COMMANDS = (
         summary="Say whether a run can use an artifact, and why not.",
         function="monograph.commands.artifact:check_artifact",
         takes_recipe=True,
+        uses=("compile.artifact_key_file", "compile.artifact_on_mismatch"),
         implies=("--compile.mode", "graph"),
         leading=("folder",),
         arguments=ArtifactCheckOptions,

@@ -142,6 +142,14 @@ def remove_group_alias(name: str) -> None:
     torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
+def abort_process_groups() -> None:
+    """Leave all groups after a failure: NCCL's kernels are told to give up, where destroying would wait for them."""
+    if "nccl" in str(dist.get_backend_config()):
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
 _CYCLES_PER_SECOND = 1.5e9
 """About what the clock that `sleep_on_device` counts makes; only emulated transfers depend on it."""
 

@@ -10,30 +10,39 @@ from typing import Any, Literal
 
 from monograph.config.configurable import BaseConfig, expand_field, find_children
 from monograph.config.json_form import is_same
+from monograph.config.leaves import find_leaves
 
 Origin = Literal["default", "recipe", "flag"]
 
 
 def find_origins(config: BaseConfig, flags: Collection[str] = ()) -> dict[str, Origin]:
     """Dotted path -> origin, for every field. `flags` are the paths set on the command line."""
-    origins = dict(_compare(config, None, ""))
+    defaults = find_defaults(config)
+    origins: dict[str, Origin] = {
+        leaf.path: "default" if leaf.path in defaults and is_same(leaf.value, defaults[leaf.path]) else "recipe"
+        for leaf in find_leaves(config)
+    }
     origins.update((path, "flag") for path in flags if path in origins)
     return origins
 
 
-def _compare(config: BaseConfig, reference: Any, prefix: str) -> Iterator[tuple[str, Origin]]:
+def find_defaults(config: BaseConfig) -> dict[str, Any]:
+    """Dotted path -> the value a field has when nobody sets it, for every field that has one."""
+    return {path: value for path, value in _walk(config, None, "") if value is not dataclasses.MISSING}
+
+
+def _walk(config: BaseConfig, reference: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """`reference` is what this section would have been without the recipe, as far as anyone can know."""
-    defaults = _find_defaults(config, reference)
+    defaults = _find_own_defaults(config, reference)
     for name, value in find_children(config):
         default = defaults.get(name, dataclasses.MISSING)
         if isinstance(value, BaseConfig):
-            yield from _compare(value, default, f"{prefix}{name}.")
+            yield from _walk(value, default, f"{prefix}{name}.")
         else:
-            is_default = default is not dataclasses.MISSING and is_same(value, default)
-            yield f"{prefix}{name}", "default" if is_default else "recipe"
+            yield f"{prefix}{name}", default
 
 
-def _find_defaults(config: BaseConfig, reference: Any) -> dict[str, Any]:
+def _find_own_defaults(config: BaseConfig, reference: Any) -> dict[str, Any]:
     if type(reference) is type(config):
         return dict(find_children(reference))
     defaults: dict[str, Any] = {}

@@ -52,12 +52,6 @@ class CompileConfig(Configurable.Config):
                 why="both need the captured step, which only graph mode has",
                 do="--compile.mode graph",
             )
-        if self.mode == "graph" and (self.backend != "inductor" or self.components != ("model",)):
-            raise ConfigError(
-                f"backend is {self.backend} and components are {list(self.components)} with mode graph",
-                why="graph mode compiles what its passes say: passes.mark_regions or passes.compile_whole",
-                do="leave them out",
-            )
         if self.cuda_graph != "off" and self.partition != "none":
             raise ConfigError(
                 f"cuda_graph is {self.cuda_graph} with partition {self.partition}",

@@ -4,6 +4,7 @@ A graph is recorded only if every node can be; otherwise the reasons are listed 
 silently: `auto` reports the reasons, `full` refuses to run.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from monograph.compat.ops import READ_SIZE
 from monograph.errors import ConfigError
 from monograph.execute.gradients import Gradients
 from monograph.execute.program import Program, Results, Sources
+from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.forms import Form
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.query import has_symbols, is_compute, value_of
@@ -75,8 +77,11 @@ class CudaGraphProgram:
     narrower ones: each kind has a recording, all in the same memory.
     """
 
-    def __init__(self, program: Program, gradients: Gradients, results: Results) -> None:
+    def __init__(
+        self, program: Program, gradients: Gradients, results: Results, watchdog: ReplayWatchdog | None = None
+    ) -> None:
         self.program, self.gradients, self.results = program, gradients, results
+        self.watchdog = watchdog
         self.is_warm = False
         self.recordings: dict[tuple[bool, bool], Recording] = {}
         self.stream = torch.cuda.Stream()
@@ -93,6 +98,8 @@ class CudaGraphProgram:
             self.recordings[kind] = self.record(values)
         recording = self.recordings[kind]
         recording.graph.replay()
+        if self.watchdog is not None:
+            self.watchdog.add()
         self.results.loss = recording.loss
         self.gradients.restore(recording.gradients)
 
@@ -110,7 +117,8 @@ class CudaGraphProgram:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         pool = next((recording.graph.pool() for recording in self.recordings.values()), None)
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
+        quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
+        with quiet, torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
             self.program.module(*values)
         assert self.results.loss is not None
         return Recording(graph, self.results.loss, self.gradients.taken())
@@ -118,5 +126,7 @@ class CudaGraphProgram:
     def close(self) -> None:
         """Drop the recordings before the communicators inside of them are destroyed."""
         torch.cuda.synchronize()
+        if self.watchdog is not None:
+            self.watchdog.close()
         self.recordings = {}
         self.program.close()

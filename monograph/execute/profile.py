@@ -5,7 +5,6 @@ graph; a step that was recorded as a CUDA graph is run op by op for this, becaus
 In the other modes they come from the modules, and backward is found through the numbers autograd gives its ops.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from torch.autograd import DeviceType
 from torch.fx import GraphModule, Interpreter, Node
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from monograph import strict_json
 from monograph.compat.compiler import find_kernels
 from monograph.compat.modules import compiled_calls_in, is_compiled_in_place
 from monograph.execute.base import MeshStep
@@ -27,6 +27,7 @@ from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.program import Program
 from monograph.execute.runner import GraphStep
 from monograph.graph.tags import has_tag, tag_of
+from monograph.whole_file import write_whole
 
 STEPS = 3
 """Profiled steps; times are per step."""
@@ -86,7 +87,7 @@ def profile_step(step: MeshStep, run: Callable[[], Any], trace: Path) -> Profile
     trace.parent.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(trace))
     result = add_up(list(found.events()), find_kernels(found) if is_cuda else None)
-    trace.with_suffix("").with_suffix(".shares.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
+    write_whole(trace.with_suffix("").with_suffix(".shares.json"), strict_json.dump(asdict(result), indent=1) + "\n")
     return result
 
 

@@ -23,6 +23,7 @@ from monograph.execute.memory_limits import find_memory_limits
 from monograph.execute.own_kernels import UPDATE, Call, build_calls, find_calls, find_updates
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
+from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.execute.sharded import make_shards
 from monograph.graph.facts import Facts
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
@@ -118,8 +119,13 @@ class GraphStep(MeshStep):
         if not self._has_kernels:
             build_calls(self.find_own_calls(self.graph))
         program = Program(self.graph, self._take, self.sources(inputs, normalizers), self.kept)
-        is_recorded = self.can_record(self.graph)
-        self.program = CudaGraphProgram(program, self._gradients, self._results) if is_recorded else program
+        if not self.can_record(self.graph):
+            self.program = program
+            return
+        watchdog = None
+        if self.groups.has_peers:
+            watchdog = ReplayWatchdog(timeout_seconds=self.groups.timeout_seconds, rank=self.rank)
+        self.program = CudaGraphProgram(program, self._gradients, self._results, watchdog)
 
     def find_own_calls(self, graph: StepGraph) -> list[Call]:
         """Kernels of ours that a step will launch: known before it runs, they are built side by side."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from monograph.axes import COORDS, Group
-from monograph.compat.ops import alias_process_group, fake_store, remove_group_alias
+from monograph.compat.ops import abort_process_groups, alias_process_group, fake_store, remove_group_alias
 from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.host_staged import HostStagedGroup
@@ -28,8 +29,17 @@ log = get_log("groups")
 class Groups:
     """This rank's groups on a mesh, and its place in it."""
 
-    def __init__(self, mesh: Mesh, rank: int, device: torch.device, *, is_pretended: bool = False) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        rank: int,
+        device: torch.device,
+        *,
+        is_pretended: bool = False,
+        timeout_seconds: float = 300.0,
+    ) -> None:
         self.mesh = mesh
+        self.timeout_seconds = timeout_seconds
         self.rank = rank
         self.device = device
         self.is_pretended = is_pretended
@@ -74,6 +84,22 @@ class Groups:
         box = torch.tensor(int(flag))
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
+
+    def share(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if not self.has_peers:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._host_group("agreement"))
+        return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, by rank."""
+        if not self.has_peers:
+            return [value]
+        values: list[Any] = [None] * self.mesh.world_size
+        dist.all_gather_object(values, value, group=self._host_group("agreement"))
+        return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
         """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later.
@@ -124,16 +150,18 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
             dist.init_process_group(
                 backend, store=_own_part(store, rank), rank=rank, world_size=world_size, timeout=limit
             )
-    groups = Groups(mesh, rank, device)
+    groups = Groups(mesh, rank, device, timeout_seconds=timeout_seconds)
+    leave: Callable[[], None] = dist.destroy_process_group
     try:
         yield groups
     except BaseException as error:
         get_error_handler().record_exception(error)  # before the others fail too, because our connections close
+        leave = abort_process_groups  # destroying waits for kernels, which may wait for a peer that is gone
         raise
     finally:
         groups.close()
         if started_here:
-            dist.destroy_process_group()
+            leave()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.unused_settings import check_unused
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -242,6 +243,7 @@ class TrainerConfig(Configurable.Config):
     """Seeds and reproducibility."""
 
     def check(self) -> None:
+        check_unused(self)
         if self.compile.mode == "layer" and self.parallelism.fsdp == "graph":
             raise ConfigError(
                 "compile.mode is layer and parallelism.fsdp is graph",
@@ -278,12 +280,6 @@ class TrainerConfig(Configurable.Config):
     def check_graph_mode(self) -> None:
         """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""
         if self.compile.mode != "graph":
-            if self.passes != PassesConfig():
-                raise ConfigError(
-                    f"passes are set and compile.mode is {self.compile.mode}",
-                    why="passes change the captured step, which only graph mode has",
-                    do="--compile.mode graph",
-                )
             return
         if self.parallelism.fsdp == "fsdp2":
             raise ConfigError(

@@ -1,28 +1,37 @@
 """Turns what a step left on the device into one record of numbers, without making a GPU wait.
 
 On CUDA a step's loss is read after the next step was launched, so the queue never runs dry; on CPU at once.
+
+A record's `ms` is the step alone: from the end of the step before it to its own end, both on the device's clock.
+Waiting for data counts. Validation, checkpoints and profiler traces between two steps do not: `start` is called after
+them.
 """
 
 import math
 import resource
 import sys
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from monograph.log import get_log
+from monograph.train.clock import Clock, find_clock
 from monograph.train.flops import FlopsPerToken
+
+log = get_log("measure")
 
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "GB200": 2500e12, "L40S": 362e12}
 """Dense bf16 peak rates by the vendor's data sheets; the longest matching name wins."""
+_SHORTEST_SECONDS = 1e-9
+"""A step that a clock could not tell from none is given this much, so that its speed is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One update's results as they stand on the device, and what the host knows about it already."""
+    """One update's results as the device has them, and what the host knows about it already."""
 
     step: int
     loss: Tensor
@@ -34,38 +43,49 @@ class Measured:
 
 
 class Meter:
-    """Speed, memory and expert load, step by step."""
+    """Speed, memory and expert load, step by step. `clock` is that of the device unless another is given."""
 
     def __init__(
-        self, *, device: torch.device, flops: FlopsPerToken, peak_flops: float = 0.0, world_size: int = 1
+        self,
+        *,
+        device: torch.device,
+        flops: FlopsPerToken,
+        peak_flops: float = 0.0,
+        world_size: int = 1,
+        clock: Clock | None = None,
     ) -> None:
         self.device = device
         self.flops = flops
         self.world_size = world_size
         self.peak_flops = peak_flops or find_peak_flops(device)
-        self._waiting: list[Measured] = []
-        self._last = time.perf_counter()
+        self.clock = clock or find_clock(device)
+        self._waiting: list[tuple[Measured, Any, Any]] = []
+        self._last = self.clock.stamp()
+        self._has_warned = False
 
     def start(self) -> None:
-        """Begin timing: set-up time does not count into the first step's."""
-        self._last = time.perf_counter()
+        """Begin timing here: what came before (set-up, validation, a checkpoint, a trace) is part of no step."""
+        self._last = self.clock.stamp()
 
     def add(self, measured: Measured) -> list[dict[str, Any]]:
-        """Take one step's results; return the records that are ready, oldest first."""
-        self._waiting.append(measured)
-        delay = 1 if self.device.type == "cuda" else 0
-        ready, self._waiting = self._waiting[: len(self._waiting) - delay], self._waiting[len(self._waiting) - delay :]
-        return [self._record(item) for item in ready]
+        """Take the results of the step that was just launched; return the records that are ready, oldest first."""
+        measured = send_to_host(measured)
+        end = self.clock.stamp()
+        self._waiting.append((measured, self._last, end))
+        self._last = end
+        return self._take(len(self._waiting) - self.clock.delay)
 
     def flush(self) -> list[dict[str, Any]]:
         """Everything not handed out yet."""
-        ready, self._waiting = self._waiting, []
-        return [self._record(item) for item in ready]
+        return self._take(len(self._waiting))
 
-    def _record(self, measured: Measured) -> dict[str, Any]:
+    def _take(self, count: int) -> list[dict[str, Any]]:
+        ready, self._waiting = self._waiting[: max(0, count)], self._waiting[max(0, count) :]
+        return [self._record(*item) for item in ready]
+
+    def _record(self, measured: Measured, start: Any, end: Any) -> dict[str, Any]:
+        seconds = max(self.clock.seconds_between(start, end), _SHORTEST_SECONDS)
         loss, grad_norm = measured.loss.item(), measured.grad_norm.item()
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
         per_second = measured.tokens / seconds
         record: dict[str, Any] = {"step": measured.step, "loss": loss, "grad_norm": grad_norm, **measured.known}
         record |= {
@@ -73,13 +93,39 @@ class Meter:
             "tokens_per_second": per_second,
             "peak_memory_gib": peak_memory_gib(self.device),
         }
-        if self.peak_flops:
-            share = per_second / (self.peak_flops * self.world_size)
-            record |= {"mfu": self.flops.full_attention * share, "mfu_causal": self.flops.causal_attention * share}
-            record["mfu_formula"] = self.flops.FORMULA
-        else:
-            record |= {"mfu": None, "mfu_causal": None}
+        record |= find_mfu(self.flops, per_second, self.peak_flops * self.world_size)
+        if "over_peak" in record and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "step %d would have an MFU of %s, more than the device can do, so none is reported: "
+                "metrics.peak_flops (%.3g FLOP/s a device) is too low",
+                *(measured.step, f"{100 * max(record['over_peak'].values()):,.0f} %", self.peak_flops),
+            )
         return record | describe_metrics(measured.metrics)
+
+
+def send_to_host(measured: Measured) -> Measured:
+    """Start copying the results to host memory; they are there when the device has passed the next stamp.
+
+    Reading a tensor of the device instead would wait for everything launched so far, the next step included.
+    """
+    loss, grad_norm = (value.to("cpu", non_blocking=True) for value in (measured.loss, measured.grad_norm))
+    metrics = {name: value.to("cpu", non_blocking=True) for name, value in measured.metrics.items()}
+    return replace(measured, loss=loss, grad_norm=grad_norm, metrics=metrics)
+
+
+def find_mfu(flops: FlopsPerToken, tokens_per_second: float, peak_flops: float) -> dict[str, Any]:
+    """Model FLOPs utilization by both formulas, as entries of a record; None where the device's peak is not known.
+
+    More than the peak is impossible: such a value is no MFU but a wrong peak, and goes under `over_peak` instead.
+    """
+    if not peak_flops:
+        return {"mfu": None, "mfu_causal": None}
+    share = tokens_per_second / peak_flops
+    found = {"mfu": flops.full_attention * share, "mfu_causal": flops.causal_attention * share}
+    over = {name: value for name, value in found.items() if value > 1}
+    entries: dict[str, Any] = {name: None if name in over else value for name, value in found.items()}
+    return entries | {"mfu_formula": flops.FORMULA} | ({"over_peak": over} if over else {})
 
 
 class Speed:
@@ -88,20 +134,21 @@ class Speed:
     def __init__(self) -> None:
         self.first: Mapping[str, Any] = {}
         self.last: Mapping[str, Any] = {}
-        self._steps = 0
-        self._seconds = 0.0
+        self._steps_after_first = 0
+        self._seconds_after_first = 0.0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take one step's record."""
+        if self.first:
+            self._steps_after_first += 1
+            self._seconds_after_first += record["ms"] / 1000
         self.first = self.first or record
         self.last = record
-        self._steps += 1
-        self._seconds += record["ms"] / 1000
 
     def tokens_per_second(self, tokens_per_step: int) -> float:
-        """The mean without the first step, which warms things up; with it when there is no other."""
-        if self._steps > 1:
-            return tokens_per_step * (self._steps - 1) / (self._seconds - self.first["ms"] / 1000)
+        """Tokens over the time of all steps but the first, which warms things up; with it when there is no other."""
+        if self._steps_after_first:
+            return tokens_per_step * self._steps_after_first / self._seconds_after_first
         return self.first.get("tokens_per_second", 0.0)
 
 
@@ -112,7 +159,7 @@ def describe_metrics(metrics: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def describe_load(load: Tensor) -> dict[str, list[float]]:
     """Per MoE layer: the busiest expert over the mean (1 is even), and the entropy over its maximum (1 is even)."""
-    counts = load.double().cpu()
+    counts = load.double()
     share = counts / counts.sum(1, keepdim=True).clamp(min=1)
     entropy = -(share * share.clamp(min=1e-30).log()).sum(1)
     n_experts = counts.shape[1]

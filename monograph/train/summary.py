@@ -4,18 +4,23 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from monograph.train.config import TrainerConfig
+from monograph.train.command_line import CommandLine
+from monograph.train.config import CheckpointConfig, TrainerConfig
 from monograph.train.trainer import Summary
 
 
-def print_summary(summary: Summary, config: TrainerConfig) -> None:
+def print_summary(summary: Summary, config: TrainerConfig, line: CommandLine) -> None:
     """Print the summary on the terminal."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, text in summary_rows(summary, config):
         table.add_row(name, text)
-    Console().print(Panel(table, title="training finished", title_align="left", expand=False))
+    console = Console()
+    console.print(Panel(table, title="training finished", title_align="left", expand=False))
+    lines = [f"  {text}: {command}" for text, command in find_next(summary, config, line)]
+    for text in ("try next", *lines):  # outside of the panel, so that a command can be copied
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str]]:
@@ -30,10 +35,33 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
         rows.append(("loss", "no step was left to do"))
     if summary.validation_loss is not None:
         rows.append(("held-out loss", f"{summary.validation_loss:.4f}"))
-    rows.append(("checkpoint", str(summary.checkpoint) if summary.checkpoint else "none (checkpoint.enabled is false)"))
+    rows.append(("checkpoint", str(summary.checkpoint or f"none ({_explain_none(config.checkpoint)})")))
     rows.append(("metrics", str(summary.metrics)))
-    more = config.training.steps * 2
-    rows.append(("try next", f"train on: the same command, --checkpoint.load latest --training.steps {more}"))
-    rows.append(("", "see every setting: monograph config RECIPE"))
-    rows.append(("", "other models: monograph recipes"))
+    rows += [("missing", text) for text in summary.missing]
     return rows
+
+
+def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> list[tuple[str, str]]:
+    """What to try next, as (text, command); each command works as it stands."""
+    changes = {"training.steps": str(2 * max(summary.steps, config.training.steps))}
+    if summary.checkpoint is not None:
+        changes["checkpoint.load"] = "latest"
+        text = "train on"
+    else:
+        text = "train longer, with a checkpoint at the end"
+        changes |= {"checkpoint.enabled": "true", "checkpoint.save_last": "true", "checkpoint.load": ""}
+    if config.checkpoint.load_model_only:
+        changes["checkpoint.load_model_only"] = "false"
+    return [
+        (text, line.render(changes)),
+        ("see every setting", line.render_config()),
+        ("other models", "monograph recipes"),
+    ]
+
+
+def _explain_none(config: CheckpointConfig) -> str:
+    if not config.enabled:
+        return "checkpoint.enabled is false"
+    if not config.save_last:
+        return f"checkpoint.save_last is false and checkpoint.interval is {config.interval}"
+    return "none was due"

@@ -9,7 +9,7 @@ from typing import Any
 from monograph.config.configurable import Configurable
 from monograph.config.json_form import to_json
 from monograph.errors import MonographError
-from monograph.log import get_log
+from monograph.log import find_missing, get_log
 from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
@@ -17,6 +17,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.flops import FlopsPerToken
+from monograph.train.folder import RunFolder
 from monograph.train.garbage import controlled_gc
 from monograph.train.load_monitor import LoadMonitor
 from monograph.train.measure import Measured, Meter, Speed
@@ -52,6 +53,8 @@ class Summary:
     validation_loss: float | None
     checkpoint: Path | None
     metrics: Path
+    missing: list[str]
+    """What could not be written, on any rank, and why."""
     is_speaker: bool
 
 
@@ -67,7 +70,7 @@ class Trainer(Configurable):
         step: Step,
         data: DataLoader,
         held_out: DataLoader | None,
-        folder: Path,
+        folder: RunFolder,
         startup: Startup,
         flops: FlopsPerToken,
         groups: Groups,
@@ -75,6 +78,7 @@ class Trainer(Configurable):
         self.config = config
         self.step = step
         self.data = data
+        self.folder = folder
         self.startup = startup
         training = config.training
         self.optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
@@ -84,10 +88,10 @@ class Trainer(Configurable):
         self.is_speaker = groups.rank == 0
         self.groups = groups
         self.checkpoints = config.checkpoint.build(
-            folder=folder / config.checkpoint.folder, process_group=groups.for_files()
+            folder=folder.path / config.checkpoint.folder, process_group=groups.for_files()
         )
-        self.metrics = config.metrics.build(folder=folder, run=to_json(config), is_writer=self.is_speaker)
-        self.profiler = config.profiler.build(folder=folder / "traces", rank=groups.rank)
+        self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_speaker)
+        self.profiler = config.profiler.build(folder=folder.path / "traces", rank=groups.rank)
         self.validator = None
         if held_out is not None:
             self.validator = config.validator.build(
@@ -112,6 +116,8 @@ class Trainer(Configurable):
         self._saved_step = 0
         self.validation_loss: float | None = None
         self.speed = Speed()
+        self._missing: list[str] = []
+        self._continued: Path | None = None
 
     def load(self) -> None:
         """Continue from the checkpoint the config asks for, if it asks for one."""
@@ -120,6 +126,7 @@ class Trainer(Configurable):
         loaded = self.checkpoints.resume(tensors)
         if loaded is None or loaded.model_only:
             return
+        self._continued = loaded.path if loaded.path.parent == self.checkpoints.folder else None
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
@@ -139,14 +146,24 @@ class Trainer(Configurable):
                         collect(number)
                         self._leave_if_asked(stop, view)
                 self._publish(self.meter.flush(), view)
-                return self._summary()
+            self._close(view)
+            return self._summary()
         finally:
-            view.close()
-            self.profiler.close()
-            self.metrics.close()
+            self._close(view)
+            for text in self._missing:
+                log.warning("%s", text)
+
+    def _close(self, view: ProgressView) -> None:
+        """Close every file, and note what could not be written. Safe to call twice."""
+        view.close()
+        self.profiler.close()
+        self.metrics.close()
+        parts = (self.folder, self.metrics, self.profiler, self.checkpoints)
+        self._missing = [text for part in parts for text in part.find_missing()] + find_missing()
 
     def _one_step(self, number: int, batches: Iterator[Batch], view: ProgressView) -> None:
-        self.profiler.before_step(number)
+        if self.profiler.before_step(number):
+            self.meter.start()
         if "first step" not in self.startup.seconds:
             with self.startup.phase("first step"):
                 measured = self._update(number, batches)
@@ -156,7 +173,8 @@ class Trainer(Configurable):
         else:
             measured = self._update(number, batches)
         self._publish(self.meter.add(measured), view)
-        self.profiler.after_step(number)
+        if self.profiler.after_step(number):
+            self.meter.start()
         last = self.config.training.steps
         if self.validator is not None and self.validator.is_due(number, last):
             self._publish(self.meter.flush(), view)
@@ -205,6 +223,8 @@ class Trainer(Configurable):
         )
 
     def _publish(self, records: list[dict[str, Any]], view: ProgressView) -> None:
+        if records:
+            self.folder.check()
         for record in records:
             self.speed.add(record)
             self.metrics.write(record)
@@ -215,9 +235,12 @@ class Trainer(Configurable):
                 raise TrainingFailed(
                     f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
                     why="a number that is not finite would spoil every weight; this update was not applied",
-                    do="resume from the last checkpoint with a lower optimizer.lr, or look at the data: the "
+                    do=f"{self._describe_way_back()} with a lower optimizer.lr, or look at the data: the "
                     f"{self.global_batch} samples before epoch {place.epoch}, sample {place.sample}",
                 )
+
+    def _describe_way_back(self) -> str:
+        return "resume from the last checkpoint" if self._checkpoint is not None else "start again"
 
     def _save(self) -> None:
         self._saved_step = self.position.step
@@ -237,8 +260,13 @@ class Trainer(Configurable):
             where = "with a checkpoint"
         raise StoppedOnRequest(
             f"{stop.signal_name or 'another rank'}: stopped after step {self.position.step}, {where}",
-            do="the same command with --checkpoint.load latest continues" if self.config.checkpoint.enabled else "",
+            do="continue with --checkpoint.load latest" if self.config.checkpoint.enabled else "",
         )
+
+    @property
+    def _checkpoint(self) -> Path | None:
+        """The newest checkpoint of this run, which `latest` would find: saved by it, or what it continued from."""
+        return self.checkpoints.last_saved or self._continued
 
     def _summary(self) -> Summary:
         return Summary(
@@ -247,7 +275,12 @@ class Trainer(Configurable):
             last=self.speed.last,
             tokens_per_second=self.speed.tokens_per_second(self.global_batch * self.config.training.seq_len),
             validation_loss=self.validation_loss,
-            checkpoint=self.checkpoints.last_saved,
+            checkpoint=self._checkpoint,
             metrics=self.metrics.path,
+            missing=[
+                text if rank == 0 else f"rank {rank}: {text}"
+                for rank, texts in enumerate(self.groups.collect(self._missing))
+                for text in texts
+            ],
             is_speaker=self.is_speaker,
         )

@@ -51,8 +51,14 @@ class Reference:
         for path, choices in recording.choices.items():
             trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs["embedding"].shape[:2])
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})
-        trace.grad_norm = torch.nn.utils.get_total_norm([_gradient(p) for p in self.parameters.values()]).item()
+        trace.grad_norm = self.grad_norm().item()
         return trace
+
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of the whole gradient, summed in fp64: torch's fp32 norm is off by 1e-5 on some CPUs."""
+        return (
+            torch.stack([_gradient(p).double().square().sum() for p in self.parameters.values()]).sum().sqrt().float()
+        )
 
     def normalizers(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """What sums over the whole update are divided by."""
@@ -100,7 +106,7 @@ class Reference:
         """
         for name, parameter in self.parameters.items():
             parameter.grad = gradients[name].to(self.device, parameter.dtype, copy=True)
-        norm = torch.nn.utils.get_total_norm([_gradient(p) for p in self.parameters.values()])
+        norm = self.grad_norm()
         if self.config.training.max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.training.max_norm, norm)
         if self.load is not None:

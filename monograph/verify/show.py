@@ -11,6 +11,7 @@ from rich.table import Table
 
 from monograph.parallel.mesh import Mesh
 from monograph.verify.verdict import Verdict
+from monograph.whole_file import write_whole
 
 _COLUMNS = (
     ("output", "forward"),
@@ -49,8 +50,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
 
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
-    """All numbers as JSON, where an infinite difference is the word "inf"."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """All numbers as JSON, where a difference that is not finite is a word: "inf" or "nan"."""
     content = {
         "is_equal": verdict.is_equal,
         "blame": verdict.blame,
@@ -62,11 +62,11 @@ def write_verdict(verdict: Verdict, path: Path) -> None:
         "torn": [str(entry) for entry in verdict.all.torn],
         "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
     }
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show(value: float | None, tolerance: float) -> str:

@@ -1,9 +1,12 @@
 """`monograph bench`: the same work in every mode, measured, shown and kept."""
 
 import json
+import math
 
 import pytest
 
+from monograph import strict_json
+from monograph.bench import Row, write_json
 from monograph.cli import main
 
 TINY = "tests.train.kit:tiny"
@@ -53,6 +56,22 @@ def check_profile(folder, mode):
     assert any(path.startswith("layers.*.attention") and path.endswith("backward") for path in paths)
     assert "products" in {share["name"] for share in shares["by_kind"]}
     assert json.loads((folder / f"{mode}.trace.json").read_text())["traceEvents"]
+
+
+def test_a_loss_that_is_not_a_number_is_written_as_strict_json(tmp_path):
+    numbers = dict(ms=1.0, spread=0.0, tokens_per_second=1.0, mfu=None, mfu_causal=None, graph_tflops=None)
+    first = dict(peak_gib=None, first_step_seconds=1.0, first_step_shares={}, is_recorded=False, compilations=0)
+    row = Row(mode="eager", numbers="fast", **numbers, **first, loss=math.nan, losses=[1.0, math.inf])
+    write_json(tmp_path / "rows.json", [row], ["monograph", "bench"])
+    written = strict_json.parse((tmp_path / "rows.json").read_text())
+    assert written["non_finite"] == {"rows/0/loss": "nan", "rows/0/losses/1": "inf"}
+
+
+def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
+    words = [TINY, "--modes", "eager", "--steps", "1", "--warmup", "0", "--out", str(tmp_path / "rows.json")]
+    assert main(["bench", *words, "--metrics.peak_flops", "1e15"]) == 0
+    (row,) = strict_json.parse((tmp_path / "rows.json").read_text())["rows"]
+    assert 0 < row["mfu"] < 1
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import monograph.train.trainer
+from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable
@@ -23,7 +24,7 @@ from monograph.run import build_step, build_trainer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.folder import claim_folder
+from monograph.train.folder import RunFolder, claimed_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.state import collect_tensors
@@ -98,11 +99,20 @@ def train_updates(config: TrainerConfig) -> Trained:
 
 def run_trainer(config: TrainerConfig) -> Trained:
     """The whole trainer: data, updates, checkpoints, resuming."""
-    with joined(config) as groups:
-        folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
+    with joined(config) as groups, claimed_folder(config, groups) as folder:
         trainer = build_trainer(config, groups, Startup(), folder)
         trainer.train()
         return collect(trainer, groups)
+
+
+def claim(config: TrainerConfig) -> str:
+    """What a rank is told when it asks for the run's folder; empty when it gets it."""
+    with joined(config) as groups:
+        try:
+            with claimed_folder(config, groups):
+                return ""
+        except ConfigError as error:
+            return str(error)
 
 
 def collect(trainer: Trainer, groups: Groups) -> Trained:
@@ -145,7 +155,7 @@ def read_tokens(config: TrainerConfig) -> dict[str, Any]:
 def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:
     """Load one checkpoint after another into the same live state."""
     with joined(config) as groups:
-        trainer = build_trainer(config, groups, Startup(), Path(config.job.dump_folder))
+        trainer = build_trainer(config, groups, Startup(), RunFolder(Path(config.job.dump_folder)))
         found = []
         for path in paths:
             trainer.checkpoints.load(path, collect_tensors(trainer.step, trainer.optimizer))
@@ -177,8 +187,8 @@ def train_into_nan(config: TrainerConfig, rank: int, step: int) -> tuple[str, Tr
         return apply_update(broken, *args, **kwargs)
 
     updates = itertools.count(1)
-    with patch.object(monograph.train.trainer, "apply_update", update), joined(config) as groups:
-        folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=False)
+    broken = patch.object(monograph.train.trainer, "apply_update", update)
+    with broken, joined(config) as groups, claimed_folder(config, groups) as folder:
         trainer = build_trainer(config, groups, Startup(), folder)
         try:
             trainer.train()

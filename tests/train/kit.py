@@ -26,8 +26,9 @@ from monograph.models.llama3.model import Llama3
 from monograph.parallel.groups import joined_groups
 from monograph.recipes.starting_points import make_debug_run
 from monograph.run import build_trainer
+from monograph.train import records
 from monograph.train.config import TrainerConfig
-from monograph.train.folder import claim_folder
+from monograph.train.folder import claimed_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.trainer import Trainer
@@ -98,13 +99,13 @@ def change(config: Any, path: str, value: Any) -> None:
 @contextmanager
 def open_trainer(config: TrainerConfig) -> Iterator[Trainer]:
     """The trainer that `monograph.run.train` would run, for tests that look inside or change a part of it."""
-    with joined_groups(plan_run_mesh(config, 1), torch.device("cpu")) as groups:
-        folder = claim_folder(Path(config.job.dump_folder), groups, is_resuming=bool(config.checkpoint.load))
+    mesh, device = plan_run_mesh(config, 1), torch.device("cpu")
+    with joined_groups(mesh, device) as groups, claimed_folder(config, groups) as folder:
         yield build_trainer(config, groups, Startup(), folder)
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return records.read_records(folder / "metrics.jsonl")
 
 
 def read_exact(folder: Path) -> list[dict[str, Any]]:

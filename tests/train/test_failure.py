@@ -9,6 +9,7 @@ import torch
 from monograph.cli import main
 from monograph.run import deterministic_kernels, train
 from monograph.train.trainer import TrainingFailed
+from tests.train.clocks import SimulatedDevice
 from tests.train.kit import Watched, differing, find_steps, open_trainer, read_records, read_step, tiny_run, watched_run
 
 
@@ -85,7 +86,7 @@ def test_files_are_closed_and_handlers_are_back_after_a_failure(tmp_path):
 def test_a_bad_last_step_is_not_saved_even_when_it_is_read_late(tmp_path):
     with open_trainer(tiny_run(tmp_path, {"training.steps": 3})) as trainer:
         trainer.step = Poisoned(trainer.step, at=3, spoil=spoil_the_loss)
-        trainer.meter.device = torch.device("cuda")  # where a step's numbers are read after the next was launched
+        trainer.meter.clock = SimulatedDevice()  # a step's numbers are read after the next was launched
         with pytest.raises(TrainingFailed, match="step 3"):
             trainer.train()
     assert find_steps(tmp_path) == []

@@ -10,8 +10,13 @@ from monograph.models.init import initialize
 from monograph.models.llama3.sizes import llama3_1b, llama3_8b
 from monograph.models.qwen3.sizes import qwen3_30b_a3b
 from monograph.run import train
+from monograph.train import trainer as trainer_module
+from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.flops import FlopsPerToken, count_flops
 from monograph.train.measure import Measured, Meter, Speed, describe_load, find_peak_flops
+from monograph.train.profiler import Profiler
+from monograph.train.validate import Validator
+from tests.train.clocks import SimulatedDevice
 from tests.train.kit import read_records, tiny_deepseek_v3, tiny_llama3, tiny_run
 
 CPU = torch.device("cpu")
@@ -65,12 +70,19 @@ def test_the_formula_equals_the_operations_torch_counts(config):
     assert counter.get_total_flops() == tokens.numel() * count_flops(model, 32).full_attention
 
 
+def measure(step, tokens=1):
+    return Measured(step=step, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=tokens)
+
+
 def test_mfu_is_operations_done_over_operations_possible():
     flops = FlopsPerToken(matmul=600.0, attention=400.0)
-    meter = Meter(device=CPU, flops=flops, peak_flops=1e6, world_size=4)
-    (record,) = meter.add(Measured(step=1, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=5000))
-    assert record["mfu"] == pytest.approx(1000 * record["tokens_per_second"] / 4e6, rel=1e-12)
-    assert record["mfu_causal"] == pytest.approx(800 * record["tokens_per_second"] / 4e6, rel=1e-12)
+    device = SimulatedDevice(delay=0)
+    meter = Meter(device=CPU, flops=flops, peak_flops=1e6, world_size=4, clock=device)
+    device.launch(2.0)
+    (record,) = meter.add(measure(1, tokens=5000))
+    assert (record["ms"], record["tokens_per_second"]) == (2000, 2500)
+    assert record["mfu"] == pytest.approx(1000 * 2500 / 4e6, rel=1e-12)
+    assert record["mfu_causal"] == pytest.approx(800 * 2500 / 4e6, rel=1e-12)
 
 
 def test_a_run_reports_mfu_once_the_peak_is_given_and_none_for_an_unknown_device(tmp_path):
@@ -126,13 +138,109 @@ def test_the_mean_speed_leaves_the_first_step_out():
 
 
 def test_on_a_gpu_a_result_is_read_one_step_later_and_none_is_lost():
-    meter = Meter(device=CPU, flops=FlopsPerToken(1.0, 1.0))
-    meter.device = torch.device("cuda")
-    made = [
-        Measured(step=step, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=1, known={"peak": 0})
-        for step in (1, 2, 3)
-    ]
-    seen = [[record["step"] for record in meter.add(each)] for each in made]
+    meter = Meter(device=CPU, flops=FlopsPerToken(1.0, 1.0), clock=SimulatedDevice())
+    seen = [[record["step"] for record in meter.add(measure(step))] for step in (1, 2, 3)]
     assert seen == [[], [1], [2]]
     assert [record["step"] for record in meter.flush()] == [3]
     assert meter.flush() == []
+
+
+def run_simulated(*, steps=6, pauses=()):
+    """Steps of 250 ms on a device that the host launches in 3 ms; `pauses` are steps followed by 5 s of other work."""
+    device = SimulatedDevice()
+    flops = FlopsPerToken(matmul=1e6, attention=0.0)
+    meter = Meter(device=CPU, flops=flops, peak_flops=8e6, clock=device)
+    meter.start()
+    records = []
+    for step in range(1, steps + 1):
+        device.launch(0.250)
+        device.host += 0.003
+        records += meter.add(measure(step))
+        if step in pauses:
+            records += meter.flush()
+            device.launch(5.0)
+            device.wait()
+            meter.start()
+    return records + meter.flush()
+
+
+def test_every_step_of_a_gpu_takes_the_time_the_device_took_the_last_one_too():
+    records = run_simulated()
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["ms"] for record in records] == pytest.approx([250] * 6)
+    assert [record["mfu"] for record in records] == pytest.approx([0.5] * 6)
+
+
+def test_work_between_two_steps_is_part_of_neither():
+    assert [record["ms"] for record in run_simulated(pauses=(2, 5))] == pytest.approx([250] * 6)
+
+
+def test_the_speed_of_a_run_is_its_tokens_over_the_time_of_its_steps():
+    speed = Speed()
+    for record in run_simulated(pauses=(3,)):
+        speed.add(record)
+    assert speed.tokens_per_second(1) == pytest.approx(4.0)
+
+
+def test_an_mfu_above_the_peak_is_not_reported_as_one(caplog):
+    device = SimulatedDevice(delay=0)
+    meter = Meter(device=CPU, flops=FlopsPerToken(matmul=600.0, attention=800.0), peak_flops=1000.0, clock=device)
+    for step in (1, 2):
+        device.launch(1.0)
+        (record,) = meter.add(measure(step))
+        assert (record["mfu"], record["mfu_causal"]) == (None, 1.0), "by one formula it is possible, by the other not"
+        assert record["over_peak"] == {"mfu": pytest.approx(1.4)}
+    (warning,) = [each.message for each in caplog.records]
+    assert "step 1 would have an MFU of 140 %" in warning and "metrics.peak_flops" in warning
+
+
+def test_validation_checkpoints_and_traces_are_not_part_of_a_steps_time(tmp_path, monkeypatch):
+    """Each of them takes 5 s here, by the clock that steps are timed with."""
+    device = SimulatedDevice(delay=0)
+    monkeypatch.setattr("monograph.train.measure.find_clock", lambda _: device)
+    settings = {"training.steps": 6, "validator.interval": 2, "checkpoint.interval": 3}
+    settings |= {"profiler.start": 5, "profiler.steps": 1}
+
+    def spend(seconds, work):
+        def slow(*args, **kwargs):
+            device.launch(seconds)
+            return work(*args, **kwargs)
+
+        return slow
+
+    slow = (
+        (Validator, "loss"),
+        (CheckpointManager, "save"),
+        (Profiler, "write_trace"),
+        (torch.profiler.profile, "start"),
+    )
+    for kind, name in slow:
+        monkeypatch.setattr(kind, name, spend(5.0, getattr(kind, name)))
+    monkeypatch.setattr(trainer_module, "apply_update", spend(0.25, trainer_module.apply_update))
+    train(tiny_run(tmp_path, settings))
+    steps = [record for record in read_records(tmp_path) if "loss" in record]
+    assert [record["ms"] for record in steps] == pytest.approx([250] * 6)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_step_is_faster_than_the_device():
+    """Large matmuls that the host launches at once: each step's time is what the device needs, the last one too."""
+    device = torch.device("cuda")
+    weight = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    flops = FlopsPerToken(matmul=20 * 2 * 8192**3, attention=0.0)
+    meter = Meter(device=device, flops=flops)
+    records = []
+    for step in range(1, 9):
+        if step == 3:  # two steps warm up
+            meter.start()
+        value = weight
+        for _ in range(20):
+            value = weight @ value
+        zero = value.float().mean() * 0
+        records += meter.add(Measured(step=step, loss=zero, grad_norm=zero, tokens=1))
+    records += meter.flush()
+    assert [record["step"] for record in records] == list(range(1, 9))
+    steady = records[2:]
+    times = [record["ms"] for record in steady]
+    assert max(times) < 1.5 * min(times), "every steady step does the same work"
+    assert not any("over_peak" in record for record in steady)

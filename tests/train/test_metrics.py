@@ -7,11 +7,13 @@ import sys
 import pytest
 import torch
 
+from monograph import strict_json
 from monograph.errors import ConfigError
 from monograph.run import train
 from monograph.train.config import MetricsConfig
 from monograph.train.flops import FlopsPerToken
 from monograph.train.measure import Measured, Meter
+from monograph.train.trainer import TrainingFailed
 from tests.train.kit import read_records, tiny_run
 
 
@@ -85,6 +87,55 @@ def test_starting_over_keeps_the_earlier_file_beside_the_new_one(tmp_path):
     assert steps_in(tmp_path) == [1]
     kept = (tmp_path / "metrics.jsonl.1").read_text().splitlines()
     assert [json.loads(line)["step"] for line in kept] == [1, 2, 3]
+
+
+def test_numbers_that_are_not_finite_are_null_and_named_beside_the_others(tmp_path):
+    metrics = open_metrics(tmp_path)
+    metrics.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "expert_load": {"entropy": [0.5, -math.inf]}})
+    metrics.close()
+    assert strict_json.parse((tmp_path / "metrics.jsonl").read_bytes()) == {
+        "step": 1,
+        "loss": None,
+        "grad_norm": None,
+        "expert_load": {"entropy": [0.5, None]},
+        "non_finite": {"loss": "nan", "grad_norm": "inf", "expert_load/entropy/1": "-inf"},
+    }
+    (record,) = read_records(tmp_path)
+    assert math.isnan(record.pop("loss"))
+    assert record == {"step": 1, "grad_norm": math.inf, "expert_load": {"entropy": [0.5, -math.inf]}}
+
+
+def test_every_line_of_a_run_that_went_bad_is_strict_json(tmp_path):
+    wild = {"optimizer.lr": 1e30, "lr_scheduler.warmup_steps": 0, "training.steps": 20}
+    with pytest.raises(TrainingFailed):
+        train(tiny_run(tmp_path, wild))
+    records = [strict_json.parse(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    assert records[-1]["grad_norm"] is None and records[-1]["non_finite"]["grad_norm"] in ("nan", "inf")
+
+
+def test_lines_with_a_bare_nan_become_strict_json_when_a_run_continues(tmp_path):
+    write_steps(tmp_path, 1)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 2, "loss": NaN}\n{"step": 2, "validation_loss": 0.5}\n')
+    write_steps(tmp_path, 3, after=2)
+    records = [strict_json.parse(line) for line in path.read_bytes().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 2, 3]
+    assert records[1] == {"step": 2, "loss": None, "non_finite": {"loss": "nan"}}
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"5\n", b'{"loss": 1}\n', b'{"step": "x"}\n', b"\x00" * 50 + b"\n", b"\xff\xfe\n", b'{"step": true}\n'],
+    ids=["a number", "no step", "a word for a step", "zeros after a power cut", "no UTF-8", "true for a step"],
+)
+def test_a_damaged_line_is_dropped_when_a_run_continues(tmp_path, rubbish):
+    write_steps(tmp_path, 1, 2)
+    path = tmp_path / "metrics.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + rubbish + second)
+    write_steps(tmp_path, 3, after=2)
+    assert steps_in(tmp_path) == [1, 2, 3]
+    assert rubbish not in path.read_bytes()
 
 
 def test_only_one_of_many_ranks_writes(tmp_path):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monograph.models.config import FeedForwardConfig, LossConfig
+from monograph.models.config import FeedForwardConfig, LossConfig, RouterConfig
 from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.train.config import TrainerConfig
@@ -96,7 +96,7 @@ def draw_experts(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
     n_experts = mesh.ep * pick.choice((1, 2, 3)) * (1 if mesh.ep > 1 else 4)
     groups = pick.choice([count for count in (1, 2, 4) if n_experts % count == 0 and n_experts // count >= 2] or [1])
     top_groups = pick.randint(1, groups)
-    return {
+    drawn = {
         "model.moe.n_experts": n_experts,
         "model.moe.hidden_dim": mesh.tp * pick.randint(2, 9),
         "model.moe.n_shared_experts": pick.choice((0, 1, 2)),
@@ -111,6 +111,11 @@ def draw_experts(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "model.moe.experts.backend": pick.choice(("loop", "grouped_mm", "auto")),
         "model.moe.balance": draw_balance(pick, groups),
     }
+    if top_groups == groups:  # what has no effect is refused
+        del drawn["model.moe.router.group_score"]
+    if not drawn["model.moe.router.expert_bias"]:
+        drawn["model.moe.router.bias_update_rate"] = RouterConfig().bias_update_rate
+    return drawn
 
 
 def draw_balance(pick: random.Random, groups: int) -> LoadBalanceConfig:

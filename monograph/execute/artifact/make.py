@@ -61,7 +61,7 @@ def make_own_kernels(calls: Sequence[Call]) -> dict[str, bytes]:
         kernels = take_kernels(Path(folder))
     if not kernels:
         return {}
-    content = json.dumps(calls_to_data(calls), separators=(",", ":")).encode()
+    content = json.dumps(calls_to_data(calls), separators=(",", ":"), allow_nan=False).encode()
     return {OWN_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 

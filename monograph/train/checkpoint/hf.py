@@ -280,4 +280,8 @@ def _check_absent(target: Path) -> None:
 
 
 def _write_json(disk: Disk, path: Path, value: Mapping[str, Any]) -> None:
-    write_file(disk, path, (json.dumps(value, indent=2) + "\n").encode())
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} cannot be written", why=f"a value of it is no JSON: {error}") from None
+    write_file(disk, path, f"{text}\n".encode())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
 from monograph.train.checkpoint.choose import choose
@@ -17,7 +18,8 @@ from monograph.train.checkpoint.tensor_file import find_dtype
 def import_command(arguments: HfImportArguments) -> int:
     """Make a checkpoint of a Hugging Face model, and say how to train from it."""
     set_up_log()
-    moved = import_hf(Path(arguments.source), Path(arguments.out), dtype=_choose_dtype(arguments.dtype))
+    with locked_output(Path(arguments.out)):
+        moved = import_hf(Path(arguments.source), Path(arguments.out), dtype=_choose_dtype(arguments.dtype))
     _report(moved)
     sys.stdout.write(f"train from it: --checkpoint.load {moved.path} --checkpoint.load_model_only True\n")
     return 0
@@ -28,13 +30,14 @@ def export_command(arguments: HfExportArguments) -> int:
     set_up_log()
     path = Path(arguments.checkpoint)
     checkpoint, _ = choose(Store(path), path, Ranks())
-    moved = export_hf(
-        checkpoint,
-        Path(arguments.out),
-        config=read_model_config(Path(arguments.config)) if arguments.config else None,
-        dtype=_choose_dtype(arguments.dtype),
-        max_file_bytes=round(arguments.max_file_gb * 1e9),
-    )
+    with locked_output(Path(arguments.out)):
+        moved = export_hf(
+            checkpoint,
+            Path(arguments.out),
+            config=read_model_config(Path(arguments.config)) if arguments.config else None,
+            dtype=_choose_dtype(arguments.dtype),
+            max_file_bytes=round(arguments.max_file_gb * 1e9),
+        )
     _report(moved)
     return 0
 

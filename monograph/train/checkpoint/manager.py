@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from monograph.config.configurable import Configurable
 from monograph.errors import CheckpointError
+from monograph.line_file import Steps
 from monograph.log import get_log
 from monograph.permissions import find_exposed
 from monograph.train.checkpoint.choose import AUTO, choose, find_latest
@@ -68,6 +69,7 @@ class CheckpointManager(Configurable):
         disk: Disk | None = None,
     ) -> None:
         self.config = config
+        self.folder = Path(folder)
         self._ranks = Ranks(process_group)
         self._store = Store(Path(folder), disk)
         self._run = secrets.token_hex(8)
@@ -77,6 +79,7 @@ class CheckpointManager(Configurable):
         self._failure: _Failure | None = None
         self.last_saved: Path | None = None
         self._warned: set[Path] = set()
+        self._missed: dict[str, Steps] = {}
         if config.enabled:
             self._open()
             self._warn_of_writers(self._store.folder)
@@ -136,6 +139,10 @@ class CheckpointManager(Configurable):
         """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""
         self._settle()
         return find_latest(self._store, self._ranks)
+
+    def find_missing(self) -> list[str]:
+        """The checkpoints that could not be written, by reason."""
+        return [f"the checkpoint of {steps} is missing: {reason}" for reason, steps in self._missed.items()]
 
     def wait(self) -> None:
         """Wait for a save under way; raises when the most recent save failed."""
@@ -212,6 +219,7 @@ class CheckpointManager(Configurable):
         except Exception as error:
             self._failure = _Failure(step, error)
             if is_disk_error(error):
+                self._missed.setdefault(_find_reason(error), Steps()).add(step)
                 log.error("the checkpoint of step %d could not be written: %s; older ones are kept", step, error)
             return
         self._failure = None
@@ -253,3 +261,8 @@ class CheckpointManager(Configurable):
             except DamagedError:
                 continue
         return found
+
+
+def _find_reason(error: Exception) -> str:
+    """Why storage refused, without the file's name: the same reason for many checkpoints is told once."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -8,14 +8,13 @@
 Names that begin with a dot are leftovers as soon as their process is dead; `clean` finishes what it had begun.
 """
 
-import fcntl
-import os
 import re
 import secrets
-import socket
 from pathlib import Path
 
 from monograph.errors import CheckpointError
+from monograph.locks.folder_lock import FolderLock
+from monograph.locks.lock_file import InUse
 from monograph.log import get_log
 from monograph.train.checkpoint.disk import Disk, remove_tree
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
@@ -23,7 +22,6 @@ from monograph.train.checkpoint.manifest import MANIFEST_NAME
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _OLD_NAME = re.compile(r"\.old-(step-\d{8,})")
 _LEFTOVER_NAME = re.compile(r"\.(tmp|trash)-.+")
-_LOCK_NAME = ".lock"
 
 log = get_log(__name__)
 
@@ -34,14 +32,18 @@ class Store:
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.folder = folder
         self.disk = disk or Disk()
-        self._lock: int | None = None
+        self._lock = FolderLock(folder)
 
     def open(self) -> None:
         """Make the folder, keep other writers out, and finish or undo what a dead process left half done."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock()
-            self.clean()
+            try:
+                self.clean()
+            except BaseException:
+                self.close()
+                raise
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written to {self.folder}",
@@ -51,37 +53,27 @@ class Store:
 
     def lock(self) -> None:
         """Refuse to share the folder with another writing process: two runs would delete each other's saves."""
-        file = os.open(self.folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            owner = os.read(file, 200).decode(errors="replace")
-            os.close(file)
+            self._lock.acquire()
+        except InUse as busy:
+            who = f"{busy.holder}, since {busy.holder.since}" if busy.holder else "another process"
             raise CheckpointError(
-                f"another run is writing checkpoints to {self.folder} ({owner})",
+                f"another run is writing checkpoints to {self.folder} ({who})",
                 why="two runs in one folder would replace each other's checkpoints",
                 do="stop it, or choose another --job.dump_folder or --checkpoint.folder",
             ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("cannot lock %s (%s): make sure that no other run writes to it", self.folder, error.strerror)
-        os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        self._lock = file
+
+    def check(self) -> None:
+        """Raise FolderMoved when the path no longer leads to the folder that was locked."""
+        self._lock.check()
 
     def read_owner(self) -> str:
         """Who writes here, as the lock says: what a rank must see that shares the folder with the first one."""
-        if self._lock is not None:  # opening and closing the file once more would let go of the lock
-            return os.pread(self._lock, 200, 0).decode(errors="replace")
-        try:
-            return (self.folder / _LOCK_NAME).read_text(errors="replace")
-        except OSError as error:
-            return str(error)
+        return self._lock.read_owner()
 
     def close(self) -> None:
         """Let other writers in."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def step_path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -95,12 +87,14 @@ class Store:
 
     def prepare(self, step: int) -> Path:
         """A new, empty folder to write into; nobody takes it for a checkpoint."""
+        self.check()
         path = self.folder / f".tmp-{self.step_path(step).name}-{secrets.token_hex(4)}"
         self.disk.make_folder(path)
         return path
 
     def commit(self, prepared: Path, final: Path) -> None:
         """Turn a fully written and synced folder into a checkpoint, by one rename."""
+        self.check()
         old = final.with_name(f".old-{final.name}")
         replaces = final.exists()
         if replaces:

@@ -133,7 +133,7 @@ def _render_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] | No
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     for spec, (start, end) in zip(specs, _find_ranges(specs), strict=True):
         header[spec.key] = {"dtype": _FILE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-len(text) % _ALIGN_BYTES)
     return len(text).to_bytes(8, "little") + text
 

@@ -10,6 +10,10 @@ BUILTIN = "builtin"
 """The dataset that every machine has: the source files of Python's standard library."""
 HUB_PREFIX = "hf:"
 """A dataset name that starts with this is streamed from the Hugging Face hub."""
+TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".py")
+LINES_ENDINGS = (".jsonl", ".ndjson")
+PARQUET_ENDING = ".parquet"
+"""Of files: plain text; one JSON object a line; a table."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,12 +10,10 @@ from typing import Any
 
 from monograph.errors import DataError
 from monograph.log import get_log
+from monograph.train.data.config import LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
 from monograph.train.data.document import Document, DocumentSource, find_text, missing_field
 
-TEXT_ENDINGS = (".txt", ".text", ".md", ".rst", ".py")
-LINES_ENDINGS = (".jsonl", ".ndjson")
 GZIPPED = tuple(f"{ending}.gz" for ending in (".txt", *LINES_ENDINGS))
-PARQUET_ENDING = ".parquet"
 KNOWN_ENDINGS = (*TEXT_ENDINGS, *LINES_ENDINGS, *GZIPPED, PARQUET_ENDING)
 PARQUET_ROWS = 1024
 """Rows taken from a parquet file at a time."""

@@ -1,5 +1,7 @@
 """`monograph data pack`: tokenize a dataset once, so that every later run on any number of ranks opens it at once."""
 
+import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +26,26 @@ class PackSummary:
     bytes: int
     content_hash: str
     seconds: float
+    flags: tuple[str, ...]
+    """What a run that reads them must be given."""
 
     def __str__(self) -> str:
         return (
             f"packed {count(self.documents)} documents, {count(self.tokens)} tokens into {self.files} token shards "
             f"({self.bytes / 2**20:.1f} MiB) in {self.seconds:.1f} s\n"
-            f"train on them with: --dataloader.dataset {self.folder}"
+            f"train on them with: {shlex.join(self.flags)}"
         )
+
+
+def find_flags(tokenizer: TokenizerConfig) -> list[str]:
+    """The flags that make a run use this tokenizer."""
+    default = TokenizerConfig()
+    changed = [
+        each.name
+        for each in dataclasses.fields(tokenizer)
+        if getattr(tokenizer, each.name) != getattr(default, each.name)
+    ]
+    return [word for name in changed for word in (f"--tokenizer.{name}", str(getattr(tokenizer, name)))]
 
 
 def pack(
@@ -72,4 +87,5 @@ def pack(
         bytes=sum(entry.bytes for entry in index.token_files),
         content_hash=index.content_hash,
         seconds=progress.seconds,
+        flags=("--dataloader.dataset", str(out_folder), *find_flags(tokenizer)),
     )

@@ -212,7 +212,7 @@ class ShardWriter:
             keys=self._keys.close(),
         )
         with (self._temporary / INDEX).open("x", encoding="utf-8") as file:
-            json.dump(index.to_json(), file, indent=1)
+            json.dump(index.to_json(), file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._temporary)

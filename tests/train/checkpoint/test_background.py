@@ -129,7 +129,7 @@ def test_training_goes_on_when_a_save_fails_and_older_checkpoints_are_kept(tmp_p
 def test_a_failed_last_save_is_an_error(tmp_path, async_save):
     disk = RefusingDisk("write")
     for end in ("wait", "close"):
-        manager = make_manager(tmp_path, disk, async_save=async_save)
+        manager = make_manager(tmp_path / end, disk, async_save=async_save)
         manager.save(7, make_state(7), {})
         with pytest.raises(CheckpointError, match=r"(?s)step 7.*No space left") as caught:
             getattr(manager, end)()

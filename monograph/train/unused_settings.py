@@ -1,0 +1,287 @@
+"""Settings that another setting leaves without effect: whoever writes one is told, instead of waiting for its effect.
+
+One table. A row names fields, and the setting that decides whether anything reads them. A field counts as written when
+it differs from its default. Loads without torch.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from monograph.config.configurable import BaseConfig
+from monograph.config.leaves import find_leaves, replace_leaf
+from monograph.config.origins import find_defaults
+from monograph.config.text import format_words
+from monograph.errors import ConfigError
+from monograph.train.data.config import BUILTIN, HUB_PREFIX, LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Fields that `when` may leave without effect."""
+
+    fields: str
+    """Dotted paths, separated by spaces; `*` stands for any name, and at the end for everything below."""
+    when: Callable[[Any], str]
+    """The deciding setting as "path is value" while it leaves the fields unused, else an empty string."""
+    do: str
+    """The flag that gives them an effect."""
+    is_strict: bool = True
+    """Whether a recipe may not write them either; recipes are made from others, which set some of them routinely."""
+
+    def matches(self, path: str) -> bool:
+        """Whether a field is one of these."""
+        return any(fnmatchcase(path, pattern) for pattern in self.fields.split())
+
+
+def _while(path: str, *values: Any) -> Callable[[Any], str]:
+    """Unused while the field at `path` has one of these values."""
+
+    def find(config: Any) -> str:
+        value = _read(config, path)
+        return f"{path} is {format_words(value) or 'empty'}" if value in values else ""
+
+    return find
+
+
+def _unless(path: str, *values: Any) -> Callable[[Any], str]:
+    """Unused while the field at `path` has any other value than these."""
+
+    def find(config: Any) -> str:
+        value = _read(config, path)
+        return "" if value in values else f"{path} is {format_words(value) or repr(value)}"
+
+    return find
+
+
+def _no_experts(config: Any) -> str:
+    if config.model.find_moe() is not None:
+        return ""
+    if getattr(config.model, "n_dense_layers", None) == config.model.n_layers:
+        return f"model.n_dense_layers is {config.model.n_layers}, all of them"
+    return "model.moe.n_experts is 0"
+
+
+def _only_experts(config: Any) -> str:
+    n_dense_layers = _read(config, "model.n_dense_layers")
+    if config.model.find_moe() is None or n_dense_layers:
+        return ""
+    return (
+        "model.n_dense_layers is 0" if n_dense_layers == 0 else f"model.moe.n_experts is {config.model.moe.n_experts}"
+    )
+
+
+def _one_choice_of_groups(config: Any) -> str:
+    router = _read(config, "model.moe.router")
+    if router is None or router.top_groups < router.n_groups:
+        return ""
+    return f"model.moe.router.top_groups is {router.top_groups} of model.moe.router.n_groups {router.n_groups}"
+
+
+def _late_profile(config: Any) -> str:
+    start, steps = config.profiler.start, config.training.steps
+    return f"training.steps is {steps}" if start > steps else ""
+
+
+def _neither_saved_nor_loaded(config: Any) -> str:
+    is_used = config.checkpoint.enabled or config.checkpoint.load
+    return "" if is_used else "checkpoint.enabled is false and checkpoint.load is empty"
+
+
+def _validated_elsewhere(config: Any) -> str:
+    name = config.dataloader.validation_dataset
+    return f"dataloader.validation_dataset is {name}" if name else ""
+
+
+def _not_streamed(config: Any) -> str:
+    names = (config.dataloader.dataset, config.dataloader.validation_dataset)
+    return "" if any(name.startswith(HUB_PREFIX) for name in names) else f"dataloader.dataset is {names[0]}"
+
+
+def _all_are(*kinds: str) -> Callable[[Any], str]:
+    """Unused while every dataset is of one of these kinds."""
+
+    def find(config: Any) -> str:
+        names = [name for name in (config.dataloader.dataset, config.dataloader.validation_dataset) if name]
+        return f"dataloader.dataset is {names[0]}" if all(_find_kind(name) in kinds for name in names) else ""
+
+    return find
+
+
+def _find_kind(dataset: str) -> str:
+    """What a dataset is by its name and, where that does not tell, by a look at the disk."""
+    if dataset == BUILTIN:
+        return "builtin"
+    if dataset.startswith(HUB_PREFIX):
+        return "stream"
+    path = Path(dataset)
+    if path.is_dir():
+        return "shards" if (path / "index.json").is_file() else "folder"
+    name = path.name.removesuffix(".gz")
+    if name.endswith((*LINES_ENDINGS, PARQUET_ENDING)):
+        return "rows"
+    return "text" if name.endswith(TEXT_ENDINGS) else "unknown"
+
+
+RULES = (
+    Rule(
+        "model.rope.factor model.rope.original_max_seq_len",
+        _while("model.rope.scaling", "none"),
+        "--model.rope.scaling llama3 (or yarn)",
+    ),
+    Rule("model.rope.scaling", _while("model.rope.factor", 1.0), "--model.rope.factor 4 as well", is_strict=False),
+    Rule(
+        "model.rope.low_freq_factor model.rope.high_freq_factor",
+        _unless("model.rope.scaling", "llama3"),
+        "--model.rope.scaling llama3",
+    ),
+    Rule(
+        "model.rope.beta_fast model.rope.beta_slow model.rope.mscale model.rope.mscale_all_dim",
+        _unless("model.rope.scaling", "yarn"),
+        "--model.rope.scaling yarn",
+    ),
+    Rule("model.moe.*", _no_experts, "--model.moe.n_experts 8"),
+    Rule("model.feed_forward.*", _only_experts, "a model with dense layers"),
+    Rule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),
+    Rule(
+        "model.moe.router.bias_update_rate",
+        _while("model.moe.router.expert_bias", False),
+        "--model.moe.router.expert_bias true",
+    ),
+    Rule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
+    Rule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
+    Rule("compile.artifact_key_file", _while("compile.artifact", ""), "--compile.artifact DIR", is_strict=False),
+    Rule(
+        "compile.expert_overlap.chunk_dim compile.expert_overlap.modules compile.expert_overlap.num_chunks "
+        "compile.expert_overlap.grad_sum compile.expert_overlap.schedule",
+        _while("compile.expert_overlap.strategy", "off"),
+        "--compile.expert_overlap.strategy trace",
+    ),
+    Rule("compile.expert_overlap.schedule", _unless("compile.mode", "graph"), "--compile.mode graph"),
+    Rule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
+    Rule(
+        "passes.offload_saved.prefetch_blocks passes.offload_saved.min_bytes",
+        _while("passes.offload_saved.budget_gib", 0.0),
+        "--passes.offload_saved.budget_gib 8",
+    ),
+    Rule(
+        "passes.join_products.max_columns",
+        _while("passes.join_products.enabled", False),
+        "--passes.join_products.enabled true",
+    ),
+    Rule(
+        "passes.overlap_experts.*",
+        _while("compile.expert_overlap.strategy", "off"),
+        "--compile.expert_overlap.strategy trace",
+    ),
+    Rule(
+        "passes.overlap_experts.*",
+        _while("compile.expert_overlap.schedule", "off"),
+        "--compile.expert_overlap.schedule on",
+    ),
+    Rule(
+        "lr_scheduler.decay_fraction lr_scheduler.min_factor",
+        _while("lr_scheduler.decay", "constant"),
+        "--lr_scheduler.decay cosine",
+    ),
+    Rule(
+        "lr_scheduler.decay lr_scheduler.min_factor",
+        _while("lr_scheduler.decay_fraction", 0.0),
+        "--lr_scheduler.decay_fraction 1",
+    ),
+    Rule(
+        "checkpoint.interval checkpoint.save_last checkpoint.keep_last checkpoint.async_save checkpoint.on_error",
+        _while("checkpoint.enabled", False),
+        "--checkpoint.enabled true",
+        is_strict=False,
+    ),
+    Rule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
+    Rule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
+    Rule("dataloader.validation_dataset", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
+    Rule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
+    Rule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
+    Rule("profiler.start", _late_profile, "a start within the run"),
+    Rule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, "--model.moe.n_experts 8"),
+    Rule("metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"),
+    Rule("metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False),
+    Rule(
+        "dataloader.hf_subset dataloader.hf_split dataloader.hf_revision dataloader.stream_buffer "
+        "dataloader.stream_retries",
+        _not_streamed,
+        f"--dataloader.dataset {HUB_PREFIX}NAME",
+    ),
+    Rule("dataloader.stream_buffer", _while("dataloader.shuffle", False), "--dataloader.shuffle true"),
+    Rule("dataloader.text_field", _all_are("builtin", "shards", "text"), "--dataloader.dataset texts.jsonl"),
+    Rule(
+        "dataloader.document_separator",
+        _all_are("builtin", "shards", "stream", "rows"),
+        "--dataloader.dataset texts.txt",
+    ),
+    Rule("dataloader.verify_shards", _all_are("builtin", "stream", "rows", "text", "folder"), "packed token shards"),
+)
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A field that was written and has no effect."""
+
+    path: str
+    value: Any
+    reason: str
+    rule: Rule
+
+
+def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[Unused]:
+    """Every written field without effect. Fields that have no default count when they are in `also`."""
+    defaults = find_defaults(config)
+    written = [
+        leaf
+        for leaf in find_leaves(config)
+        if (leaf.path not in defaults and leaf.path in also)
+        or (leaf.path in defaults and leaf.value != defaults[leaf.path])
+    ]
+    for leaf in written:
+        for rule in (*RULES, *_make_rules_of_passes(config)):
+            if rule.matches(leaf.path) and (reason := rule.when(config)):
+                yield Unused(leaf.path, leaf.value, reason, rule)
+                break
+
+
+def check_unused(config: BaseConfig, *, flags: Collection[str] = ()) -> None:
+    """Refuse a written field without effect: any that a recipe may not write either, and whatever is in `flags`."""
+    for unused in find_unused(config, also=flags):
+        counts = unused.path in flags if flags else unused.rule.is_strict
+        if counts:
+            value = format_words(unused.value) or repr(unused.value)
+            raise ConfigError(
+                f"{unused.path} is {value} while {unused.reason}",
+                why=f"{unused.path} would have no effect",
+                do=f"leave --{unused.path} out, or write {unused.rule.do}",
+            )
+
+
+def reset_unused(config: Any, *, flags: Collection[str]) -> Any:
+    """The config with fields back at their defaults that `flags` leave without effect: switching off is enough."""
+    defaults = find_defaults(config)
+    for unused in list(find_unused(config)):
+        if unused.path not in flags and unused.path in defaults:
+            config = replace_leaf(config, unused.path, defaults[unused.path])
+    return config
+
+
+def _make_rules_of_passes(config: Any) -> list[Rule]:
+    """The options of a pass that is left out."""
+
+    def make(name: str) -> Rule:
+        return Rule(f"passes.{name}.*", lambda _: f"passes.off has {name}", f"passes.off without {name}")
+
+    return [make(name) for name in _read(config, "passes.off") or ()]
+
+
+def _read(config: Any, path: str) -> Any:
+    """The value at a dotted path; None where the model has no such part."""
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config

@@ -1,0 +1,17 @@
+"""Small files that are there whole or not at all: written under another name, then renamed."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, replacing one that is there; whoever reads it sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prepared = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        prepared.write_text(text, encoding="utf-8")
+        os.replace(prepared, path)
+    except BaseException:
+        prepared.unlink(missing_ok=True)
+        raise

@@ -55,6 +55,7 @@ GENERATED: frozenset[str] = frozenset(
         "aten.addcmul.default",
         "aten.alias.default",
         "aten.amax.default",
+        "aten.any.dim",
         "aten.arange.default",
         "aten.bitwise_and.Tensor",
         "aten.bitwise_not.default",

@@ -138,6 +138,8 @@ def _find_offence(event: str, args: tuple[Any, ...], readable: tuple[str, ...]) 
     if event == "open":
         path, _, flags = args
         is_read = not (isinstance(flags, int) and flags & _WRITES)
+        if isinstance(path, int):  # opened before, which was seen
+            return "" if is_read else f"open of descriptor {path} with flags {flags}"
         is_known = isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).startswith((*readable, sys.prefix))
         is_source = isinstance(path, str | bytes) and os.fsdecode(path).endswith((".py", "<string>"))
         return "" if is_read and (is_known or is_source) else f"open {path!r:.120} with flags {flags}"

@@ -33,6 +33,7 @@ from monograph.passes.config import (
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step, deterministic_kernels, make_example
+from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from tests.execute.updates import CPU
 from tests.kit.tiny import MODELS, WITH_EXPERTS, tiny
@@ -90,6 +91,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "model.moe.router.group_score": "max",
             "model.moe.router.norm": False,
             "model.moe.router.expert_bias": False,
+            "model.moe.router.bias_update_rate": 1e-3,
             "model.attention.q_lora_rank": 0,
         },
     ),
@@ -148,16 +150,21 @@ FEW = ("deepseek_v3 ep2", "qwen3_moe dp2 tp2 ep4 fused")
 """Which a short test looks at."""
 
 
+def make_config(case: Case) -> TrainerConfig:
+    """The checked configuration of a case."""
+    layers = 2 if case.model == "deepseek_v3" else 1  # its first block is dense
+    changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", "model.n_layers": layers, **case.changes}
+    parallel = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith("parallelism.")}
+    own = {key: value for key, value in changes.items() if not key.startswith("parallelism.")}
+    with tempfile.TemporaryDirectory() as folder:
+        return tiny(case.model, Path(folder), own, **MESHES[case.mesh], **parallel)
+
+
 @functools.cache
 def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Facts]:
     """The captured step of a case before any pass, and the facts of its mesh; shared, so change copies only."""
     case = CASES[name]
-    layers = 2 if case.model == "deepseek_v3" else 1  # its first block is dense
-    with tempfile.TemporaryDirectory() as folder:
-        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", "model.n_layers": layers, **case.changes}
-        parallel = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith("parallelism.")}
-        own = {key: value for key, value in changes.items() if not key.startswith("parallelism.")}
-        config = tiny(case.model, Path(folder), own, **MESHES[case.mesh], **parallel)
+    config = make_config(case)
     degrees = MESHES[case.mesh]
     world = degrees.get("replicate", 1) * degrees.get("shard", 1) * degrees.get("tp", 1)
     with (

@@ -36,6 +36,7 @@ test-long: $(STAMP)
 FUZZ_SECONDS ?= 600
 test-fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.execute.artifact_fuzz --count 2000 --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

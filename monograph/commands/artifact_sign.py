@@ -8,6 +8,7 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import check_files, read_manifest, read_manifest_bytes, sign_manifest
 from monograph.execute.artifact.keys import Status, find_fingerprint, is_signed_with, need_key
 from monograph.execute.artifact.manifest import Manifest, open_envelope, parse_manifest
+from monograph.execute.artifact.trust import find_trust
 
 
 def sign_artifact(arguments: ArtifactSignArguments) -> int:
@@ -25,8 +26,14 @@ def sign_artifact(arguments: ArtifactSignArguments) -> int:
             why="somebody else vouched for it, or it was changed after it was signed with this key",
             do="monograph artifact verify DIR with the other key, or --overwrite true",
         )
+    exposed = find_trust(folder, manifest).exposed
     did_sign = sign_manifest(folder, data, key)
     print_plain(f"{folder}: {describe(manifest)}")
+    if exposed and not is_mine:
+        print_plain(
+            f"warning: other users could change it until now ({exposed[0]}); the signature vouches for what is there, "
+            "so sign what you made yourself"
+        )
     print_plain(f"{'signed' if did_sign else 'already signed'} with key {fingerprint}")
     return 0
 

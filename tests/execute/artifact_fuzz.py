@@ -216,6 +216,8 @@ def main() -> None:
                 )
             elif options.seed is not None:
                 print(f"seed {seed}: {outcome}")
+            if counts.total() % 100 == 0:
+                print(f"{counts.total()} mutants so far, {failed} failed", flush=True)
     print(f"{counts.total()} mutants in {time.monotonic() - start:.0f} s, {failed} failed")
     for outcome, count in counts.most_common():
         print(f"| {outcome} | {count} |")

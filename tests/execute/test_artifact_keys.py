@@ -139,3 +139,12 @@ def test_a_damaged_artifact_is_not_signed(tmp_path, capsys, key_file):
     (tmp_path / "artifact" / "step.json").write_bytes(b"[]")
     assert main(["artifact", "sign", folder, "--key_file", key_file]) == 2
     assert json.loads((tmp_path / "artifact" / MANIFEST).read_text())["hmac"] == ""
+
+
+def test_signing_what_others_could_have_changed_is_warned_of_once(tmp_path, capsys, key_file):
+    folder = write(tmp_path / "artifact")
+    words = ["artifact", "sign", folder, "--key_file", key_file]
+    (tmp_path / "artifact").chmod(0o777)
+    for count in (1, 0):
+        assert main(words) == 0
+        assert said(capsys).count("other users could change it until now") == count

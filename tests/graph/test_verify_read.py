@@ -184,6 +184,21 @@ def add_odd_tag(data, place):
     data["tags"][0]["path"] = ["a"]
 
 
+def read_without_waiting(data, place):
+    wait = next(index for index, node in enumerate(data["nodes"]) if node.get("args", [None])[0] == {"v": place})
+    reader = next(node for node in data["nodes"][wait + 1 :] if {"v": wait} in node.get("args", []))
+    reader["args"] = [{"v": place} if value == {"v": wait} else value for value in reader["args"]]
+
+
+def drop_tag(data, place):
+    del data["nodes"][find_place(data, "aten.mm.default")]["tag"]
+
+
+def move_to_backward(data, place):
+    data["tags"].append({**data["tags"][data["nodes"][place]["tag"]], "direction": "backward"})
+    data["nodes"][place]["tag"] = len(data["tags"]) - 1
+
+
 def drop_gradient(data, place):
     del data["outputs"][-1]
     data["nodes"][-1]["args"][0].pop()
@@ -249,6 +264,9 @@ WRONG = {
     add_item_of_tensor: "a function has other arguments",
     add_once: "more than to cast",
     add_odd_tag: "a node's tag has path",
+    read_without_waiting: "is read without waiting",
+    drop_tag: "a node has no tag",
+    move_to_backward: "a forward node reads",
     drop_gradient: "do not name the same parameters",
     double_gradient: "named twice",
     rename_input: "named twice",

@@ -40,6 +40,7 @@ test-fuzz: $(STAMP)
 	$(FUZZ) tests.models.hf_fuzz --count $(FUZZ_CONFIGS)
 	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.execute.artifact_fuzz --count 2000 --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -25,9 +25,12 @@ import torch
 
 from monograph.compat.compiler import compiler_folder, start_workers
 from monograph.execute.artifact.check import find_misfits
+from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.folder import check_files, read_manifest, write_artifact
-from monograph.execute.artifact.load import STEP, Artifact
+from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.make import Captured, make_files, make_sections
+from monograph.execute.artifact.trust import find_trust
+from monograph.execute.memory_limits import find_memory_limits
 from monograph.execute.runner import GraphStep
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
@@ -148,14 +151,15 @@ def measure_artifact(config: TrainerConfig, step: GraphStep, graph: StepGraph) -
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"
         sections = make_sections(config, mesh, step.table, CPU, graphs)
-        write_artifact(target, sections, make_files(graphs, Path(folder)))
+        write_artifact(target, sections, make_files(graphs, step.facts(), Path(folder)))
         size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         gc.collect()  # a fresh process would have nothing to collect
         start = time.process_time()
         manifest = read_manifest(target)
         check_files(target, manifest)
         assert find_misfits(manifest, config, mesh) == []
-        Artifact(target, manifest).graph(STEP)
+        artifact = Artifact(target, manifest, find_trust(target, manifest))
+        artifact.graph(STEP, step.facts(), specs=graph.inputs, limits=find_memory_limits(CPU))
         return size, time.process_time() - start
 
 

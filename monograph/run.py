@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from monograph.compat.ops import has_products
 from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
-from monograph.execute.artifact.open import is_refused, open_artifact
+from monograph.execute.artifact.open import is_refused, open_artifact, use_together
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.runner import GraphStep
@@ -71,9 +72,10 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
     example = make_example(config, step)
     if artifact is not None:
         with startup.phase("artifact"):
-            found = artifact.misfits(table, step.schema(*example), groups.device)
+            specs = step.schema(*example)
+            found = artifact.misfits(table, specs, groups.device)
             if not is_refused(config.compile, found, groups):
-                step.use(artifact)
+                use_together(partial(step.use, artifact, specs), groups)
     if not groups.is_pretended:
         with startup.phase("graph"):
             step.build(*example)

@@ -114,6 +114,28 @@ class ArtifactShowArguments(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class ArtifactSignArguments(Configurable.Config):
+    """`monograph artifact sign`."""
+
+    folder: str = ""
+    """Folder of the artifact."""
+    key_file: str = ""
+    """File with the key, readable by its owner only; empty takes MONOGRAPH_ARTIFACT_KEY."""
+    overwrite: bool = False
+    """Replace a signature that was made with another key."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ArtifactVerifyArguments(Configurable.Config):
+    """`monograph artifact verify`."""
+
+    folder: str = ""
+    """Folder of the artifact."""
+    key_file: str = ""
+    """File with the key, readable by its owner only; empty takes MONOGRAPH_ARTIFACT_KEY."""
+
+
+@dataclass(kw_only=True, slots=True)
 class ArtifactCheckOptions(Configurable.Config):
     """`monograph artifact check`."""
 

@@ -7,10 +7,12 @@ from monograph.commands.arguments import ArtifactShowArguments
 from monograph.commands.inspect import count_ranks
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.errors import EXIT_WRONG_INPUT
-from monograph.execute.artifact.check import find_misfits
+from monograph.execute.artifact.check import find_misfits, trust_code
 from monograph.execute.artifact.compare import FREE, flatten, show
-from monograph.execute.artifact.folder import check_files, read_key, read_manifest
-from monograph.execute.artifact.manifest import Manifest
+from monograph.execute.artifact.fields import STEP
+from monograph.execute.artifact.folder import check_files, read_manifest
+from monograph.execute.artifact.keys import read_key
+from monograph.execute.artifact.trust import find_trust
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 
@@ -18,14 +20,16 @@ _STYLES = ("bold cyan", "none")
 
 
 def show_artifact(arguments: ArtifactShowArguments) -> int:
-    """What it was made for, by whom, and what is in it."""
+    """What it was made for, who vouches for it, and what is in it."""
     folder = Path(arguments.folder)
     manifest = read_manifest(folder, read_key(arguments.key_file))
     check_files(folder, manifest)
     sections = manifest.sections
     size = sum(record.size for record in manifest.files.values())
-    print_title(str(folder), f"{len(manifest.files)} files, {size:,} bytes, {_vouch(manifest)}; all hashes are right")
+    print_title(str(folder), f"{len(manifest.files)} files, {size:,} bytes, {manifest.signature}; all hashes are right")
     print_plain(f"sha256 of the manifest: {manifest.digest}")
+    print_plain(f"files with code: {len(manifest.code_files)}")
+    _print_warning(find_trust(folder, manifest).warn(folder))
     _print_section("Mesh", sections["mesh"] | {f"group {name}": count for name, count in sections["groups"].items()})
     _print_section("Made with", {**sections["versions"], **sections["environment"]})
     _print_section("Made for", sections["machine"])
@@ -34,17 +38,13 @@ def show_artifact(arguments: ArtifactShowArguments) -> int:
         print_title(f"Graph {name}", f"digest {digest}, {len(sections['parts'][name])} compiled parts")
         print_rows([(each["name"], each["note"]) for each in passes], _STYLES)
     print_title("Parameters and inputs", f"{len(sections['table'])} slots")
-    print_rows(list(sections["inputs"]["step"].items()) if arguments.all else [], _STYLES)
+    print_rows(list(sections["inputs"][STEP].items()) if arguments.all else [], _STYLES)
     print_title("Configuration")
     rows = [(path, show(value)) for path, value in flatten(sections["config"]) if arguments.all or _is_told(path)]
     print_rows(rows, _STYLES)
     print_title("Files")
     print_rows([(name, f"{record.size:>12,}  {record.sha256}") for name, record in manifest.files.items()], _STYLES)
     return 0
-
-
-def _vouch(manifest: Manifest) -> str:
-    return "signed" if manifest.is_signed else "not signed"
 
 
 def _is_told(path: str) -> bool:
@@ -56,10 +56,16 @@ def _print_section(title: str, values: dict[str, Any]) -> None:
     print_rows([(name, show(value)) for name, value in values.items()], _STYLES)
 
 
+def _print_warning(warning: str) -> None:
+    if warning:
+        print_plain(f"warning: {warning}")
+
+
 def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
     """Whether the run that these words describe can use the artifact; every reason why not."""
-    manifest = read_manifest(Path(folder), read_key(config.compile.artifact_key_file))
-    check_files(Path(folder), manifest)
+    path = Path(folder)
+    manifest = read_manifest(path, read_key(config.compile.artifact_key_file))
+    check_files(path, manifest)
     is_open = config.parallelism.data_parallel_shard_degree == -1
     world = manifest.sections["mesh"]["world"] if is_open else count_ranks(config.parallelism)
     found = find_misfits(manifest, config, plan_run_mesh(config, ranks or world))
@@ -68,8 +74,9 @@ def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
     if found:
         print_plain(f"{folder} does not fit: {len(found)} differences")
         return EXIT_WRONG_INPUT
-    print_plain(
-        f"{folder} fits ({_vouch(manifest)}; the machine, parameters and inputs are compared when it is loaded)"
-    )
+    trust = trust_code(path, manifest, config, config.compile)
+    later = "the machine, parameters, inputs and graphs are checked when it is loaded"
+    print_plain(f"{folder} fits ({manifest.signature}; {later})")
+    _print_warning(trust.warn(path))
     print_plain(f"not compared: {', '.join(FREE)}")
     return 0

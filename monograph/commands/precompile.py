@@ -5,7 +5,8 @@ from pathlib import Path
 
 from monograph.commands.inspect import count_ranks
 from monograph.errors import ConfigError
-from monograph.execute.artifact.folder import check_target, read_key
+from monograph.execute.artifact.folder import check_target
+from monograph.execute.artifact.keys import read_key
 from monograph.locks.folder_lock import locked_output
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh

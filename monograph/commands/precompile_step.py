@@ -11,11 +11,14 @@ import torch
 
 from monograph.commands.terminal import print_plain
 from monograph.compat.compiler import compiler_folder
-from monograph.execute.artifact.folder import read_key, write_artifact
-from monograph.execute.artifact.load import EVALUATION, STEP
+from monograph.execute.artifact.fields import EVALUATION, STEP
+from monograph.execute.artifact.folder import write_artifact
+from monograph.execute.artifact.keys import find_fingerprint, read_key
 from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_own_kernels, make_sections
 from monograph.execute.own_kernels import Call, find_calls, find_updates
 from monograph.execute.runner import GraphStep
+from monograph.graph.encode import GraphFileError
+from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
 from monograph.parallel.groups import find_first_difference, pretended_groups
@@ -39,6 +42,7 @@ class Capture:
     texts: Mapping[str, str]
     """Of the graphs before anything was compiled."""
     table: ParamTable
+    facts: Facts
     calls: Sequence[Call] = ()
     """Of kernels of our own, by the step and by the optimizer."""
 
@@ -53,12 +57,16 @@ def precompile_step(
         files = precompile(config, mesh, target, overwrite=overwrite)
     except OSError as error:
         raise CannotPrecompile(f"{target} cannot be written", why=str(error), do="choose another --out") from None
+    except GraphFileError as error:
+        raise CannotPrecompile("the captured step cannot be written to a file", why=str(error)) from None
     size = sum(len(content) for content in files.values())
     regions = sum(name.startswith("regions/") for name in files)
     print_plain(
         f"{target}: {len(files)} files, {format_bytes(size)}, {regions} compiled parts, for {mesh.world_size} ranks"
     )
     print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
+    key = read_key(config.compile.artifact_key_file)
+    print_plain(f"signed with key {find_fingerprint(key)}" if key else f"unsigned; monograph artifact sign {target}")
     line = CommandLine(words, mesh.world_size if mesh.world_size > 1 else 0)
     print_plain(f"train from it: {line.render({'compile.artifact': str(target)})}")
     return 0
@@ -76,7 +84,7 @@ def precompile(
             other = mesh.world_size - 1 - rank
             if other != rank:
                 check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
-        files = {**make_files(capture.graphs, Path(folder)), **make_own_kernels(capture.calls)}
+        files = {**make_files(capture.graphs, capture.facts, Path(folder)), **make_own_kernels(capture.calls)}
         sections = make_sections(config, mesh, capture.table, device, capture.graphs)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
@@ -105,7 +113,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
         calls += find_calls(graphs[STEP].graph)
         if config.optimizer.implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
-        return Capture(graphs, texts, step.table, list(dict.fromkeys(calls)))
+        return Capture(graphs, texts, step.table, step.facts(), list(dict.fromkeys(calls)))
 
 
 def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:

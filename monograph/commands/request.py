@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.config.configurable import BaseConfig, check_config, check_types, walk_configs
-from monograph.config.leaves import find_leaves
+from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.config.origins import Origin, find_origins
 from monograph.config.overrides import Override, apply_overrides, split_flags
 from monograph.errors import ConfigError
@@ -46,21 +46,30 @@ def read_request(
     recipe = load_recipe(name)
     config = apply_overrides(recipe, flags, also_known=own)
     if is_checked:
-        config = settle(recipe, config, [flag.path for flag in flags if flag.path not in uses])
+        config = settle(recipe, config, [flag.path for flag in flags], uses=uses)
         check_config(options)
     origins = find_origins(config, [flag.path for flag in flags])
     written = [name, *(word for flag in flags for word in (f"--{flag.path}", *flag.words))]
     return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)}, written)
 
 
-def settle(recipe: TrainerConfig, config: TrainerConfig, flags: Sequence[str]) -> TrainerConfig:
-    """The checked configuration: what a recipe set for something that a flag switches off is back at its default."""
+def settle(
+    recipe: TrainerConfig, config: TrainerConfig, flags: Sequence[str], *, uses: Sequence[str] = ()
+) -> TrainerConfig:
+    """The checked configuration: what a recipe set for something that a flag switches off is back at its default.
+
+    The fields in `uses` have the values they were given, whether or not the configuration alone would read them.
+    """
     for path, section in walk_configs(config):
         check_types(section, path)
     check_unused(recipe)
+    given = {leaf.path: leaf.value for leaf in find_leaves(config) if leaf.path in uses}
+    flags = [flag for flag in flags if flag not in uses]
     config = reset_unused(config, flags=flags)
     check_config(config)
     check_unused(config, flags=flags)
+    for path, value in given.items():
+        config = replace_leaf(config, path, value)
     return config
 
 

@@ -185,3 +185,13 @@ def annotations_restored() -> Iterator[None]:
 def annotate_nodes(values: dict[str, str]) -> AbstractContextManager[None]:
     """Put `values` into the custom metadata of every node traced inside (torch.fx.traceback, since 2.9)."""
     return traceback.annotate(values)
+
+
+def find_op(name: str) -> Any:
+    """The operator that `library.packet.overload` names; None when there is none."""
+    parts = name.split(".")
+    if len(parts) != 3 or not all(part.isidentifier() for part in parts):
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    found = getattr(packet, parts[2], None)
+    return found if isinstance(found, torch._ops.OpOverload) else None

@@ -32,6 +32,8 @@ class CompileConfig(Configurable.Config):
     """An artifact made for another run is an error, or compile: say so and capture as if there were none."""
     artifact_key_file: str = ""
     """File with the key that artifacts must be signed with; empty takes MONOGRAPH_ARTIFACT_KEY, if it is set."""
+    artifact_trust_shared_folder: bool = False
+    """Load compiled code of an artifact that no key vouches for although other users can write to its folder."""
 
     expert_overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """Experts' exchanges travel while another part of the micro-batch computes."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import MonographError
+from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.program import Sources, StaticInputs
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.signature import OutputKind
@@ -86,6 +87,7 @@ def _copy(graph: StepGraph, nodes: Sequence[Node], more_inputs: Sequence[Node], 
     for node in nodes:
         copies[node] = inside.node_copy(node, copies.__getitem__)
     inside.output(results(copies))
+    bound_sizes(inside, graph.max_size)
     return GraphModule(graph.module, inside)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import ConfigError
+from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.kept import KeptWeights
 from monograph.graph.once import find_kept, is_once
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
@@ -122,4 +123,5 @@ def lower(graph: StepGraph, take: Take, kept: KeptWeights | None = None) -> Grap
             root.add_module(f"take_{place}", Taker(graph.outputs[place], take))
             inside.call_module(f"take_{place}", (copies[node],))
     inside.output(())
+    bound_sizes(inside, graph.max_size)
     return GraphModule(root, inside)

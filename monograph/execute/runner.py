@@ -13,11 +13,13 @@ from monograph.capture.chunks import capture_twins
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
 from monograph.compat.compiler import start_workers
-from monograph.execute.artifact.load import EVALUATION, STEP, Artifact
+from monograph.execute.artifact.fields import EVALUATION, STEP
+from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep, StepSettings
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.gradients import Gradients
 from monograph.execute.kept import KeptWeights
+from monograph.execute.memory_limits import find_memory_limits
 from monograph.execute.own_kernels import UPDATE, Call, build_calls, find_calls, find_updates
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
@@ -55,6 +57,7 @@ class GraphStep(MeshStep):
         self.capture_seconds = 0.0
         self.graph: StepGraph | None = None
         self.artifact: Artifact | None = None
+        self._has_kernels = False
         self.obstacles: list[str] = []
         self._gradients = Gradients(self.parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
         self._results = Results()
@@ -72,13 +75,14 @@ class GraphStep(MeshStep):
         inputs = self.inputs(batch)
         assert self.program is not None, "the step was not built"
         self.kept.refresh(is_updated=self._gradients.is_empty)
-        if isinstance(self.program, SplitProgram):
-            loss, metrics = self.program.loss(self.sources(inputs, normalizers))
-            loss.backward()
-            for name, value in metrics.items():
-                self.metrics.add(name, value)
-            return loss.detach()
-        self.program.run(self.sources(inputs, normalizers))
+        with failures_explained(self.artifact):
+            if isinstance(self.program, SplitProgram):
+                loss, metrics = self.program.loss(self.sources(inputs, normalizers))
+                loss.backward()
+                for name, value in metrics.items():
+                    self.metrics.add(name, value)
+                return loss.detach()
+            self.program.run(self.sources(inputs, normalizers))
         assert self._results.loss is not None
         return self._results.loss.clone()
 
@@ -87,18 +91,24 @@ class GraphStep(MeshStep):
         """This rank's share of the loss; nothing is counted and nothing is kept."""
         inputs = self.inputs(batch)
         if self._evaluation is None:
-            graph = self.artifact and self.artifact.graph(EVALUATION)
+            specs = self.schema(inputs, normalizers)
+            graph = self.read_graph(self.artifact, EVALUATION, specs) if self.artifact else None
             graph = graph or self.capture_evaluation(inputs, normalizers)[0]
             self._evaluation = Program(graph, self._take_loss, self.sources(inputs, normalizers), self.kept)
         self.kept.refresh(is_updated=True)
-        self._evaluation.run(self.sources(inputs, normalizers))
+        with failures_explained(self.artifact):
+            self._evaluation.run(self.sources(inputs, normalizers))
         assert self._results.loss is not None
         return self._results.loss.clone()
 
-    def use(self, artifact: Artifact) -> None:
-        """Run an artifact's graphs: nothing will be captured."""
-        self.artifact, self.graph = artifact, artifact.graph(STEP)
-        artifact.load_own_kernels()
+    def use(self, artifact: Artifact, specs: Sequence[InputSpec]) -> None:
+        """Run an artifact's graphs on inputs of these forms: nothing will be captured."""
+        self.artifact, self.graph = artifact, self.read_graph(artifact, STEP, specs)
+        self._has_kernels = artifact.load_own_kernels()
+
+    def read_graph(self, artifact: Artifact, name: str, specs: Sequence[InputSpec]) -> StepGraph:
+        """One of an artifact's graphs, checked against this run."""
+        return artifact.graph(name, self.facts(), specs=specs, limits=find_memory_limits(self.device))
 
     def build(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> None:
         """Capture and improve, unless an artifact did; make ready to run."""
@@ -106,7 +116,7 @@ class GraphStep(MeshStep):
         if self.settings.compile.partition == "min_cut":
             self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, normalizers))
             return
-        if self.artifact is None:
+        if not self._has_kernels:
             build_calls(self.find_own_calls(self.graph))
         program = Program(self.graph, self._take, self.sources(inputs, normalizers), self.kept)
         if not self.can_record(self.graph):

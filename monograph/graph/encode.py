@@ -16,9 +16,22 @@ from monograph.annotate import Direction, Role
 from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import Tag
 
-_KINDS: dict[str, type] = {"d": torch.dtype, "layout": torch.layout, "format": torch.memory_format}
-"""Key -> type, of the constants that torch knows by name."""
-_DEVICES = ("cpu", "cuda", "meta")
+_KINDS: dict[str, dict[str, Any]] = {
+    key: {name: getattr(torch, name) for name in names}
+    for key, names in {
+        "d": (
+            *("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64"),
+            "uint64",  # the state of random numbers that attention on a GPU returns
+        ),
+        "layout": ("strided",),
+        "format": ("contiguous_format", "preserve_format"),
+    }.items()
+}
+"""Key -> name -> the constant of torch's: every dtype, layout and memory format that a graph file may name."""
+_DEVICES = ("cpu", "cuda")
+_MAX_DEPTH = 4
+"""Lists within lists that an argument or value may have."""
+_MAX_INT = (1 << 63) - 1
 
 
 class GraphFileError(ValueError):
@@ -39,33 +52,37 @@ def encode_argument(value: Any, place_of: Callable[[Node], int]) -> Any:
         return {"t": [encode_argument(item, place_of) for item in value]}
     if isinstance(value, torch.device):
         return {"device": value.type}
-    for key, kind in _KINDS.items():
-        if isinstance(value, kind):
+    for key, known in _KINDS.items():
+        if any(value is constant for constant in known.values()):
             return {key: _name(value)}
     raise GraphFileError(f"a graph file cannot hold a {type(value).__name__} ({value!r:.80})")
 
 
-def decode_argument(data: Any, nodes: Sequence[Node]) -> Any:
+def decode_argument(data: Any, nodes: Sequence[Node], depth: int = 0) -> Any:
     """What `encode_argument` wrote; values of nodes must come before their readers."""
+    if depth > _MAX_DEPTH:
+        raise GraphFileError(f"an argument has lists within lists, more than {_MAX_DEPTH} deep")
     if isinstance(data, list):
-        return [decode_argument(item, nodes) for item in data]
+        return [decode_argument(item, nodes, depth + 1) for item in data]
+    if type(data) is int and abs(data) > _MAX_INT:
+        raise GraphFileError("an argument is an integer that does not fit into 64 bits")
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
-        raise GraphFileError(f"an argument has the keys {sorted(data)}")
+        raise GraphFileError(f"an argument has the keys {str(list(data))[:80]}")
     ((key, content),) = data.items()
     if key == "v":
         if type(content) is not int or not 0 <= content < len(nodes):
-            raise GraphFileError(f"an argument is the value of node {content!r}, which does not come before it")
+            raise GraphFileError(f"an argument is the value of node {content!r:.40}, which does not come before it")
         return nodes[content]
     if key == "t" and isinstance(content, list):
-        return tuple(decode_argument(item, nodes) for item in content)
+        return tuple(decode_argument(item, nodes, depth + 1) for item in content)
     if key == "f" and content in ("inf", "-inf", "nan"):
         return float(content)
     if key == "device" and content in _DEVICES:
         return torch.device(content)
     if key in _KINDS:
-        return _find(content, _KINDS[key])
+        return _find(content, key)
     raise GraphFileError(f"an argument is {str(data)[:80]}")
 
 
@@ -80,17 +97,18 @@ def encode_form(form: Any) -> Any:
     return None if form is None else {"list": [encode_form(item) for item in form]}
 
 
-def decode_form(data: Any) -> Any:
+def decode_form(data: Any, depth: int = 0) -> Any:
     """What `encode_form` wrote."""
     if data is None:
         return None
     if isinstance(data, list) and len(data) == 4 and data[3] in _DEVICES:
         shape, strides = (_check_sizes(sizes) for sizes in data[1:3])
-        return Form(_find(data[0], torch.dtype), shape, strides, torch.device(data[3]))
-    if isinstance(data, dict) and len(data) == 1:
+        if len(shape) == len(strides):
+            return Form(_find(data[0], "d"), shape, strides, torch.device(data[3]))
+    if isinstance(data, dict) and len(data) == 1 and depth < _MAX_DEPTH:
         ((key, content),) = data.items()
         if key == "list" and isinstance(content, list):
-            return [decode_form(item) for item in content]
+            return [decode_form(item, depth + 1) for item in content]
         if key in ("size", "number") and isinstance(content, str):
             return SizeForm(content) if key == "size" else NumberForm(content)
     raise GraphFileError(f"a value is {str(data)[:80]}")
@@ -103,18 +121,32 @@ def encode_tag(tag: Tag) -> dict[str, Any]:
     return {name: value for name in fields if (value := getattr(tag, name)) != getattr(default, name)}
 
 
-_DECODERS: Mapping[str, Callable[[Any], Any]] = {"direction": Direction, "role": Role}
+_TAG_KINDS: Mapping[str, type] = {
+    "direction": Direction,
+    "role": Role,
+    "chunk": int,
+    **dict.fromkeys(("keep", "once"), bool),
+}
+"""What a fact about a node is; all others are texts."""
 
 
 def decode_tag(data: Any) -> Tag:
     """What `encode_tag` wrote."""
     names = {field.name for field in dataclasses.fields(Tag)}
     if not isinstance(data, dict) or not set(data) <= names:
-        raise GraphFileError(f"a node's facts are {str(data)[:80]}")
+        raise GraphFileError(f"a node's tag is {str(data)[:80]}")
+    return Tag(**{name: _decode_fact(name, value) for name, value in data.items()})
+
+
+def _decode_fact(name: str, value: Any) -> Any:
+    kind = _TAG_KINDS.get(name, str)
     try:
-        return Tag(**{name: _DECODERS.get(name, lambda value: value)(value) for name, value in data.items()})
-    except ValueError as error:
-        raise GraphFileError(str(error)) from None
+        found = kind(value) if kind in (Direction, Role) else value
+    except ValueError:
+        found = None
+    if type(found) is not kind:
+        raise GraphFileError(f"a node's tag has {name} {value!r:.80}, which is not {kind.__name__}")
+    return found
 
 
 def name_dtype(dtype: torch.dtype) -> str:
@@ -124,21 +156,25 @@ def name_dtype(dtype: torch.dtype) -> str:
 
 def find_dtype(name: Any) -> torch.dtype:
     """The dtype of that name."""
-    return _find(name, torch.dtype)
+    return _find(name, "d")
 
 
 def _name(constant: Any) -> str:
     return str(constant).removeprefix("torch.")
 
 
-def _find(name: Any, kind: type) -> Any:
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, kind):
-        raise GraphFileError(f"torch has no {kind.__name__} called {name!r}")
+def _find(name: Any, key: str) -> Any:
+    found = _KINDS[key].get(name) if isinstance(name, str) else None
+    if found is None:
+        raise GraphFileError(f"{name!r:.40} is none of {', '.join(_KINDS[key])}")
     return found
 
 
 def _check_sizes(sizes: Any) -> tuple[int | str, ...]:
-    if not isinstance(sizes, list) or not all(type(size) in (int, str) for size in sizes):
+    if not isinstance(sizes, list) or not all(map(_is_size, sizes)):
         raise GraphFileError(f"sizes are {str(sizes)[:80]}")
     return tuple(sizes)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, str) or (type(size) is int and 0 <= size <= _MAX_INT)

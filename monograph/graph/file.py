@@ -1,19 +1,19 @@
 """A step's graph as a file: everything that runs it and prints it, as data that names ops and never as code.
 
-Reading makes calls to operators of three libraries and to a few functions on sizes, and to nothing else. Names of nodes
-are made anew: what a file says never becomes part of the code that runs the graph.
+Reading makes calls to the operators of one list (`allowed_ops`) and to nothing else. Names of nodes are made anew: what
+a file says never becomes part of the code that runs the graph. Whether a run may use it is checked by `verify_read`.
 """
 
-import operator
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Graph, Node
 
 from monograph.compat.capture import is_op, make_lazy_module
+from monograph.graph.allowed_ops import find_target, is_allowed, name_of
 from monograph.graph.encode import (
     GraphFileError,
     decode_argument,
@@ -26,22 +26,19 @@ from monograph.graph.encode import (
     name_dtype,
 )
 from monograph.graph.forms import form_of
-from monograph.graph.host_copy import WAIT_COPY
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import has_tag, set_tag, tag_of
 
-LIBRARIES = ("aten", "_c10d_functional", WAIT_COPY.namespace)
-"""Whose operators a graph may call."""
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    name: getattr(operator, name)
-    for name in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge")
-} | {"sym_max": torch.sym_max, "sym_min": torch.sym_min, "sym_sum": torch.sym_sum}
-"""Parts of lists, and arithmetic on sizes."""
-_NAMES = {function: name for name, function in FUNCTIONS.items()}
-_OP = re.compile(r"[a-z_0-9A-Z]+\.[a-z_0-9A-Z]+\.[a-z_0-9A-Z]+")
 _PART = re.compile(r"compiled(_[0-9]+)?")
+_KEYS = {
+    "placeholder": {"op", "value", "tag"},
+    "output": {"op", "value", "tag", "args"},
+    "call_module": {"op", "value", "tag", "args", "target"},
+    "call_function": {"op", "value", "tag", "args", "target", "kwargs"},
+}
+"""Kind of node -> what a file may say of it."""
 
 
 def graph_to_data(graph: StepGraph) -> dict[str, Any]:
@@ -92,37 +89,49 @@ def name_target(node: Node) -> str:
     """What a node calls, as a file says it."""
     if node.op == "call_module":
         return str(node.target)
-    if is_op(node.target) and str(node.target).split(".")[0] in LIBRARIES:
-        return str(node.target)
-    name = _NAMES.get(node.target)  # type: ignore[arg-type]
-    if name is None:
-        raise GraphFileError(f"{node.name} calls {node.target}, which graph files do not know")
+    name = name_of(node.target)
+    if not is_allowed(name):
+        raise GraphFileError(
+            f"{node.name} calls {name}, which is not in the list of operators that graph files may call; "
+            "a model that needs it says so with allow_op (monograph/graph/allowed_ops.py)"
+        )
     return name
 
 
-def find_target(name: Any) -> Any:
-    """The operator or function of that name; only what the lists above allow."""
-    if isinstance(name, str) and name in FUNCTIONS:
-        return FUNCTIONS[name]
-    if isinstance(name, str) and _OP.fullmatch(name):
-        library, packet, overload = name.split(".")
-        if library in LIBRARIES:
-            found = getattr(getattr(getattr(torch.ops, library), packet, None), overload, None)
-            if is_op(found):
-                return found
-    raise GraphFileError(f"a node calls {name!r:.80}, which graph files may not")
+def parse_graph_file(content: bytes) -> Any:
+    """The objects that `graph_to_data` made, from JSON; an object that names something twice is refused."""
+
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise GraphFileError("an object names something twice")
+        return found
+
+    def refuse_constant(name: str) -> None:
+        raise GraphFileError(f"{name} is no number of JSON's")
+
+    try:
+        return json.loads(content, object_pairs_hook=read_object, parse_constant=refuse_constant)
+    except RecursionError:
+        raise GraphFileError("it is nested without end") from None
+    except ValueError as error:
+        raise GraphFileError(f"it is not JSON: {error}") from None
 
 
 def graph_from_data(data: Any, parts: Mapping[str, nn.Module]) -> StepGraph:
     """The graph that `graph_to_data` described; `parts` is the compiled code by name. Anything else is refused."""
     try:
         inputs = tuple(_decode_input(entry) for entry in data["inputs"])
-        outputs = tuple(OutputSpec(kind=OutputKind(kind), name=str(name)) for kind, name in data["outputs"])
+        outputs = tuple(_decode_output(entry) for entry in data["outputs"])
         graph = Graph()
         _add_nodes(graph, data, parts)
-        compiled = int(data["compiled"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise GraphFileError(f"it is not a graph: {type(error).__name__}: {error}") from None
+        compiled = data["compiled"]
+    except GraphFileError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise GraphFileError(f"it is not a graph: {type(error).__name__}: {str(error)[:200]}") from None
+    if type(compiled) is not int or not 0 <= compiled <= len(data["nodes"]):
+        raise GraphFileError(f"compiled is {compiled!r:.40}; it counts the parts that a compiler was given")
     root = nn.Module()
     for name, part in parts.items():
         root.add_module(name, part)
@@ -137,14 +146,22 @@ def _add_nodes(graph: Graph, data: Mapping[str, Any], parts: Mapping[str, nn.Mod
     values = [decode_form(value) for value in data["values"]]
     nodes: list[Node] = []
     for entry in data["nodes"]:
+        if not isinstance(entry, dict) or not entry.keys() <= _KEYS.get(str(entry.get("op")), set()):
+            raise GraphFileError(f"a node is {str(entry)[:80]}")
         args = tuple(decode_argument(value, nodes) for value in entry.get("args", ()))
         node = _make_node(graph, entry, args, nodes, parts)
-        node.meta["val"] = values[entry["value"]]
+        node.meta["val"] = values[_check_index(entry["value"], len(values))]
         if "tag" in entry:
-            set_tag(node, tags[entry["tag"]])
+            set_tag(node, tags[_check_index(entry["tag"], len(tags))])
         nodes.append(node)
-    if not nodes or nodes[-1].op != "output":
-        raise GraphFileError("the last node is not the output")
+    if not nodes or [node for node in nodes if node.op == "output"] != nodes[-1:]:
+        raise GraphFileError("the last node is not the only output")
+
+
+def _check_index(index: Any, count: int) -> int:
+    if type(index) is not int or not 0 <= index < count:
+        raise GraphFileError(f"a node refers to entry {index!r:.40} of {count}")
+    return index
 
 
 def _make_node(
@@ -154,13 +171,13 @@ def _make_node(
     if kind == "placeholder":
         return graph.placeholder(f"in{len(nodes)}")
     if kind == "output":
+        if len(args) != 1 or not isinstance(args[0], list) or not all(isinstance(each, Node) for each in args[0]):
+            raise GraphFileError("the output is not a list of values")
         return graph.output(args[0])
     if kind == "call_module":
-        if entry["target"] not in parts or not _PART.fullmatch(entry["target"]):
+        if not isinstance(entry["target"], str) or entry["target"] not in parts or not _PART.fullmatch(entry["target"]):
             raise GraphFileError(f"there is no compiled part {entry['target']!r:.80}")
         return graph.call_module(entry["target"], args)
-    if kind != "call_function":
-        raise GraphFileError(f"a node is a {kind!r:.80}")
     target = find_target(entry["target"])
     kwargs = {name: decode_argument(value, nodes) for name, value in entry.get("kwargs", {}).items()}
     known = {argument.name for argument in target._schema.arguments} if is_op(target) else set()
@@ -176,14 +193,27 @@ def _encode_input(spec: InputSpec) -> list[Any]:
 
 def _decode_input(entry: Any) -> InputSpec:
     kind, name, shape, dtype, stride, device = entry
+    if not isinstance(name, str) or not isinstance(device, str) or not (_is_sizes(shape) and _is_sizes(stride)):
+        raise GraphFileError(f"an input is {str(entry)[:80]}")
     return InputSpec(
         kind=InputKind(kind),
-        name=str(name),
-        shape=tuple(int(size) for size in shape),
+        name=name,
+        shape=tuple(shape),
         dtype=find_dtype(dtype),
-        stride=tuple(int(size) for size in stride),
-        device=str(device),
+        stride=tuple(stride),
+        device=device,
     )
+
+
+def _is_sizes(sizes: Any) -> bool:
+    return isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+
+
+def _decode_output(entry: Any) -> OutputSpec:
+    kind, name = entry
+    if not isinstance(name, str):
+        raise GraphFileError(f"an output is {str(entry)[:80]}")
+    return OutputSpec(kind=OutputKind(kind), name=name)
 
 
 def find_parts(graph: StepGraph) -> dict[str, nn.Module]:

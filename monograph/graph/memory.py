@@ -9,7 +9,7 @@ are not counted.
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch.fx import Graph, Node
 
@@ -21,6 +21,13 @@ from monograph.graph.step_graph import StepGraph
 
 Piece = tuple[Node, int]
 """A piece of memory: who made it, and which of its values it is."""
+
+
+class KnowsBytes(Protocol):
+    """Whoever knows how large values are."""
+
+    def bytes_of(self, node: Node, part: int) -> int:
+        """Bytes of one of a node's values."""
 
 
 class Held(NamedTuple):
@@ -77,7 +84,7 @@ def find_lasting(graph: StepGraph) -> set[Node]:
     return set(found.values())
 
 
-def find_held(graph: Graph, sizes: Sizes, lasting: Collection[Node] = ()) -> list[Held]:
+def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -> list[Held]:
     """Every piece of memory with the span of its life; of what is computed once an update, only `lasting` has any."""
     owners = find_owners(graph)
     last: dict[Piece, int] = {}

@@ -14,14 +14,14 @@ from torch.fx import Graph, Node
 from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT
-from monograph.graph.forms import Form
+from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import tag_of
 
 LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
 """Ops that start a transfer; its result may be read after the wait only."""
 
 
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, SizeForm, NumberForm)
 _SHAPED = (Tensor, Form)
 
 

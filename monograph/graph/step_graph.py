@@ -44,6 +44,8 @@ class StepGraph:
     """None for graphs that were not captured."""
     compiled: int = 0
     """How many parts a compiler was given."""
+    max_size: int | None = None
+    """The largest size that data may decide, in a graph that was read from a file; None: not bounded."""
 
     @property
     def nodes(self) -> list[Node]:

@@ -16,6 +16,7 @@ from monograph.annotate import Direction
 from monograph.graph.changes import Changes
 from monograph.graph.facts import Facts
 from monograph.graph.flows import reads_shape_only
+from monograph.graph.forms import Form
 from monograph.graph.promises import check_promises, find_gradients
 from monograph.graph.query import is_mutation, is_random, is_size, value_of
 from monograph.graph.refuse import GraphError, broken
@@ -138,9 +139,9 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
             do="passes keep the outputs as they are",
         )
     for spec, node in zip(graph.outputs, graph.results, strict=True):
-        if node is None or not isinstance(value_of(node), Tensor):
+        if node is None or not isinstance(value_of(node), Tensor | Form):
             raise broken(ends[0], f"the {spec.kind} {spec.name} is not a tensor", why="every output has a value")
-        if spec.kind is OutputKind.LOSS and (value_of(node).dim() or value_of(node).dtype != torch.float32):
+        if spec.kind is OutputKind.LOSS and (len(value_of(node).shape) or value_of(node).dtype != torch.float32):
             found = f"{value_of(node).dtype}{list(value_of(node).shape)}"
             raise broken(node, f"the loss is {found}", why="it is one float32 number")
     gradients = find_gradients(graph)
@@ -155,7 +156,7 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
         if node in owners:
             raise broken(node, f"{owners[node]} and {slot} have one gradient", why="each parameter has its own")
         owners[node] = slot
-        if tuple(value.shape) != states[slot].shape or not value.is_floating_point():
+        if tuple(value.shape) != states[slot].shape or not value.dtype.is_floating_point:
             found = f"{value.dtype}{list(value.shape)}"
             raise broken(node, f"the gradient of {slot} is {found}", why=f"its shard is {list(states[slot].shape)}")
         if tag_of(node).direction is not Direction.BACKWARD or node not in fed:

@@ -152,7 +152,12 @@ RULES = (
     ),
     Rule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
     Rule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
-    Rule("compile.artifact_key_file", _while("compile.artifact", ""), "--compile.artifact DIR", is_strict=False),
+    Rule(
+        "compile.artifact_key_file compile.artifact_trust_shared_folder",
+        _while("compile.artifact", ""),
+        "--compile.artifact DIR",
+        is_strict=False,
+    ),
     Rule(
         "compile.expert_overlap.chunk_dim compile.expert_overlap.modules compile.expert_overlap.num_chunks "
         "compile.expert_overlap.grad_sum compile.expert_overlap.schedule",

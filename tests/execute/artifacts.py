@@ -8,6 +8,9 @@ from unittest import mock
 
 from monograph.commands.precompile_step import precompile
 from monograph.errors import MonographError
+from monograph.execute.artifact.folder import check_files, read_manifest
+from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.trust import find_trust
 from monograph.parallel.groups import joined_groups
 from monograph.passes.config import PassesConfig
 from monograph.run import build_step
@@ -34,6 +37,31 @@ COMPILERS = (
     "torch._inductor.cpp_builder.CppBuilder.build",
 )
 """The compiler itself, where it has been imported; where it has not, it must not be."""
+
+
+def make_sections(parts=(), **changes):
+    """What a manifest says of an artifact with one graph, as little as is allowed."""
+    return {
+        "config": {},
+        "mesh": {"world": 1},
+        "groups": {},
+        "table": {},
+        "inputs": {"step": {}},
+        "passes": {"step": []},
+        "digests": {"step": "0" * 32},
+        "parts": {"step": list(parts)},
+        "versions": {},
+        "environment": {},
+        "machine": {"device": "cpu"},
+        **changes,
+    }
+
+
+def open_folder(folder, key=None, **trust):
+    """The artifact in a folder, as far as it can be opened without a run to compare it with."""
+    manifest = read_manifest(folder, key)
+    check_files(folder, manifest)
+    return Artifact(folder, manifest, find_trust(folder, manifest, **trust))
 
 
 def make_config(folder, changes=None, model=MODEL, **degrees):

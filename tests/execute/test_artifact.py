@@ -9,11 +9,17 @@ from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle
 from monograph.execute.artifact.folder import read_manifest
-from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.make import make_files, make_sections
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
-from tests.execute.artifacts import compare_with_eager, make_artifact, make_config, nothing_made, open_on_ranks
+from tests.execute.artifacts import (
+    compare_with_eager,
+    make_artifact,
+    make_config,
+    nothing_made,
+    open_folder,
+    open_on_ranks,
+)
 from tests.execute.updates import CPU
 from tests.kit.ranks import pool
 
@@ -57,7 +63,7 @@ def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(fold
         if reason_to_differ(leaf.path) and not leaf.path.startswith(("compile", "debug.device")):
             changed = replace_leaf(changed, leaf.path, flip(leaf.value))
     capture = capture_as(1, changed, MESH, CPU, is_compiled=True)
-    files = make_files(capture.graphs, folder)
+    files = make_files(capture.graphs, capture.facts, folder)
     manifest = read_manifest(artifact)
     assert {name: (artifact / name).read_bytes() for name in manifest.files} == files
     sections = make_sections(config, MESH, capture.table, CPU, capture.graphs)
@@ -65,7 +71,7 @@ def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(fold
 
 
 def test_ranks_that_capture_different_steps_get_no_artifact():
-    one, other = (Capture({}, {"step": f"forward:\n  0: x = add({number})\n"}, None) for number in (3, 4))
+    one, other = (Capture({}, {"step": f"forward:\n  0: x = add({number})\n"}, None, None) for number in (3, 4))
     check_rank_free(one, 0, one, 7)
     with pytest.raises(CannotPrecompile, match="ranks 0 and 7") as refused:
         check_rank_free(one, 0, other, 7)
@@ -121,10 +127,11 @@ def test_every_reason_belongs_to_a_field_that_exists():
         assert len(reason.split()) >= 4, f"{pattern}: a reason is a sentence"
 
 
-def test_a_graph_is_read_without_a_fake_tensor_in_sight(artifact):
+def test_a_graph_is_read_without_a_fake_tensor_in_sight(folder, artifact):
+    facts = capture_as(0, make_config(folder), MESH, CPU, is_compiled=False).facts
     with nothing_made():
-        loaded = Artifact(artifact, read_manifest(artifact))
-        graphs = {name: loaded.graph(name) for name in ("step", "evaluation")}
+        loaded = open_folder(artifact)
+        graphs = {name: loaded.graph(name, facts) for name in ("step", "evaluation")}
     assert {name: graph.digest() for name, graph in graphs.items()} == loaded.manifest.sections["digests"]
     assert graphs["step"].text() == (artifact / "step.txt").read_text()
 

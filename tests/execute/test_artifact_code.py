@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from monograph.compat.compiler import compiler_folder
-from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.make import Captured, make_files
-from monograph.execute.artifact.manifest import SECTIONS, ArtifactError
+from monograph.execute.artifact.manifest import ArtifactError
 from monograph.graph.file import find_parts
 from monograph.graph.tags import Tag
 from monograph.passes.compile.regions import compile_region, find_region, put_in_place
-from tests.execute.artifacts import nothing_made
+from tests.execute.artifacts import make_sections, nothing_made, open_folder
 from tests.graph.captures import capture_twins
 
 
@@ -38,18 +37,18 @@ def processor_is_known():
 
 @pytest.mark.slow
 def test_code_travels_with_its_kernels_and_is_loaded_without_a_compiler(tmp_path, processor_is_known):
-    graph, _ = capture_twins()
+    graph, facts = capture_twins()
     (tmp_path / "compiler").mkdir()
     with compiler_folder(tmp_path / "compiler"):
         inputs = compile_sum(graph)
         wanted = find_parts(graph)["compiled_0"](*inputs)
-        files = make_files({"step": Captured(graph, ())}, tmp_path / "compiler")
-    sections = {name: {} for name in SECTIONS} | {"parts": {"step": ["compiled_0"]}}
+        files = make_files({"step": Captured(graph, ())}, facts, tmp_path / "compiler")
+    sections = make_sections(["compiled_0"])
     assert "regions/step-compiled_0.bin" in files
     write_artifact(tmp_path / "artifact", sections, files)
-    artifact = Artifact(tmp_path / "artifact", read_manifest(tmp_path / "artifact"))
+    artifact = open_folder(tmp_path / "artifact")
     with nothing_made():
-        loaded = artifact.graph("step")
+        loaded = artifact.graph("step", facts)
     found = find_parts(loaded)["compiled_0"](*inputs)
     assert loaded.digest() == graph.digest() and loaded.compiled == 1
     assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
@@ -60,4 +59,4 @@ def test_code_travels_with_its_kernels_and_is_loaded_without_a_compiler(tmp_path
     without = {name: content for name, content in files.items() if not name.startswith("kernels/")}
     write_artifact(tmp_path / "less", sections, without)
     with pytest.raises(ArtifactError, match="needs a kernel"):
-        Artifact(tmp_path / "less", read_manifest(tmp_path / "less")).graph("step")
+        open_folder(tmp_path / "less").graph("step", facts)

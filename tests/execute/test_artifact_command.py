@@ -10,9 +10,10 @@ from monograph.cli import main
 from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
 from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.machine import describe_here
-from monograph.execute.artifact.manifest import MANIFEST, SECTIONS
+from monograph.execute.artifact.manifest import MANIFEST
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
+from tests.execute.artifacts import make_sections
 
 RECIPE = "llama3_debugmodel"
 SECONDS = 2.0
@@ -24,9 +25,9 @@ def write(folder, mesh=None, **changes):
     mesh = mesh or Mesh(dp_shard=2)
     config = load_recipe(RECIPE)
     config = config.replace(compile=config.compile.replace(mode="graph"))
-    sections = {name: {} for name in SECTIONS} | describe_here()
-    sections |= {"config": settle(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
-    sections |= {"machine": {"device": "cpu"}, "inputs": {"step": {"0000 state/w": "float32[2]"}}, **changes}
+    made_for = {"config": settle(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
+    inputs = {"inputs": {"step": {"0000 state/w": "float32[2]"}}}
+    sections = make_sections(**{**describe_here(), **made_for, **inputs, **changes})
     write_artifact(folder, sections, {"step.json": b"{}"})
     return str(folder)
 
@@ -73,7 +74,7 @@ def test_show_prints_the_manifest_for_a_person(tmp_path, capsys):
     folder = write(tmp_path / "artifact")
     assert main(["artifact", "show", folder, "--all", "true"]) == 0
     told = said(capsys)
-    for word in ("not signed", "fsdp_gather", "training.seq_len", "step.json", "torch", "state/w"):
+    for word in ("unsigned", "fsdp_gather", "training.seq_len", "step.json", "torch", "state/w"):
         assert word in told
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from monograph.compat.triton_cache import put_kernels, take_kernels, triton_folder
-from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.load import Artifact
-from monograph.execute.artifact.make import OWN_CALLS, OWN_KERNELS, make_own_kernels
-from monograph.execute.artifact.manifest import SECTIONS, ArtifactError
+from monograph.execute.artifact.fields import OWN_KERNELS
+from monograph.execute.artifact.folder import write_artifact
+from monograph.execute.artifact.make import OWN_CALLS, make_own_kernels
+from monograph.execute.artifact.manifest import ArtifactError
 from monograph.execute.own_kernels import (
     Call,
     build_calls,
@@ -24,6 +24,7 @@ from monograph.graph.forms import Form
 from monograph.parallel.groups import pretended_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, make_example
+from tests.execute.artifacts import make_sections, open_folder
 from tests.execute.updates import CPU, small
 
 FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dtype": "bfloat16"}
@@ -157,7 +158,7 @@ def forget_kernels():
 
 @pytest.mark.parametrize("calls", [b'[["system", []]]', b"7", b"[" * 100_000, b"\xff"])
 def test_an_artifact_with_other_calls_is_refused_with_a_reason(calls, tmp_path):
-    write_artifact(tmp_path / "artifact", {name: {} for name in SECTIONS}, {OWN_CALLS: calls})
-    artifact = Artifact(tmp_path / "artifact", read_manifest(tmp_path / "artifact"))
+    write_artifact(tmp_path / "artifact", make_sections(), {"step.json": b"{}", OWN_CALLS: calls})
+    artifact = open_folder(tmp_path / "artifact")
     with pytest.raises(ArtifactError, match="own kernels cannot be read"):
         artifact.load_own_kernels()

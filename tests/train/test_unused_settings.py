@@ -7,6 +7,7 @@ import pytest
 
 from monograph.cli import main
 from monograph.commands.request import read_request
+from monograph.commands.table import COMMANDS
 from monograph.config.configurable import BaseConfig, check_config
 from monograph.config.json_form import dump_json, parse_json
 from monograph.config.leaves import find_leaves
@@ -53,6 +54,7 @@ REFUSED = [
     (LLAMA, "--compile.backend aot_eager", "--compile.mode graph", "compile.mode", ""),
     (LLAMA, "--compile.artifact_on_mismatch compile", "--compile.mode graph", "compile.artifact", ""),
     (LLAMA, "--compile.artifact_key_file key", "", "compile.artifact", ""),
+    (LLAMA, "--compile.artifact_trust_shared_folder true", "", "compile.artifact", ""),
     (DEEPSEEK, f"--{OVERLAP}.num_chunks 4", "", f"{OVERLAP}.strategy", TRACE),
     (DEEPSEEK, f"--{OVERLAP}.chunk_dim seq", "", f"{OVERLAP}.strategy", ""),
     (DEEPSEEK, f"--{OVERLAP}.modules layers.2", "", f"{OVERLAP}.strategy", TRACE),
@@ -213,5 +215,11 @@ def test_packed_shards_have_no_text_field_and_are_verified(tmp_path):
         read(LLAMA, "--dataloader.text_field body", shards)
 
 
-def test_a_key_to_sign_with_is_used_by_the_commands_that_sign(tmp_path):
-    read_request([LLAMA, "--compile.artifact_key_file", "key"], BaseConfig(), uses=("compile.artifact_key_file",))
+@pytest.mark.parametrize("name", ["precompile", "artifact check"])
+def test_a_key_file_reaches_the_commands_that_sign_or_verify(name):
+    command = next(each for each in COMMANDS if each.name == name)
+    flags = {path: "compile" if path.endswith("on_mismatch") else "true" for path in command.uses}
+    words = [LLAMA, *(word for path, value in flags.items() for word in (f"--{path}", value))]
+    config = read_request(words, BaseConfig(), uses=command.uses).config
+    given = {leaf.path: str(leaf.value).lower() for leaf in find_leaves(config) if leaf.path in flags}
+    assert given == flags and "compile.artifact_key_file" in given

@@ -1,13 +1,16 @@
 """The part of the comparison that needs no torch: it answers before anything starts."""
 
 from pathlib import Path
+from typing import Any
 
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
 from monograph.execute.artifact.compare import describe_groups, find_differences, settle
-from monograph.execute.artifact.folder import check_files, read_key, read_manifest
+from monograph.execute.artifact.folder import check_files, read_manifest
+from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.machine import describe_here
 from monograph.execute.artifact.manifest import Manifest
+from monograph.execute.artifact.trust import Trust, check_code, find_trust
 from monograph.execute.config import CompileConfig
 from monograph.parallel.mesh import Mesh
 
@@ -35,6 +38,16 @@ def check_before_start(config: BaseConfig, settings: CompileConfig, mesh: Mesh) 
     found = find_misfits(manifest, config, mesh)
     if found and settings.artifact_on_mismatch == "error":
         raise misfit_error(folder, found)
+    if not found:
+        trust_code(folder, manifest, config, settings)
+
+
+def trust_code(folder: Path, manifest: Manifest, config: BaseConfig, settings: CompileConfig) -> Trust:
+    """Who vouches for the artifact; refused when it has code that this run may not load."""
+    trust = find_trust(folder, manifest, is_shared_trusted=settings.artifact_trust_shared_folder)
+    passes: Any = getattr(config, "passes")  # noqa: B009 - of the trainer's config, which is not known here
+    check_code(folder, manifest, trust, is_asked_for=passes.has_compiler)
+    return trust
 
 
 def misfit_error(folder: Path | str, found: list[str]) -> ConfigError:

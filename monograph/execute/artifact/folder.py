@@ -7,36 +7,25 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from monograph.errors import ConfigError
+from monograph.execute.artifact.keys import is_signed_with
 from monograph.execute.artifact.manifest import (
     MANIFEST,
     ArtifactError,
     FileRecord,
     Manifest,
+    open_envelope,
     parse_manifest,
     render_manifest,
+    seal,
 )
+from monograph.permissions import find_writer
 
-KEY_VARIABLE = "MONOGRAPH_ARTIFACT_KEY"
-"""The environment variable that holds the key, where no file does."""
 MAX_MANIFEST_BYTES = 256 << 20
-
-
-def read_key(key_file: str = "") -> bytes | None:
-    """The key that signs artifacts: the file's content, or the environment variable; None when neither is set."""
-    if key_file:
-        try:
-            key = Path(key_file).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"compile.artifact_key_file is {key_file}", why=f"it cannot be read: {error}") from None
-    else:
-        key = os.environ.get(KEY_VARIABLE, "").encode()
-    if key_file and not key:
-        raise ConfigError(f"compile.artifact_key_file is {key_file}", why="it is empty, and an empty key signs nothing")
-    return key or None
 
 
 def write_artifact(
@@ -50,7 +39,7 @@ def write_artifact(
     """Write everything beside `target` and give it its name at the end; readers never see a part of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     prepared = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
-    prepared.mkdir()
+    prepared.mkdir(mode=0o755)
     try:
         records = {}
         for name, content in files.items():
@@ -88,8 +77,10 @@ def _put_in_place(prepared: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "xb") as file:
+    """Only the owner can write to it afterwards, whatever the umask is."""
+    for folder in reversed([each for each in path.parents if not each.exists()]):
+        folder.mkdir(mode=0o755)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -108,27 +99,47 @@ def _sync_folder(path: Path) -> None:
 
 def read_manifest(folder: Path, key: bytes | None = None) -> Manifest:
     """The manifest, once its hash and (with a key) its signature are right."""
-    path = folder / MANIFEST
+    return parse_manifest(read_manifest_bytes(folder), key)
+
+
+def read_manifest_bytes(folder: Path) -> bytes:
+    """The manifest as it is on disk."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_MANIFEST_BYTES)
+        return _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise ArtifactError(
             f"there is no artifact in {folder}",
             why=f"its manifest cannot be read: {error.strerror or error}",
             do="monograph precompile RECIPE --out DIR makes one",
         ) from None
-    return parse_manifest(data, key)
 
 
-def read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
-    """One file's content, read once and checked as it was read: what is used is what was checked."""
+def sign_manifest(folder: Path, data: bytes, key: bytes) -> bool:
+    """Replace the manifest by the same one with a signature; False when it has that signature already."""
+    envelope = open_envelope(data)
+    if envelope.signature and is_signed_with(envelope.signed, envelope.signature, key):
+        return False
+    prepared = folder / f".{MANIFEST}-{secrets.token_hex(4)}"
+    try:
+        _write_file(prepared, seal(envelope.signed, key))
+        os.replace(prepared, folder / MANIFEST)
+        _sync_folder(folder)
+    except OSError as error:
+        prepared.unlink(missing_ok=True)
+        raise ArtifactError(f"{folder} cannot be signed", why=str(error.strerror or error)) from None
+    return True
+
+
+def read_file(folder: Path, manifest: Manifest, name: str, *, is_private: bool = False) -> bytes:
+    """One file's content, read once and checked as it was read: what is used is what was checked.
+
+    With `is_private`, a file that other users can write to is refused.
+    """
     record = manifest.files.get(name)
     if record is None:
         raise ArtifactError(f"{name} is not part of the artifact", why="its manifest does not list it")
     try:
-        with open(folder / name, "rb") as file:
-            content = file.read(record.size + 1)
+        content = _read(folder / name, record.size + 1, is_private=is_private)
     except OSError as error:
         raise ArtifactError(f"{name} of the artifact cannot be read", why=str(error.strerror or error)) from None
     if len(content) != record.size or hashlib.sha256(content).hexdigest() != record.sha256:
@@ -138,6 +149,17 @@ def read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
             do="copy the artifact again, or precompile it again",
         )
     return content
+
+
+def _read(path: Path, limit: int, *, is_private: bool = False) -> bytes:
+    """At most so many bytes of a regular file: a pipe would wait forever, and a size may be any number."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is not a file")
+        if is_private and (writer := find_writer(found)):
+            raise OSError(f"it is code, and {writer}")
+        return file.read(min(limit, found.st_size + 1))
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -20,10 +20,15 @@ from monograph.execute.artifact.describe import (
     describe_records,
     describe_table,
 )
+from monograph.execute.artifact.fields import EVALUATION, OWN_KERNELS, name_part
 from monograph.execute.artifact.machine import describe_here
 from monograph.execute.own_kernels import Call, build_calls, calls_to_data
+from monograph.graph.encode import GraphFileError
+from monograph.graph.facts import Facts
 from monograph.graph.file import find_parts, graph_from_data, graph_to_data
+from monograph.graph.refuse import GraphError
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.verify_read import check_read_graph
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import Record
@@ -32,8 +37,8 @@ KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
 
 
-OWN_CALLS, OWN_KERNELS = "own/calls.json", "own/kernels/"
-"""What the step's own kernels are called with, and where they are."""
+OWN_CALLS = "own/calls.json"
+"""What the kernels of custom ops are called with."""
 
 
 class CannotPrecompile(MonographError):
@@ -60,14 +65,14 @@ def make_own_kernels(calls: Sequence[Call]) -> dict[str, bytes]:
     return {OWN_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 
-def make_files(graphs: Mapping[str, Captured], compiler_folder: Path) -> dict[str, bytes]:
+def make_files(graphs: Mapping[str, Captured], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:
     """Name -> content: each graph as data and as text, the code of each part, the kernels that code needs."""
     files: dict[str, bytes] = {}
     for name, captured in graphs.items():
         data = graph_to_data(captured.graph)
         files[f"{name}.json"] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         files[f"{name}.txt"] = captured.graph.text().encode()
-        check_round_trip(name, captured.graph, files[f"{name}.json"])
+        check_round_trip(name, captured.graph, facts, files[f"{name}.json"])
         for part, module in find_parts(captured.graph).items():
             files[name_part(name, part)] = _save(module)
     if any(find_parts(captured.graph) for captured in graphs.values()):
@@ -77,11 +82,6 @@ def make_files(graphs: Mapping[str, Captured], compiler_folder: Path) -> dict[st
     return files
 
 
-def name_part(graph: str, part: str) -> str:
-    """The file of one part's compiled code."""
-    return f"regions/{graph}-{part}.bin"
-
-
 def _save(module: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part.bin"
@@ -89,9 +89,16 @@ def _save(module: Any) -> bytes:
         return path.read_bytes()
 
 
-def check_round_trip(name: str, graph: StepGraph, content: bytes) -> None:
-    """What was written must read back as the same graph, before anyone relies on it."""
-    if graph_from_data(json.loads(content), find_parts(graph)).digest() != graph.digest():
+def check_round_trip(name: str, graph: StepGraph, facts: Facts, content: bytes) -> None:
+    """What was written must read back as the same graph, and as one that a run may use, before anyone relies on it."""
+    found = graph_from_data(json.loads(content), find_parts(graph))
+    try:
+        check_read_graph(found, facts, is_forward=name == EVALUATION)
+    except (GraphError, GraphFileError) as error:
+        raise CannotPrecompile(
+            f"the graph of {name} could not be used as it would be read back", why=str(error)
+        ) from None
+    if found.digest() != graph.digest():
         raise CannotPrecompile(f"the graph of {name} reads back as another one", why="this is a bug; please report it")
 
 

@@ -5,38 +5,22 @@ is found before anything is parsed; the second is the signature of everything af
 """
 
 import hashlib
-import hmac
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monograph.errors import ConfigError
+from monograph.execute.artifact.fields import KERNELS, OWN_KERNELS, REGIONS, SECTIONS, BadField, check_content
+from monograph.execute.artifact.keys import Signature, Status, find_fingerprint, is_signed_with, sign
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
 """Raised when the layout changes in a way an older reader would misread."""
-SECTIONS = (
-    "config",
-    "mesh",
-    "groups",
-    "table",
-    "inputs",
-    "passes",
-    "digests",
-    "parts",
-    "versions",
-    "environment",
-    "machine",
-)
-"""What a manifest says besides its files, in this order."""
 
 _FIRST = re.compile(rb'\{"sha256":"([0-9a-f]{64})",\n')
 _SECOND = re.compile(rb'"hmac":"([0-9a-f]{64})?",\n')
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_PIECE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_NAME = re.compile(rf"{_PIECE}(/{_PIECE}){{0,3}}")
 
 
 class ArtifactError(ConfigError):
@@ -59,7 +43,26 @@ class Manifest:
     files: Mapping[str, FileRecord]
     digest: str
     """The sha256 in the first line: equal exactly for equal artifacts."""
-    is_signed: bool
+    signature: Signature
+
+    @property
+    def has_compiled_parts(self) -> bool:
+        """Whether a graph calls code that a compiler made."""
+        return any(self.sections["parts"].values())
+
+    @property
+    def code_files(self) -> list[str]:
+        """The files whose content would be run."""
+        return [name for name in self.files if name.startswith((REGIONS, KERNELS, OWN_KERNELS))]
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A manifest's bytes, once its hash is right: the signature, and what is signed."""
+
+    digest: str
+    signature: bytes
+    signed: bytes
 
 
 def render_manifest(sections: Mapping[str, Any], files: Mapping[str, FileRecord], key: bytes | None) -> bytes:
@@ -67,59 +70,82 @@ def render_manifest(sections: Mapping[str, Any], files: Mapping[str, FileRecord]
     listed = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
     content = {"schema": SCHEMA, **{name: sections[name] for name in SECTIONS}, "files": listed}
     lines = [f"{json.dumps(name)}:{json.dumps(value, allow_nan=False)}" for name, value in content.items()]
-    rest = (",\n".join(lines) + "\n}\n").encode()
-    signature = "" if key is None else hmac.new(key, rest, hashlib.sha256).hexdigest()
-    rest = f'"hmac":"{signature}",\n'.encode() + rest
+    return seal((",\n".join(lines) + "\n}\n").encode(), key)
+
+
+def seal(signed: bytes, key: bytes | None) -> bytes:
+    """A manifest with its signature, if there is a key, and its hash."""
+    signature = "" if key is None else sign(signed, key)
+    rest = f'"hmac":"{signature}",\n'.encode() + signed
     return f'{{"sha256":"{hashlib.sha256(rest).hexdigest()}",\n'.encode() + rest
+
+
+def open_envelope(data: bytes) -> Envelope:
+    """Check the hash; nothing is parsed before."""
+    first = _FIRST.match(data)
+    second = _SECOND.match(data, first.end()) if first else None
+    if first is None or second is None:
+        raise damaged("it does not begin with its hash and signature")
+    if hashlib.sha256(data[first.end() :]).hexdigest().encode() != first[1]:
+        raise damaged("it does not have the hash it states")
+    return Envelope(first[1].decode(), second[1] or b"", data[second.end() :])
 
 
 def parse_manifest(data: bytes, key: bytes | None) -> Manifest:
     """Check the hash and, with a key, the signature; then every field."""
-    first = _FIRST.match(data)
-    second = _SECOND.match(data, first.end()) if first else None
-    if first is None or second is None:
-        raise ArtifactError("the artifact's manifest is damaged", why="it does not begin with its hash and signature")
-    if hashlib.sha256(data[first.end() :]).hexdigest().encode() != first[1]:
-        raise ArtifactError("the artifact's manifest is damaged", why="it does not have the hash it states")
-    check_signature(data[second.end() :], second[1], key)
+    envelope = open_envelope(data)
+    signature = check_signature(envelope, key)
     try:
-        content = json.loads(data)
+        content = json.loads(data, object_pairs_hook=_read_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError("the artifact's manifest is damaged", why=f"it is not JSON: {error}") from None
-    if content.get("schema") != SCHEMA:
+        raise damaged(f"it is not JSON: {error}") from None
+    if content.get("schema") != SCHEMA or type(content["schema"]) is not int:
         raise ArtifactError(
             f"the artifact's schema is {content.get('schema')!r:.40}; this version reads schema {SCHEMA}",
             do="precompile again with this version",
         )
-    missing = [name for name in (*SECTIONS, "files") if name not in content]
-    if missing or not isinstance(content["files"], dict):
-        raise ArtifactError("the artifact's manifest is damaged", why=f"it has no {', '.join(missing) or 'files'}")
-    files = {name: _parse_file(name, file) for name, file in content["files"].items()}
+    try:
+        check_content(content)
+    except BadField as error:
+        raise damaged(str(error)) from None
+    files = {name: FileRecord(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
     sections = {name: content[name] for name in SECTIONS}
-    return Manifest(sections, files, first[1].decode(), bool(second[1]))
+    return Manifest(sections, files, envelope.digest, signature)
 
 
-def check_signature(signed: bytes, found: bytes | None, key: bytes | None) -> None:
-    """With a key, only what was signed with it is believed."""
+def damaged(why: str) -> ArtifactError:
+    """The error about a manifest that cannot be used."""
+    return ArtifactError(
+        "the artifact's manifest is damaged", why=why, do="copy the artifact again, or precompile it again"
+    )
+
+
+def _read_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def check_signature(envelope: Envelope, key: bytes | None) -> Signature:
+    """What is known of the signature; with a key, only what was signed with it is believed."""
     if key is None:
-        return
-    if not found:
+        return Signature(Status.UNVERIFIED if envelope.signature else Status.UNSIGNED)
+    fingerprint = find_fingerprint(key)
+    if not envelope.signature:
         raise ArtifactError(
-            "the artifact is not signed, and a key is set",
-            why="with a key, only artifacts signed with it are loaded",
-            do="precompile it again where the key is set, or unset the key",
+            "the artifact is unsigned, and a key is set",
+            why=f"with a key, only artifacts signed with it are used; the key is {fingerprint}",
+            do="monograph artifact sign DIR, if you know who made it; or unset the key",
         )
-    if not hmac.compare_digest(hmac.new(key, signed, hashlib.sha256).hexdigest().encode(), found):
+    if not is_signed_with(envelope.signed, envelope.signature, key):
         raise ArtifactError(
-            "the artifact's signature is not that of your key",
-            why="it was signed with another key, or changed afterwards",
-            do="get it from where it was made, or precompile it again",
+            "the artifact's signature does not match",
+            why=f"it was not signed with key {fingerprint}, or it was changed afterwards",
+            do="use the key it was signed with, or get the artifact again from where it was made",
         )
-
-
-def _parse_file(name: str, raw: Any) -> FileRecord:
-    """A name that stays inside of the folder, a size and a hash."""
-    is_record = isinstance(raw, dict) and type(raw.get("size")) is int and isinstance(raw.get("sha256"), str)
-    if not _NAME.fullmatch(name) or not is_record or not _SHA256.fullmatch(raw["sha256"]):
-        raise ArtifactError("the artifact's manifest is damaged", why=f"it lists a file as {name!r:.80}")
-    return FileRecord(raw["size"], raw["sha256"])
+    return Signature(Status.VERIFIED, fingerprint)

@@ -1,15 +1,17 @@
 """Opening an artifact: believe it, compare it, and agree with the other ranks before anything of it runs."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
-from monograph.execute.artifact.check import find_misfits, misfit_error
+from monograph.execute.artifact.check import find_misfits, misfit_error, trust_code
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_machine
-from monograph.execute.artifact.folder import check_files, read_key, read_manifest
+from monograph.execute.artifact.folder import check_files, read_manifest
+from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.manifest import Manifest
 from monograph.execute.config import CompileConfig
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
@@ -29,15 +31,32 @@ def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups) -
     try:
         manifest = read_manifest(folder, read_key(settings.artifact_key_file))
         check_files(folder, manifest)
-        artifact = Artifact(folder, manifest)
-        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(artifact, groups)
+        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(manifest, groups)
+        if not found:
+            artifact = Artifact(folder, manifest, trust_code(folder, manifest, config, settings))
         answer = f"{manifest.digest} {'; '.join(found)}"
     except ConfigError as refused:
         error, answer = refused, str(refused)
     groups.check_same("the artifact", answer, text=lambda: answer)
     if error is not None:
         raise error
-    return None if is_refused(settings, found, groups) else artifact
+    if is_refused(settings, found, groups) or artifact is None:
+        return None
+    warning = artifact.trust.warn(folder)
+    if warning and groups.rank == 0:
+        log.warning("%s", warning)
+    return artifact
+
+
+def use_together(use: Callable[[], None], groups: Groups) -> None:
+    """Let every rank use the artifact; when one cannot, all of them stop, and that rank says why."""
+    error: ConfigError | None = None
+    try:
+        use()
+    except ConfigError as refused:
+        error = refused
+    if groups.any(error is not None):
+        raise error or ConfigError("the artifact cannot be used", why="another rank refused it, and says why")
 
 
 def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> bool:
@@ -51,8 +70,7 @@ def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> boo
     return True
 
 
-def find_machine_misfits(artifact: Artifact, groups: Groups) -> list[str]:
+def find_machine_misfits(manifest: Manifest, groups: Groups) -> list[str]:
     """How this rank's machine is not the one the code was made for."""
-    sections: Any = artifact.manifest.sections
-    here = describe_machine(groups.device, is_compiled=any(sections["parts"].values()))
-    return find_differences(sections["machine"], here, "machine")
+    here = describe_machine(groups.device, is_compiled=manifest.has_compiled_parts)
+    return find_differences(manifest.sections["machine"], here, "machine")

@@ -20,6 +20,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import CheckpointError
 from monograph.line_file import Steps
 from monograph.log import get_log
+from monograph.permissions import find_exposed
 from monograph.train.checkpoint.choose import AUTO, choose, find_latest
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
@@ -77,9 +78,11 @@ class CheckpointManager(Configurable):
         self._pending: Future[None] | None = None
         self._failure: _Failure | None = None
         self.last_saved: Path | None = None
+        self._warned: set[Path] = set()
         self._missed: dict[str, Steps] = {}
         if config.enabled:
             self._open()
+            self._warn_of_writers(self._store.folder)
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +116,7 @@ class CheckpointManager(Configurable):
         model_only = self.config.load_model_only
         wanted = {name: tensor for name, tensor in tensors.items() if not model_only or name.startswith(MODEL_PREFIX)}
         path, manifest = choose(self._store, which, self._ranks)
+        self._warn_of_writers(path.parent, path, *(path / name for name in manifest.files))
         check_request(path, manifest, self._merge_requests(wanted), model_only=model_only)
         self._fill(path, manifest, wanted)
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
@@ -158,6 +162,16 @@ class CheckpointManager(Configurable):
             self._ranks.together(lambda: self._check_shared(owner))
         except PeerError as error:
             raise CheckpointError("checkpoints cannot be written", why=str(error)) from None
+
+    def _warn_of_writers(self, folder: Path, *inside: Path) -> None:
+        """Say once that other users can change checkpoints: they hold no code, but they decide what a run computes."""
+        exposed = find_exposed((folder, *inside)) if self._ranks.rank == 0 and folder not in self._warned else []
+        if exposed:
+            self._warned.add(folder)
+            log.warning(
+                "other users can change the checkpoints in %s (%s); chmod -R go-w %s takes their right to write away",
+                *(folder, exposed[0], folder),
+            )
 
     def _check_shared(self, owner: str) -> None:
         """Refuse at the start what would otherwise make every save fail."""

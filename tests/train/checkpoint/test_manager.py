@@ -1,5 +1,6 @@
 """Keeping the last few checkpoints, finding the one that was asked for, and refusing one that does not fit."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -228,3 +229,41 @@ def test_the_config_builds_the_manager_and_says_when_a_save_is_due(tmp_path):
 def test_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         CheckpointConfig(**settings).check()
+
+
+# Folders that other users can write to
+
+
+def find_warnings(caplog):
+    return [each.getMessage() for each in caplog.records if "other users can change" in each.getMessage()]
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("monograph"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="monograph"):
+        yield caplog
+
+
+def test_a_folder_that_others_can_write_to_is_named_once_with_a_remedy(tmp_path, warnings):
+    tmp_path.chmod(0o777)
+    with make_manager(tmp_path) as manager:
+        manager.save(1, make_state(1), {})
+        manager.load("latest", blank(make_state(1)))
+    (told,) = find_warnings(warnings)
+    assert f"{tmp_path}: mode 0777 lets everybody write" in told and f"chmod -R go-w {tmp_path}" in told
+
+
+def test_a_checkpoint_file_that_others_can_write_to_is_named_as_it_is_loaded(tmp_path, warnings):
+    tmp_path.chmod(0o755)
+    save_steps(tmp_path, 1)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)
+    with make_manager(tmp_path) as manager:
+        manager.load("latest", blank(make_state(1)))
+        assert find_warnings(warnings) == []
+        file = next(path for path in (tmp_path / "step-00000001").iterdir() if path.name != "manifest.json")
+        file.chmod(0o666)
+        manager.load("latest", blank(make_state(1)))
+    (told,) = find_warnings(warnings)
+    assert f"{file}: mode 0666 lets everybody write" in told

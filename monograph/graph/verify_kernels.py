@@ -1,0 +1,144 @@
+"""What must hold between the shapes of an operator's arguments where its kernel does not check it itself.
+
+Most of torch's operators refuse arguments that do not fit. Attention and the custom ops' GPU kernels compute addresses
+from some arguments and read others at them, so a graph that was read from a file is checked here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monograph.graph.allowed_ops import name_of
+
+Shape = tuple[int, ...]
+Arguments = Mapping[str, Any]
+"""Name of an argument -> the shape of a tensor, or the argument itself."""
+
+
+def do_shapes_fit(target: Any, arguments: Arguments) -> bool:
+    """Whether a kernel that trusts its arguments may be given tensors of these shapes."""
+    name = name_of(target)
+    if "_scaled_dot_product_" in name:
+        return _does_attention_fit(arguments)
+    rule = _RULES.get(name.removesuffix(".default").removeprefix("monograph.")) if "monograph." in name else None
+    return rule is None or bool(rule(arguments))
+
+
+def _does_attention_fit(given: Arguments) -> bool:
+    query, key, value = given["query"], given["key"], given["value"]
+    if not len(query) == len(key) == len(value) == 4:
+        return False
+    batch, heads, length, channels = query
+    keys = key[2]
+    is_paired = key[:3] == value[:3] and key[0] == batch and key[3] == channels
+    if not is_paired or min(heads, key[1]) < 1 or heads % key[1]:
+        return False
+    outs = [given[name] for name in ("out", "grad_out", "grad_out_") if given.get(name) is not None]
+    if any(out != (batch, heads, length, value[3]) for out in outs):
+        return False
+    sums = given.get("logsumexp")
+    if sums is not None and (sums[:2] != (batch, heads) or len(sums) < 3 or sums[2] < length):
+        return False
+    masks = [given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None]
+    full = (batch, heads, length, keys)
+    return all(
+        len(mask) <= 4 and all(size in (1, whole) for size, whole in zip(mask[::-1], full[::-1], strict=False))
+        for mask in masks
+    )
+
+
+def _same(*names: str) -> Callable[[Arguments], bool]:
+    return lambda given: len({given[name] for name in names if given.get(name) is not None}) == 1
+
+
+def _norm(given: Arguments) -> bool:
+    x = given["x"]
+    is_same = all(given[name] == x for name in ("grad", "other") if given.get(name) is not None)
+    return bool(x) and given["weight"] == x[-1:] and is_same and given.get("rstd", (*x[:-1], 1)) == (*x[:-1], 1)
+
+
+def _rotation(heads: Shape, channels: int, given: Arguments) -> bool:
+    """Angles are [batch or 1, sequence, 1, pairs of channels]."""
+    cos, sin = given["cos"], given["sin"]
+    if len(heads) != 4 or cos != sin or len(cos) != 4:
+        return False
+    return cos[0] in (1, heads[0]) and cos[1:3] == (heads[1], 1) and 2 * cos[3] == channels
+
+
+def _rotate_joined(given: Arguments) -> bool:
+    parts = [given[name] for name in ("q", "k", "v")]
+    if not all(len(part) == 4 and part[:2] == parts[0][:2] for part in parts):
+        return False
+    return all(_rotation(part, part[3], given) for part in parts[:2])
+
+
+def _join_heads(given: Arguments) -> bool:
+    own, tail = given["own"], given["tail"]
+    if not len(own) == len(tail) == 4 or own[:2] != tail[:2] or tail[2] not in (1, own[2]):
+        return False
+    return _rotation(tail, tail[3], given)
+
+
+def _split_heads(given: Arguments) -> bool:
+    keys, values, cos = given["grad_keys"], given["grad_values"], given["cos"]
+    if not len(keys) == len(values) == len(cos) == 4 or keys[:3] != values[:3] or 2 * cos[3] > keys[3]:
+        return False
+    return _rotation(keys, 2 * cos[3], given)
+
+
+def _gated_product(given: Arguments) -> bool:
+    x, weight = given["x"], given["weight"]
+    return len(x) == len(weight) == 2 and x[1] == weight[1] and weight[0] % 2 == 0
+
+
+def _product_gate_backward(given: Arguments) -> bool:
+    grad, weight, x, up = (given[name] for name in ("grad", "weight", "x", "up"))
+    if not len(grad) == len(weight) == 2 or grad[1] != weight[0] or x != up or not x:
+        return False
+    rows = 1
+    for size in x[:-1]:
+        rows *= size
+    return (rows, x[-1]) == (grad[0], weight[1])
+
+
+def _sliced_loss(given: Arguments) -> bool:
+    hidden, weight = given["hidden"], given["weight"]
+    if not len(hidden) == len(weight) == 2 or hidden[1] != weight[1] or given["slice_tokens"] < 1:
+        return False
+    return given["labels"] == hidden[:1] and given["scale"] in ((), (1,))
+
+
+def _combine_rows(given: Arguments) -> bool:
+    rows, weights, inverse = given["rows"], given["weights"], given["inverse"]
+    if not len(rows) == len(weights) == 2 or inverse != (weights[0] * weights[1],):
+        return False
+    grad, order = given.get("grad", (weights[0], rows[1])), given.get("order", rows[:1])
+    return grad == (weights[0], rows[1]) and order == rows[:1]
+
+
+def _sum_rows(given: Arguments) -> bool:
+    return len(given["rows"]) == len(given["places"]) == 2
+
+
+_RULES: Mapping[str, Callable[[Arguments], bool]] = {
+    "gate": _same("x", "up"),
+    "gate_backward": _same("grad", "x", "up"),
+    "gate_backward_again": _same("grad", "x", "up"),
+    "gate_backward_joined": _same("grad", "x", "up"),
+    "gate_backward_joined_again": _same("grad", "x", "up"),
+    "gated_product": _gated_product,
+    "product_gate_backward": _product_gate_backward,
+    "rotate": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
+    "rotate_joined": _rotate_joined,
+    "norm": _norm,
+    "add_norm": _norm,
+    "norm_backward": _norm,
+    "norm_backward_again": _norm,
+    "sliced_loss": _sliced_loss,
+    "join_heads": _join_heads,
+    "split_heads": _split_heads,
+    "sum_rows": _sum_rows,
+    "combine_rows": _combine_rows,
+    "combine_rows_backward": _combine_rows,
+    "add_wide": _same("one", "other"),
+}
+"""Custom op -> the relation its kernel relies on."""

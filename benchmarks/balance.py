@@ -2,7 +2,7 @@
 
     python benchmarks/balance.py [--recipes ...] [--layers 4] [--steps 300] [--device cuda] [--out FILE]
 
-Every recipe trains three times from the same weights on the same data: without anything that balances (no auxiliary
+Every recipe trains several times from the same weights on the same data: without anything that balances (no auxiliary
 loss, no selection bias), as published, and with the coefficients of `--coefficients`. The table has the load of the
 busiest expert over the mean and the entropy over its maximum, both of the worst layer, at chosen steps; the mean loss
 of the last 20 steps; and the first step from which one expert of some layer gets at least 0.9 of all tokens.
@@ -56,7 +56,9 @@ def make_config(recipe: str, options: argparse.Namespace, folder: Path) -> Train
     return config
 
 
-def make_variants(config: TrainerConfig, coefficients: Sequence[float]) -> dict[str, TrainerConfig]:
+def make_variants(
+    config: TrainerConfig, names: Sequence[str], coefficients: Sequence[float]
+) -> dict[str, TrainerConfig]:
     """The same run with other balancing."""
 
     def change(balance: LoadBalanceConfig, expert_bias: bool) -> TrainerConfig:
@@ -66,9 +68,9 @@ def make_variants(config: TrainerConfig, coefficients: Sequence[float]) -> dict[
         return changed
 
     published, bias = config.model.moe.balance, config.model.moe.router.expert_bias
+    known = {"nothing": change(LoadBalanceConfig(), False), "published": change(published, bias)}
     return {
-        "nothing": change(LoadBalanceConfig(), False),
-        "published": change(published, bias),
+        **{name: known[name] for name in names},
         **{f"coefficient {value:g}": change(published.replace(coefficient=value), bias) for value in coefficients},
     }
 
@@ -116,6 +118,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--variants", nargs="*", default=["nothing", "published"], choices=["nothing", "published"])
     parser.add_argument("--coefficients", type=float, nargs="*", default=[])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path)
@@ -126,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for recipe in options.recipes:
             config = make_config(recipe, options, Path(folder) / recipe)
-            for name, variant in make_variants(config, options.coefficients).items():
+            for name, variant in make_variants(config, options.variants, options.coefficients).items():
                 place = str(Path(folder) / f"{recipe}-{name}".replace(" ", "-"))
                 row = summarize(run(replace_leaf(variant, "job.dump_folder", place)), variant)
                 found.setdefault(recipe, {})[name] = row

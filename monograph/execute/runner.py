@@ -217,6 +217,7 @@ class GraphStep(MeshStep):
         return Facts(
             degrees={axis: mesh.degree(axis) for axis in Axis},
             group_sizes={group.value: mesh.group_size(group) for group in Group},
+            reduce_dtype=self.settings.reduce_dtype,
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from monograph.axes import Axis
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
@@ -19,6 +21,8 @@ class Facts:
     """The parameters in the order of the table: the order in which buckets are packed."""
     reshard: bool = True
     """Gathered parameters are freed after forward and gathered again for backward."""
+    reduce_dtype: torch.dtype = torch.float32
+    """In which gradients are summed over ranks."""
     device: str = "cpu"
     """Where the step will run; the passes themselves need no device."""
     is_saved: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -60,7 +61,7 @@ def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
         if root and is_of_chunk(node, plan, dim):
             check_can_be_cut(node)
             plan.body[node] = root
-    add_tails(graph, plan, is_whole=facts.overlap.grad_sum == "after_reduce")
+    add_tails(graph, plan, until=facts.reduce_dtype if facts.overlap.grad_sum == "before_reduce" else None)
     counted = find_counted(graph)
     for node in plan.body:
         plan_exit(node, plan, dim, counted)
@@ -115,23 +116,27 @@ def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
     return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
 
 
-def add_tails(graph: StepGraph, plan: ChunkPlan, *, is_whole: bool) -> None:
-    """What happens to each chunk's gradient by itself: the cast, or with `is_whole` all of its way to the sum."""
+def add_tails(graph: StepGraph, plan: ChunkPlan, *, until: torch.dtype | None) -> None:
+    """What happens to each chunk's gradient by itself: the cast to the dtype `until`, or with None all of its way.
+
+    Where one rank holds a parameter there is no collective to stop at, and only the dtype tells the cast before it from
+    the cast after it.
+    """
     for node in list(plan.body):
-        for tail in _find_tail(node, plan, is_whole=is_whole):
+        for tail in _find_tail(node, plan, until):
             plan.body[tail] = plan.body[node]
     places = {node: place for place, node in enumerate(graph.nodes)}
     plan.body = dict(sorted(plan.body.items(), key=lambda item: places[item[0]]))
 
 
-def _find_tail(node: Node, plan: ChunkPlan, *, is_whole: bool) -> Iterator[Node]:
-    outside = [user for user in node.users if user not in plan.body]
+def _find_tail(node: Node, plan: ChunkPlan, until: torch.dtype | None) -> Iterator[Node]:
+    last, outside = node, [user for user in node.users if user not in plan.body]
     while len(outside) == 1 and _is_scattered(outside[0]):
         (following,) = outside
-        if not is_whole and following.target is not ATEN._to_copy.default:
+        if until is not None and (following.target is not ATEN._to_copy.default or value_of(last).dtype == until):
             return
         yield following
-        outside = list(following.users)
+        last, outside = following, list(following.users)
 
 
 def _is_scattered(node: Node) -> bool:

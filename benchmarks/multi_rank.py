@@ -34,8 +34,9 @@ PAIRWISE = {
 }
 TIMEOUT_SECONDS = 10
 """Of collectives in the fault cases."""
-GRACE_SECONDS = 50
-"""What tearing down may take beyond the timeout."""
+GRACE_SECONDS = 120
+"""What tearing down may take beyond the timeout: NCCL's watchdog waits for a dump before it ends a process (up to 60 s),
+and the launcher gives a rank that does not react 30 s."""
 LAUNCH_SECONDS = 240
 """What an unbroken launch may take while others share the device."""
 STEPS, BROKEN_AFTER = 240, 60

@@ -1,6 +1,7 @@
 """Many short runs of 4 ranks on a busy machine; ranks are stopped and continued at random, and gloo's threads run late.
 
-    python benchmarks/soak.py --runs 300 --load 2 --jitter --seed 0 [--at-once 2] [--python PYTHON] [--out FILE]
+    python benchmarks/soak.py --runs 300 --load 2 --jitter --seed 0 [--first 0] [--at-once 2] [--python PYTHON]
+        [--out FILE]
 
 Start-up, two or three steps and shutdown, over and over, each time in new processes: what is looked for are crashes and
 hangs that show once in a hundred runs. Runs of one kind must also print the same losses, bit for bit. The folder of a
@@ -297,6 +298,7 @@ def main() -> None:
     """Run the soak and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="the number to begin with: a soak can be run in parts")
     parser.add_argument("--at-once", type=int, default=1, help="runs that go on side by side")
     parser.add_argument("--load", type=int, default=0, help="processes that only compute, beside the runs")
     parser.add_argument("--jitter", action="store_true", help="stop and continue random ranks, slow gloo's threads")
@@ -305,7 +307,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     root, start = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
-    done = soak(plan_tasks(options.runs, options.seed), root, options)
+    done = soak(plan_tasks(options.runs, options.seed)[options.first :], root, options)
     lines, is_well = report(done, time.monotonic() - start, options)
     print("\n".join(lines))
     if options.out:

@@ -102,8 +102,8 @@ def find_first_failure(failures: Mapping[int, ProcessFailure]) -> int:
     is_late = bool(notes) and time.time() - min(notes.values()) > _SECONDS_TO_FOLLOW
     told_to_end = (-signal.SIGTERM, -signal.SIGKILL) if is_late else (-signal.SIGTERM,)
     killed = [rank for rank, code in silent.items() if code not in told_to_end]
-    if killed:
-        return min(killed)
+    if killed:  # a survivor that hangs in a collective is killed by the launcher, but later
+        return min(killed, key=lambda rank: (failures[rank].timestamp, rank))
     return min(notes, key=lambda rank: notes[rank]) if notes else min(failures)
 
 

@@ -122,6 +122,7 @@ class Failure:
 
     exitcode: int
     error_file: str
+    timestamp: int = 0
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,11 @@ def test_the_rank_that_failed_first_is_found_among_those_that_followed(codes, no
         os.utime(tmp_path / f"{rank}.json", (at, at))
     failures = {rank: Failure(code, str(tmp_path / f"{rank}.json")) for rank, code in codes.items()}
     assert find_first_failure(failures) == first
+
+
+def test_of_two_killed_ranks_the_one_that_was_killed_earlier_failed_first():
+    """The other one hung in a collective until the launcher killed it."""
+    assert find_first_failure({0: Failure(-9, "none", 130), 1: Failure(-9, "none", 100)}) == 1
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ class Drawn:
             "compile.partition": "none",
             "compile.cuda_graph": "off",
             "compile.expert_overlap.strategy": strategy,
+            "compile.expert_overlap.schedule": "on",
             "parallelism.fsdp": "graph",
             "passes": PassesConfig(),
         }

@@ -117,7 +117,10 @@ def check_run(drawn: Drawn, folder: Path, *, is_verified: bool) -> Iterator[str]
             raise Failed(f"verify, step {verdict.step}: {verdict.blame}")
         yield "verified against one device"
         return
-    given = (config, drawn.eager(folder))
+    try:
+        given = (config, drawn.eager(folder))
+    except ConfigError as error:
+        raise Failed(f"eager mode refuses what graph mode takes: {error}") from error
     for rank, differing in enumerate(pool.run(world, compare_modes, *given, timeout_seconds=PATIENCE_SECONDS)):
         if differing:
             raise Failed(f"rank {rank}: {len(differing)} tensors differ from eager mode, first {differing[:3]}")

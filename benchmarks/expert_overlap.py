@@ -3,7 +3,7 @@
     python benchmarks/expert_overlap.py
     python benchmarks/expert_overlap.py --device cuda --dim 2048 --seq 4096 --steps 10
 
-One rank of a pretended world trains for real; its exchanges loop back and take `latency + bytes / bandwidth` beside
+One rank of a fake world trains for real; its exchanges loop back and take `latency + bytes / bandwidth` beside
 compute (monograph/parallel/fabric.py). The bandwidth is chosen so that all exchanges of a step take as long as the
 experts compute in it (times --share), measured just before: on a busy machine ratios last longer than times. Printed
 for each way: the step, its ratio to the step whose exchanges cost nothing, how long exchanges take in all, how long
@@ -25,13 +25,13 @@ from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.execute.runner import GraphStep
 from monograph.graph.cost import H200, find_node_costs
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.log import set_up_log
 from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.groups import Groups
-from monograph.passes.overlap.played import is_exchange
+from monograph.passes.overlap.simulate import is_exchange
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
@@ -175,7 +175,7 @@ def find_work(options: argparse.Namespace) -> Work:
         runner = Runner(config, groups)
         assert runner.step.graph is not None
         graph = runner.step.graph.module.graph
-        costs = find_node_costs(graph, Sizes(graph), H200, {})
+        costs = find_node_costs(graph, LikelySizes(graph), H200, {})
         runner.step.close()
     of_experts = sum(count for node, count in costs.flops.items() if ".moe.experts" in tag_of(node).path)
     moved = sum(size for node, size in costs.moved_bytes.items() if is_exchange(node))

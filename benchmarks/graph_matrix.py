@@ -49,7 +49,7 @@ POLICIES: dict[str, Changes] = {
     "min_cut": {"passes.choose_saved.policy": "min_cut"},
     "full": {"passes.choose_saved.policy": "full"},
     "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.02},
-    "offload": {"passes.offload_saved.budget_gib": 1.0},
+    "offload": {"passes.offload_activations.budget_gib": 1.0},
     "split in two": {"compile.partition": "min_cut"},
 }
 PASSES: dict[str, Changes] = {

@@ -4,7 +4,7 @@
                                 [--out FILE]
     python benchmarks/growth.py --compiled [--layers 2 32] [--recipes llama3_debugmodel]
 
-Everything is measured in this one process under a pretended process group, in seconds of the processor; what counts
+Everything is measured in this one process under a fake process group, in seconds of the processor; what counts
 are the ratios. Targets: capture at most 0.12 s a dense layer and 0.30 s a MoE layer, four times the layers at most 4.4
 times the time, 1024 ranks at most 1.05 times 8 ranks, passes at most as long as capture, no more kinds of parts to
 compile for 32 layers than for 4, and loading the step from an artifact at least 10 times as fast as building it (here
@@ -28,15 +28,15 @@ from monograph.execute.artifact.check import find_misfits
 from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.folder import check_files, read_manifest, write_artifact
 from monograph.execute.artifact.load import Artifact
-from monograph.execute.artifact.make import Captured, make_files, make_sections
+from monograph.execute.artifact.make import CapturedGraph, make_files, make_sections
 from monograph.execute.artifact.trust import find_trust
 from monograph.execute.memory_limits import find_memory_limits
 from monograph.execute.runner import GraphStep
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.compile.regions import find_kind, find_region, find_runs
+from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
 from monograph.passes.runner import build_passes, run_passes
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step, make_example
@@ -90,7 +90,7 @@ def make_config(recipe: str, layers: int, off: tuple[str, ...] = ()) -> TrainerC
 def time_compiling(recipe: str, layers: int) -> tuple[float, int]:
     """Seconds on the wall (compilers run in processes of their own), and how often the compiler was called."""
     config = make_config(recipe, layers)
-    with tempfile.TemporaryDirectory() as folder, pretended_groups(Mesh(), 0, CPU) as groups:
+    with tempfile.TemporaryDirectory() as folder, fake_groups(Mesh(), 0, CPU) as groups:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         start_workers()
@@ -115,7 +115,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
     config = make_config(recipe, layers, off=("compile_regions",))
     has_experts = hasattr(config.model, "moe")
     tokens = torch.zeros(TOKENS, dtype=torch.int64)
-    with pretended_groups(make_mesh(ranks, has_experts), 0, CPU) as groups:
+    with fake_groups(make_mesh(ranks, has_experts), 0, CPU) as groups:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         batch = {name: tokens for name in ("tokens", "labels", "positions", "documents")}
@@ -128,7 +128,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         done = time.process_time()
         size, load = measure_artifact(config, step, graph)
         gc.enable()
-    runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+    runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
     kinds = {find_kind(find_region(run)) for run in runs}
     passes = sum(record.seconds for record in records)
     times = (captured - start, passes, done - captured)
@@ -146,7 +146,7 @@ def measure_artifact(config: TrainerConfig, step: GraphStep, graph: StepGraph) -
 
     Making the graph a program comes after that, as it comes after a capture.
     """
-    graphs = {STEP: Captured(graph, ())}
+    graphs = {STEP: CapturedGraph(graph, ())}
     mesh = step.groups.mesh
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"

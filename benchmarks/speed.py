@@ -30,7 +30,7 @@ RECIPES: dict[str, list[str]] = {
 """What is measured, with its flags."""
 KINDS = {"fast": "graph-fast", "same-bits": "graph-recorded", "layer": "graph-fast,layer", "artifact": "graph-fast"}
 """Kind of measurement -> the modes of one process."""
-KEPT = "--passes.keep_weights.enabled true"
+KEPT = "--passes.cache_cast_weights.enabled true"
 """What bench adds to graph-fast where weights are not gathered again for backward."""
 _SHOWN_LINES = 25
 

@@ -44,7 +44,7 @@ WIDEST = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchRow:
     """What one mode did."""
 
     mode: str
@@ -93,9 +93,11 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
             passes=graph.passes.replace(
                 choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
                 narrow_gradients=graph.passes.narrow_gradients.replace(enabled=True),
-                join_products=graph.passes.join_products.replace(enabled=True, max_columns=WIDEST),
-                fuse_products=graph.passes.fuse_products.replace(enabled=True),
-                keep_weights=graph.passes.keep_weights.replace(enabled=not config.parallelism.reshard_after_forward),
+                merge_matmuls=graph.passes.merge_matmuls.replace(enabled=True, max_columns=WIDEST),
+                fuse_swiglu_epilogue=graph.passes.fuse_swiglu_epilogue.replace(enabled=True),
+                cache_cast_weights=graph.passes.cache_cast_weights.replace(
+                    enabled=not config.parallelism.reshard_after_forward
+                ),
             ),
         ),
         "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
@@ -108,11 +110,13 @@ def has_same_bits(config: TrainerConfig) -> bool:
     if config.optimizer.implementation == "single_pass":
         return False
     if config.compile.mode == "graph":
-        return not (config.passes.has_compiler or config.passes.join_products.enabled)
+        return not (config.passes.has_compiler or config.passes.merge_matmuls.enabled)
     return config.compile.mode == "eager" or config.compile.backend != "inductor"
 
 
-def run_modes(configs: dict[str, TrainerConfig], *, steps: int, warmup: int, profile: Path | None = None) -> list[Row]:
+def run_modes(
+    configs: dict[str, TrainerConfig], *, steps: int, warmup: int, profile: Path | None = None
+) -> list[BenchRow]:
     """Measure every mode; with a folder for it, profile each as well."""
     first = next(iter(configs.values()))
     device = find_device(first.debug.device)
@@ -130,7 +134,7 @@ def run_modes(configs: dict[str, TrainerConfig], *, steps: int, warmup: int, pro
 
 def run_mode(
     mode: str, config: TrainerConfig, groups: Groups, *, steps: int, warmup: int, trace: Path | None = None
-) -> Row:
+) -> BenchRow:
     """Build a step, warm it up, time it; then, apart from the timing, see where the time goes."""
     device = groups.device
     if device.type == "cuda":
@@ -201,7 +205,7 @@ def summarize(
     startup: Startup,
     losses: list[float],
     device: torch.device,
-) -> Row:
+) -> BenchRow:
     """The numbers of one mode."""
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
@@ -211,7 +215,7 @@ def summarize(
     mfu = find_mfu(flops, rate, config.metrics.peak_flops or find_peak_flops(device))
     records = step.records if isinstance(step, GraphStep) else []
     captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
-    return Row(
+    return BenchRow(
         mode=mode,
         numbers="same bits" if has_same_bits(config) else "fast",
         ms=1000 * median,
@@ -238,7 +242,7 @@ def find_shares(step: MeshStep) -> dict[str, float]:
     return {"graph: capture": step.capture_seconds} | {f"graph: {name}": seconds for name, seconds in passes.items()}
 
 
-def write_json(path: Path, rows: Sequence[Row], command: Sequence[str]) -> None:
+def write_json(path: Path, rows: Sequence[BenchRow], command: Sequence[str]) -> None:
     """The rows with what is needed to measure them again."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     text: dict[str, Any] = {

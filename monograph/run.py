@@ -11,7 +11,7 @@ import torch
 import torch.utils.deterministic as deterministic
 from torch import Tensor
 
-from monograph.compat.ops import has_products
+from monograph.compat.ops import has_native_matmul
 from monograph.config.json_form import dump_json
 from monograph.errors import ConfigError
 from monograph.execute.artifact.open import is_refused, open_artifact, use_together
@@ -61,8 +61,8 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
     with startup.phase("model"):
         model = build_model(config, groups.device)
         settings = make_settings(config, plan_init(model))
-        if not groups.is_pretended:
-            warn_of_slow_products(groups.device, settings.compute_dtype)
+        if not groups.is_fake:
+            warn_of_slow_matmuls(groups.device, settings.compute_dtype)
         table = build_table(model, DECODER_PLAN, groups.mesh)
         parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
         if config.compile.mode != "graph":
@@ -76,7 +76,7 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
             found = artifact.misfits(table, specs, groups.device)
             if not is_refused(config.compile, found, groups):
                 use_together(partial(step.use, artifact, specs), groups)
-    if not groups.is_pretended:
+    if not groups.is_fake:
         with startup.phase("graph"):
             step.build(*example)
     return step
@@ -97,9 +97,9 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
     )
 
 
-def warn_of_slow_products(device: torch.device, dtype: torch.dtype) -> None:
+def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
     """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
-    if has_products(device, dtype):
+    if has_native_matmul(device, dtype):
         return
     log.warning(
         "this processor has no %s products: steps may take a hundred times as long as with "
@@ -192,7 +192,7 @@ def train_command(config: TrainerConfig, line: CommandLine) -> int:
         if not stopped.do:
             raise
         raise StoppedOnRequest(stopped.what, do=f"to continue: {line.render({'checkpoint.load': 'latest'})}") from None
-    if summary.is_speaker:
+    if summary.is_rank_zero:
         print_summary(summary, config, line)
     return 0
 

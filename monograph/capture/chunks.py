@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from monograph.capture.trace import Example, capture
+from monograph.graph.chunk_nodes import pair_captures
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_size
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.twins import pair_captures
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 
-def capture_twins(
+def capture_chunk_nodes(
     graph: StepGraph,
     step: Callable[..., Any],
     model: nn.Module,

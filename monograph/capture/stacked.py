@@ -1,6 +1,6 @@
 """Values that a step stacks over its blocks, one entry a block: a copied block has its own entry, and its gradient.
 
-While blocks are left out, the entries of the missing ones hold what the block before them returned (ShardedCall), so
+While blocks are left out, the entries of the missing ones hold what the block before them returned (FsdpUnitRunner), so
 every shape is that of the whole step. Copies take their entries here; in backward they read their select of the
 stack's gradient.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch.fx import Graph, Node
 
-from monograph.capture.alike import Run
+from monograph.capture.block_repeats import BlockRepeat
 from monograph.compat.ops import ATEN
 from monograph.graph.query import is_backward
 from monograph.graph.tags import tag_of
@@ -42,7 +42,7 @@ class StackedEntries:
             return None
         return node.args[0]
 
-    def fill(self, run: Run, forward: Mapping[int, Sequence[Node]]) -> None:
+    def fill(self, run: BlockRepeat, forward: Mapping[int, Sequence[Node]]) -> None:
         """Put the values of the run's copied blocks at their positions."""
         second = run.captured[1]
         index = {node: place for place, node in enumerate(forward[second])}

@@ -18,7 +18,7 @@ from monograph.compat.capture import mark_backward
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.shard import ShardedCall
+from monograph.parallel.shard import FsdpUnitRunner
 
 Tensors = Mapping[str, Tensor]
 
@@ -53,7 +53,7 @@ def make_model_call(
     coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
     def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> DecoderOutput:
-        call = ShardedCall(
+        call = FsdpUnitRunner(
             model,
             table,
             state,

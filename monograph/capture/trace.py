@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
-from monograph.capture.alike import Run
+from monograph.capture.block_repeats import BlockRepeat
 from monograph.capture.pure import make_pure
-from monograph.capture.unfold import unfold
+from monograph.capture.replicate import unfold
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.compat.ops import annotations_restored
-from monograph.graph.promises import find_promises, mark_gradients
+from monograph.graph.checked_properties import find_properties, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
@@ -50,13 +50,13 @@ def capture(
     *,
     has_sources: bool = False,
     mode: AbstractContextManager[Any] | None = None,
-    runs: Sequence[Run] = (),
+    runs: Sequence[BlockRepeat] = (),
 ) -> StepGraph:
     """The step as a graph; `model` is only asked for the names of its modules.
 
     With `has_sources` nodes know the line of model code they come from, which takes longer. Captures in one `mode`,
     that of another capture, can lend each other values: sizes read from data have different names in each. A step that
-    skips most blocks of some `runs` is unfolded to one that has them all; `NotAlike` when that cannot be done.
+    skips most blocks of some `runs` is unfolded to one that has them all; `BlocksDiffer` when that cannot be done.
     """
     named = example.flat()
     specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
@@ -84,17 +84,17 @@ def capture(
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
     if runs:
-        outputs = unfold_outputs(module, specs, outputs, runs)
+        outputs = replicate_outputs(module, specs, outputs, runs)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
     tag_inner_nodes(graph)
     trust_values(graph)
     mark_gradients(graph)
-    graph.promises = find_promises(graph)
+    graph.promises = find_properties(graph)
     return graph
 
 
-def unfold_outputs(
-    module: torch.fx.GraphModule, specs: Sequence[InputSpec], outputs: Sequence[OutputSpec], runs: Sequence[Run]
+def replicate_outputs(
+    module: torch.fx.GraphModule, specs: Sequence[InputSpec], outputs: Sequence[OutputSpec], runs: Sequence[BlockRepeat]
 ) -> list[OutputSpec]:
     """Unfold the graph; its outputs are then those of a step with all blocks."""
     inside = module.graph

@@ -7,7 +7,7 @@ from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import check_files, read_manifest, read_manifest_bytes, sign_manifest
 from monograph.execute.artifact.keys import Status, find_fingerprint, is_signed_with, need_key
-from monograph.execute.artifact.manifest import Manifest, open_envelope, parse_manifest
+from monograph.execute.artifact.manifest import ArtifactManifest, open_envelope, parse_manifest
 from monograph.execute.artifact.trust import find_trust
 
 
@@ -48,7 +48,7 @@ def verify_artifact(arguments: ArtifactVerifyArguments) -> int:
     return 0
 
 
-def describe(manifest: Manifest) -> str:
+def describe(manifest: ArtifactManifest) -> str:
     """What a signature vouches for."""
     code = len(manifest.code_files)
     what = f"{code} of them code that runs when it is loaded" if code else "none of them code"

@@ -33,7 +33,7 @@ class NotComparable(MonographError):
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """The first number that is not the same in both runs."""
 
     step: int
@@ -118,7 +118,7 @@ def run(words: list[str], request: Request, folder: Path) -> list[dict[str, floa
 
 def find_difference(
     left: list[dict[str, float]], right: list[dict[str, float]], *, tolerance: float = 0.0
-) -> Difference | None:
+) -> MetricDifference | None:
     """The first step and number where the runs differ: at all, or relatively by more than the tolerance."""
     numbers = [[int(record["step"]) for record in records] for records in (left, right)]
     if numbers[0] != numbers[1]:
@@ -127,7 +127,7 @@ def find_difference(
     for ours, theirs in zip(left, right, strict=True):
         for name in COMPARED:
             if not is_close(ours[name], theirs[name], tolerance):
-                return Difference(int(ours["step"]), name, ours[name], theirs[name])
+                return MetricDifference(int(ours["step"]), name, ours[name], theirs[name])
     return None
 
 
@@ -138,7 +138,7 @@ def is_close(left: float, right: float, tolerance: float) -> bool:
     return math.isclose(left, right, rel_tol=tolerance, abs_tol=0.0)
 
 
-def show(runs: list[list[dict[str, float]]], found: Difference | None, arguments: CompareArguments) -> None:
+def show(runs: list[list[dict[str, float]]], found: MetricDifference | None, arguments: CompareArguments) -> None:
     """Every step, with both values where they differ; then the verdict."""
     for ours, theirs in zip(*runs, strict=True):
         parts = [

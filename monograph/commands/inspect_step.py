@@ -1,4 +1,4 @@
-"""The part of `monograph inspect` that captures: one pretended rank, every pass, and a folder that tells the story."""
+"""The part of `monograph inspect` that captures: one fake rank, every pass, and a folder that tells the story."""
 
 import shlex
 import time
@@ -14,7 +14,7 @@ from monograph.graph.cost import H200, Cost
 from monograph.graph.diff import diff_texts
 from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
@@ -54,7 +54,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", str(folder)])
     set_up_log(level=config.debug.log_level)
     device = find_device(config.debug.device)
-    with pretended_groups(mesh, 0, device) as groups:
+    with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()
         step = build_step(config, groups)

@@ -62,7 +62,7 @@ def _make_lines(passes: list[Pass]) -> Iterator[str]:
         link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
         yield f"| {link} | {name_numbers(each)} | {needs} | {gives} | {summary}{required} |"
     yield ""
-    yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_gathers`."
+    yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`."
     for each in passes:
         yield from _describe(each)
 

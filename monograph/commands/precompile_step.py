@@ -1,4 +1,4 @@
-"""The part of `monograph precompile` that captures: pretended ranks of a mesh, and one artifact for all of them."""
+"""The part of `monograph precompile` that captures: fake ranks of a mesh, and one artifact for all of them."""
 
 import tempfile
 import time
@@ -14,14 +14,20 @@ from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.fields import EVALUATION, STEP
 from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.keys import find_fingerprint, read_key
-from monograph.execute.artifact.make import CannotPrecompile, Captured, make_files, make_own_kernels, make_sections
-from monograph.execute.own_kernels import Call, find_calls, find_updates
+from monograph.execute.artifact.make import (
+    CannotPrecompile,
+    CapturedGraph,
+    make_custom_kernels,
+    make_files,
+    make_sections,
+)
+from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
 from monograph.execute.runner import GraphStep
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
-from monograph.parallel.groups import find_first_difference, pretended_groups
+from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import Record, build_passes, run_passes
@@ -35,15 +41,15 @@ COMPILERS = ("compile_regions", "compile_whole")
 
 
 @dataclass(frozen=True)
-class Capture:
+class RankCapture:
     """What one rank captured."""
 
-    graphs: Mapping[str, Captured]
+    graphs: Mapping[str, CapturedGraph]
     texts: Mapping[str, str]
     """Of the graphs before anything was compiled."""
     table: ParamTable
     facts: Facts
-    calls: Sequence[Call] = ()
+    calls: Sequence[KernelCall] = ()
     """Of kernels of our own, by the step and by the optimizer."""
 
 
@@ -84,21 +90,21 @@ def precompile(
             other = mesh.world_size - 1 - rank
             if other != rank:
                 check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
-        files = {**make_files(capture.graphs, capture.facts, Path(folder)), **make_own_kernels(capture.calls)}
+        files = {**make_files(capture.graphs, capture.facts, Path(folder)), **make_custom_kernels(capture.calls)}
         sections = make_sections(config, mesh, capture.table, device, capture.graphs)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files
 
 
-def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> Capture:
-    """The graphs of one pretended rank: training and evaluation."""
-    with pretended_groups(mesh, rank, device) as groups:
+def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> RankCapture:
+    """The graphs of one fake rank: training and evaluation."""
+    with fake_groups(mesh, rank, device) as groups:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep), "compile.mode is graph"
         texts: dict[str, str] = {}
         graphs = {}
-        calls: list[Call] = []
+        calls: list[KernelCall] = []
         for name in (STEP, EVALUATION):
             inputs, valid = make_example(config, step)
             graph = step.trace(inputs, valid, is_forward=name == EVALUATION)
@@ -109,11 +115,11 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
                     calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
 
             records = improve(step, graph, look, is_compiled=is_compiled)
-            graphs[name] = Captured(graph, records)
+            graphs[name] = CapturedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
         if config.optimizer.implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
-        return Capture(graphs, texts, step.table, step.facts(), list(dict.fromkeys(calls)))
+        return RankCapture(graphs, texts, step.table, step.facts(), list(dict.fromkeys(calls)))
 
 
 def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:
@@ -130,7 +136,7 @@ def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None]
     return run_passes(graph, passes if is_compiled else before, settings.off, step.facts(), watch=watch)
 
 
-def check_rank_free(one: Capture, rank: int, other: Capture, other_rank: int) -> None:
+def check_rank_free(one: RankCapture, rank: int, other: RankCapture, other_rank: int) -> None:
     """One artifact serves all ranks only if all ranks run the same step."""
     for name, text in one.texts.items():
         if text != other.texts[name]:

@@ -32,7 +32,7 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else value.to(dtype)
 
 
-def add_product_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
+def add_matmul_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
     """Add left @ right to an fp32 sum, or begin one: added up inside of the product, and rounded nowhere.
 
     Products of narrow operands with a wide result are CUDA's alone, and new.
@@ -62,7 +62,7 @@ def fits_grouped_mm(dtype: torch.dtype, *widths: int) -> bool:
     return all(width * dtype.itemsize % 16 == 0 for width in widths)
 
 
-def has_products(device: torch.device, dtype: torch.dtype) -> bool:
+def has_native_matmul(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this device multiplies such matrices with instructions of its own; what is not known counts as yes.
 
     A processor that cannot do it in bf16 gets torch's loop over numbers: 200 times the time of fp32 on one of them.

@@ -15,7 +15,7 @@ Renamed = Mapping[Any, Any]
 _BINDINGS = "unbacked_bindings"
 
 
-class Known(NamedTuple):
+class KnownSymbols(NamedTuple):
     """What a mode knows of some symbols."""
 
     ranges: dict[Any, Any]
@@ -25,7 +25,7 @@ class Known(NamedTuple):
     """What may be taken for true or false."""
 
 
-def find_known(mode: Any, symbols: Sequence[Any]) -> Known | None:
+def find_known(mode: Any, symbols: Sequence[Any]) -> KnownSymbols | None:
     """All that is known of symbols that are about each other only; None where there is more than can be copied."""
     facts, own = mode.shape_env, set(symbols)
     equal = [*facts.replacements, *facts.replacements.values(), *facts.divisible, *facts.size_like]
@@ -35,10 +35,10 @@ def find_known(mode: Any, symbols: Sequence[Any]) -> Known | None:
     is_more = any(not own.isdisjoint(each.free_symbols) for each in equal)
     if is_more or any(not own.issuperset(each.free_symbols) for each in about):
         return None
-    return Known({symbol: facts.var_to_range[symbol] for symbol in symbols}, asserts, axioms)
+    return KnownSymbols({symbol: facts.var_to_range[symbol] for symbol in symbols}, asserts, axioms)
 
 
-def copy_symbols(mode: Any, known: Known) -> dict[Any, Any]:
+def copy_symbols(mode: Any, known: KnownSymbols) -> dict[Any, Any]:
     """New symbols of which the same is known."""
     facts = mode.shape_env
     with facts.ignore_fresh_unbacked_symbols():

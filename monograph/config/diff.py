@@ -21,7 +21,7 @@ ABSENT = Absent()
 
 
 @dataclass(frozen=True)
-class Difference:
+class ConfigDifference:
     """One path at which two configurations disagree."""
 
     path: str
@@ -33,7 +33,7 @@ class Difference:
         return f"{self.path}: {left} -> {right}"
 
 
-def find_differences(left: BaseConfig, right: BaseConfig) -> list[Difference]:
+def find_differences(left: BaseConfig, right: BaseConfig) -> list[ConfigDifference]:
     """Every path that differs, in the left one's order; sections of different classes also differ in `$class`."""
     sides = [
         {**_find_classes(config), **{leaf.path: leaf.value for leaf in find_leaves(config)}} for config in (left, right)
@@ -42,7 +42,7 @@ def find_differences(left: BaseConfig, right: BaseConfig) -> list[Difference]:
     for path in dict.fromkeys([*sides[0], *sides[1]]):
         ours, theirs = (side.get(path, ABSENT) for side in sides)
         if ABSENT in (ours, theirs) or not is_same(ours, theirs):
-            found.append(Difference(path, ours, theirs))
+            found.append(ConfigDifference(path, ours, theirs))
     return [each for each in found if not (each.path.endswith("$class") and ABSENT in (each.left, each.right))]
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
-from monograph.execute.kept import KeptWeights
 from monograph.execute.layer import CountingBackend
 from monograph.execute.remat import Remat
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import Start
 from monograph.models.load_balance import update_expert_bias
-from monograph.parallel.border import PlacedShard
+from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shared import compute_grad_norm, total_over_batch, total_over_tokens
@@ -68,7 +68,7 @@ class MeshStep(ABC):
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
     backend: CountingBackend | None = None
     """The compiler, when anything is compiled."""
-    kept: KeptWeights | None = None
+    kept: CastWeightCache | None = None
     """Copies of the parameters that this step reads instead of them."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
@@ -131,7 +131,7 @@ class MeshStep(ABC):
 
     def laid_out_like(self, name: str, value: Tensor) -> Any:
         """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint border."""
-        return PlacedShard(value.detach(), self.table[name], self.rank)
+        return LocalizedShard(value.detach(), self.table[name], self.rank)
 
 
 class ModuleStep(MeshStep):

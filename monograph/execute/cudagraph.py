@@ -62,7 +62,7 @@ def refuse(obstacles: list[str]) -> ConfigError:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedGraph:
     """One recorded step, and where its results lie after every replay."""
 
     graph: torch.cuda.CUDAGraph
@@ -83,7 +83,7 @@ class CudaGraphProgram:
         self.program, self.gradients, self.results = program, gradients, results
         self.watchdog = watchdog
         self.is_warm = False
-        self.recordings: dict[tuple[bool, bool], Recording] = {}
+        self.recordings: dict[tuple[bool, bool], RecordedGraph] = {}
         self.stream = torch.cuda.Stream()
 
     def run(self, sources: Sources) -> None:
@@ -111,7 +111,7 @@ class CudaGraphProgram:
         torch.cuda.current_stream().wait_stream(self.stream)
         self.is_warm = True
 
-    def record(self, values: list[Tensor]) -> Recording:
+    def record(self, values: list[Tensor]) -> RecordedGraph:
         """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
         because a recording has memory of its own."""
         torch.cuda.empty_cache()
@@ -121,7 +121,7 @@ class CudaGraphProgram:
         with quiet, torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
             self.program.module(*values)
         assert self.results.loss is not None
-        return Recording(graph, self.results.loss, self.gradients.taken())
+        return RecordedGraph(graph, self.results.loss, self.gradients.taken())
 
     def close(self) -> None:
         """Drop the recordings before the communicators inside of them are destroyed."""

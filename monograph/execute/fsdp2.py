@@ -21,8 +21,8 @@ from monograph.execute.remat import find_runner
 from monograph.models.decoder import Decoder, DecoderOutput, call_module
 from monograph.parallel.collectives import total
 from monograph.parallel.groups import Groups
+from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.start import fill_shards
 
 
 class Fsdp2Step(ModuleStep):

@@ -25,7 +25,7 @@ class CannotSplit(MonographError):
 
 
 @dataclass(frozen=True)
-class Halves:
+class PartitionedGraphs:
     """The two graphs. Both read the step's inputs; what forward saves, backward reads after them."""
 
     forward: GraphModule
@@ -36,7 +36,7 @@ class Halves:
     saved: tuple[Node, ...]
 
 
-def split(graph: StepGraph) -> Halves:
+def split(graph: StepGraph) -> PartitionedGraphs:
     """Cut a step between forward and backward; what backward reads of forward becomes a result of the one half and an
     input of the other."""
     results = dict(zip(graph.outputs, graph.results, strict=True))
@@ -59,7 +59,7 @@ def split(graph: StepGraph) -> Halves:
         ),
     )
     second = _copy(graph, backward, [*saved, seed], lambda copies: [copies[node] for node in gradients.values()])
-    return Halves(first, second, tuple(gradients), tuple(saved))
+    return PartitionedGraphs(first, second, tuple(gradients), tuple(saved))
 
 
 def find_seed(graph: StepGraph) -> Node:
@@ -96,7 +96,7 @@ class Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, halves: Halves, values: list[Tensor], metrics: dict[str, Tensor], *_parameters: Tensor
+        ctx: Any, halves: PartitionedGraphs, values: list[Tensor], metrics: dict[str, Tensor], *_parameters: Tensor
     ) -> Tensor:
         loss, found, saved = halves.forward(*values)
         metrics |= found
@@ -128,5 +128,5 @@ class SplitProgram:
     def close(self) -> None:
         """Let go of both halves."""
         empty = GraphModule(nn.Module(), Graph())
-        self.halves = Halves(empty, empty, (), ())
+        self.halves = PartitionedGraphs(empty, empty, (), ())
         self.inputs.values = []

@@ -50,7 +50,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Share:
+class ProfileRow:
     """One line of a table."""
 
     name: str
@@ -63,9 +63,9 @@ class Share:
 class Profile:
     """A step's kernel time, cut three ways; each adds up to the same."""
 
-    by_kind: list[Share]
-    by_path: list[Share]
-    by_kernel: list[Share]
+    by_kind: list[ProfileRow]
+    by_path: list[ProfileRow]
+    by_kernel: list[ProfileRow]
 
     @property
     def ms(self) -> float:
@@ -191,7 +191,7 @@ def add_up(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> P
             calls[label, key] += 1
     tables = [
         [
-            Share(key, total[key] / 1000 / STEPS, calls[label, key] / STEPS)
+            ProfileRow(key, total[key] / 1000 / STEPS, calls[label, key] / STEPS)
             for key in sorted(total, key=total.__getitem__)[::-1]
         ]
         for total, label in zip((kinds, paths, names), "kpn", strict=True)

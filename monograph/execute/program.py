@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import ConfigError
 from monograph.execute.bounded_sizes import bound_sizes
-from monograph.execute.kept import KeptWeights
-from monograph.graph.once import find_kept, is_once
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.graph.cast_weights import find_kept, is_once
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
@@ -78,7 +78,7 @@ def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
 class Program:
     """Runs a graph; `take` gets every output as soon as it is computed."""
 
-    def __init__(self, graph: StepGraph, take: Take, sources: Sources, kept: KeptWeights | None = None) -> None:
+    def __init__(self, graph: StepGraph, take: Take, sources: Sources, kept: CastWeightCache | None = None) -> None:
         self.inputs = StaticInputs(graph.inputs, sources)
         self.module = lower(graph, take, kept)
 
@@ -94,7 +94,7 @@ class Program:
         self.inputs.values = []
 
 
-def lower(graph: StepGraph, take: Take, kept: KeptWeights | None = None) -> GraphModule:
+def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> GraphModule:
     """The graph as a module without results: each goes to its taker right after it was computed.
 
     What changes only with the weights is read from where it is kept, if somebody keeps it.

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from monograph.axes import Axis, Group
-from monograph.capture.alike import Run, find_runs, find_skipped
-from monograph.capture.chunks import capture_twins
+from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, find_skipped_blocks
+from monograph.capture.chunks import capture_chunk_nodes
 from monograph.capture.step import buffers_of, make_forward, make_step
 from monograph.capture.trace import Example, capture
 from monograph.compat.compiler import start_workers
 from monograph.execute.artifact.fields import EVALUATION, STEP
 from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
+from monograph.execute.custom_kernels import UPDATE, KernelCall, build_calls, find_calls, find_updates
 from monograph.execute.gradients import Gradients
-from monograph.execute.kept import KeptWeights
 from monograph.execute.memory_limits import find_memory_limits
-from monograph.execute.own_kernels import UPDATE, Call, build_calls, find_calls, find_updates
 from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
 from monograph.execute.replay_watchdog import ReplayWatchdog
@@ -33,7 +33,7 @@ from monograph.models.decoder import Decoder
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.shard import NotAlike
+from monograph.parallel.shard import BlocksDiffer
 from monograph.passes.runner import Record, build_passes, run_passes
 
 log = get_log("graph")
@@ -42,7 +42,7 @@ log = get_log("graph")
 class GraphStep(MeshStep):
     """Forward, loss and backward as one graph; evaluation as another, of the forward alone."""
 
-    kept: KeptWeights
+    kept: CastWeightCache
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
@@ -61,7 +61,7 @@ class GraphStep(MeshStep):
         self.obstacles: list[str] = []
         self._gradients = Gradients(self.parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
         self._results = Results()
-        self.kept = KeptWeights(self.parameters)
+        self.kept = CastWeightCache(self.parameters)
         self.program: Program | CudaGraphProgram | SplitProgram | None = None
         self._evaluation: Program | None = None
 
@@ -104,7 +104,7 @@ class GraphStep(MeshStep):
     def use(self, artifact: Artifact, specs: Sequence[InputSpec]) -> None:
         """Run an artifact's graphs on inputs of these forms: nothing will be captured."""
         self.artifact, self.graph = artifact, self.read_graph(artifact, STEP, specs)
-        self._has_kernels = artifact.load_own_kernels()
+        self._has_kernels = artifact.load_custom_kernels()
 
     def read_graph(self, artifact: Artifact, name: str, specs: Sequence[InputSpec]) -> StepGraph:
         """One of an artifact's graphs, checked against this run."""
@@ -117,7 +117,7 @@ class GraphStep(MeshStep):
             self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, normalizers))
             return
         if not self._has_kernels:
-            build_calls(self.find_own_calls(self.graph))
+            build_calls(self.find_custom_calls(self.graph))
         program = Program(self.graph, self._take, self.sources(inputs, normalizers), self.kept)
         if not self.can_record(self.graph):
             self.program = program
@@ -127,7 +127,7 @@ class GraphStep(MeshStep):
             watchdog = ReplayWatchdog(timeout_seconds=self.groups.timeout_seconds, rank=self.rank)
         self.program = CudaGraphProgram(program, self._gradients, self._results, watchdog)
 
-    def find_own_calls(self, graph: StepGraph) -> list[Call]:
+    def find_custom_calls(self, graph: StepGraph) -> list[KernelCall]:
         """Kernels of ours that a step will launch: known before it runs, they are built side by side."""
         is_updated = self.settings.passes.narrow_gradients.enabled  # which only our own optimizer can do
         updates = [call for call in find_updates(graph) if is_updated or call.name != UPDATE]
@@ -171,33 +171,33 @@ class GraphStep(MeshStep):
         example = self.example(inputs, normalizers)
         make: Callable[..., Any] = make_forward if is_forward else make_step
 
-        def trace(runs: Sequence[Run]) -> StepGraph:
+        def trace(runs: Sequence[BlockRepeat]) -> StepGraph:
             with torch.set_grad_enabled(not is_forward):
                 return capture(make_part(runs), self.model, example, has_sources=has_sources, runs=runs)
 
-        def make_part(runs: Sequence[Run]) -> Callable[..., Any]:
+        def make_part(runs: Sequence[BlockRepeat]) -> Callable[..., Any]:
             return make(
                 self.model,
                 self.table,
                 compute_dtype=self.settings.compute_dtype,
                 reduce_dtype=self.settings.reduce_dtype,
                 chunks=self.chunks if overlap.strategy == "trace" else None,
-                skipped=find_skipped(self.model, runs),
+                skipped=find_skipped_blocks(self.model, runs),
             )
 
         try:
-            graph = trace([] if overlap.is_on else self.find_runs())
-        except NotAlike as reason:
+            graph = trace([] if overlap.is_on else self.find_block_repeats())
+        except BlocksDiffer as reason:
             log.debug("all blocks are captured: %s", reason)
             graph = trace([])
         if overlap.strategy == "graph" and not is_forward:
             roots = [chunks.path for chunks in self.chunks.values()]
-            capture_twins(graph, make_part([]), self.model, example, overlap, roots, has_sources=has_sources)
+            capture_chunk_nodes(graph, make_part([]), self.model, example, overlap, roots, has_sources=has_sources)
         return graph
 
-    def find_runs(self) -> list[Run]:
+    def find_block_repeats(self) -> list[BlockRepeat]:
         """The blocks that capture may leave out."""
-        return find_runs(self.model, self.table)
+        return find_block_repeats(self.model, self.table)
 
     def can_record(self, graph: StepGraph) -> bool:
         """Whether the step runs as a CUDA graph: as asked, with the reasons when it cannot."""
@@ -221,7 +221,7 @@ class GraphStep(MeshStep):
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,
-            is_saved=self.groups.is_pretended,
+            is_saved=self.groups.is_fake,
             overlap=self.settings.compile.expert_overlap,
             is_split=self.settings.compile.partition == "min_cut",
         )

@@ -17,9 +17,9 @@ from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
+from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.shard import ShardedCall
-from monograph.parallel.start import fill_shards
+from monograph.parallel.shard import FsdpUnitRunner
 
 
 class RunBlocks:
@@ -35,13 +35,13 @@ class RunBlocks:
 
 
 def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> dict[str, nn.Parameter]:
-    """This rank's shards in their first state; a rank that is only pretended has their shapes, and no memory."""
-    with fake_tensors() if groups.is_pretended else nullcontext():
+    """This rank's shards in their first state; a rank that is only fake has their shapes, and no memory."""
+    with fake_tensors() if groups.is_fake else nullcontext():
         shards = {
             slot.name: torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device) for slot in table
         }
         parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
-    if not groups.is_pretended:
+    if not groups.is_fake:
         fill_shards(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
     return parameters
 
@@ -53,7 +53,7 @@ class ShardedStep(ModuleStep):
         super().__init__(model, table, groups)
         self.parameters = make_shards(table, groups, settings)
         runner = find_runner(settings.remat)
-        self.call = ShardedCall(
+        self.call = FsdpUnitRunner(
             model,
             table,
             self.parameters,

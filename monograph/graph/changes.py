@@ -18,7 +18,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, find_tag
 
 
-class Seen(NamedTuple):
+class NodeSnapshot(NamedTuple):
     """What a node was."""
 
     op: str
@@ -30,25 +30,26 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """A graph as it stood."""
 
-    nodes: dict[Node, Seen]
+    nodes: dict[Node, NodeSnapshot]
     """In order."""
     frame: tuple[Any, ...]
     """Whatever of a graph is not in its nodes: names of inputs and outputs, promises, what ops and regions run."""
 
-    def has_frame_of(self, other: "Look") -> bool:
+    def has_frame_of(self, other: "Snapshot") -> bool:
         """Whether all that is the same."""
         return len(self.frame) == len(other.frame) and all(map(operator.is_, self.frame, other.frame))
 
 
-def look_at(graph: StepGraph) -> Look:
+def look_at(graph: StepGraph) -> Snapshot:
     """The graph as it stands."""
     nodes = {
-        node: Seen(node.op, node.target, node.args, node.kwargs, value_of(node), find_tag(node)) for node in graph.nodes
+        node: NodeSnapshot(node.op, node.target, node.args, node.kwargs, value_of(node), find_tag(node))
+        for node in graph.nodes
     }
-    return Look(nodes, (graph.inputs, graph.outputs, graph.promises, *look_inside(graph)))
+    return Snapshot(nodes, (graph.inputs, graph.outputs, graph.promises, *look_inside(graph)))
 
 
 def look_inside(graph: StepGraph) -> Iterator[Any]:
@@ -85,7 +86,7 @@ class Changes:
         return self.altered.union(*(node.users for node in self.altered))
 
 
-def find_changes(old: Look, new: Look) -> Changes:
+def find_changes(old: Snapshot, new: Snapshot) -> Changes:
     """What is new, what is gone and what is another: everything, when something else than nodes changed."""
     altered, places = [], []
     order = dict(zip(old.nodes, range(len(old.nodes)), strict=True))
@@ -104,7 +105,7 @@ def find_changes(old: Look, new: Look) -> Changes:
     )
 
 
-def _differs(one: Seen, other: Seen) -> bool:
+def _differs(one: NodeSnapshot, other: NodeSnapshot) -> bool:
     if one.args is not other.args or one.value is not other.value or one.target is not other.target:
         return True
     if one.kwargs is not other.kwargs or one.op != other.op:

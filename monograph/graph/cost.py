@@ -16,7 +16,7 @@ from monograph.compat.ops import GATHER, REDUCE
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.layouts import find_symbols
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory
 from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
@@ -98,7 +98,7 @@ class NodeCosts:
     seconds: dict[Node, float] = field(default_factory=dict)
 
 
-class Meter:
+class CostMeter:
     """Measures one graph again and again: what a node costs is worked out again only when the node was touched."""
 
     def __init__(self, machine: Machine, group_sizes: Mapping[str, int]) -> None:
@@ -112,7 +112,7 @@ class Meter:
             self._known.pop(node, None)
             self._bytes.pop(node, None)
         inside = graph.module.graph
-        sizes = Sizes(inside, self._bytes)
+        sizes = LikelySizes(inside, self._bytes)
         costs = self.find_node_costs(inside, sizes)
         timeline = find_timeline(inside, costs.seconds)
         return Cost(
@@ -125,7 +125,7 @@ class Meter:
             exposed_seconds=timeline.exposed_seconds,
         )
 
-    def find_node_costs(self, graph: Graph, sizes: Sizes) -> NodeCosts:
+    def find_node_costs(self, graph: Graph, sizes: LikelySizes) -> NodeCosts:
         """Operations, bytes and seconds of every node."""
         costs = NodeCosts()
         for node in graph.nodes:
@@ -146,15 +146,15 @@ class Meter:
 
 def measure(graph: StepGraph, machine: Machine = H200, group_sizes: Mapping[str, int] | None = None) -> Cost:
     """Estimate a step's cost once."""
-    return Meter(machine, group_sizes or {}).measure(graph)
+    return CostMeter(machine, group_sizes or {}).measure(graph)
 
 
-def find_node_costs(graph: Graph, sizes: Sizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCosts:
+def find_node_costs(graph: Graph, sizes: LikelySizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCosts:
     """Operations, bytes and seconds of every node."""
-    return Meter(machine, group_sizes).find_node_costs(graph, sizes)
+    return CostMeter(machine, group_sizes).find_node_costs(graph, sizes)
 
 
-def find_node_cost(node: Node, sizes: Sizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCost:
+def find_node_cost(node: Node, sizes: LikelySizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCost:
     """Operations, bytes and seconds of one node."""
     if is_launch(node):
         moved = count_sent(node, sizes, group_sizes)
@@ -167,7 +167,7 @@ def find_node_cost(node: Node, sizes: Sizes, machine: Machine, group_sizes: Mapp
     return NodeCost(flops, None, max(flops / machine.flops_per_second, touched / machine.bytes_per_second))
 
 
-def count_sent(launch: Node, sizes: Sizes, group_sizes: Mapping[str, int]) -> int:
+def count_sent(launch: Node, sizes: LikelySizes, group_sizes: Mapping[str, int]) -> int:
     """Bytes one rank sends; none when it is alone in its group."""
     ranks = group_size_of(launch) or group_sizes.get(group_of(launch), 1)
     whole = launch if launch.target is GATHER else launch.args[0]
@@ -175,7 +175,7 @@ def count_sent(launch: Node, sizes: Sizes, group_sizes: Mapping[str, int]) -> in
     return times * sizes.bytes(value_of(whole)) * (ranks - 1) // ranks  # type: ignore[arg-type]
 
 
-def count_touched(node: Node, sizes: Sizes) -> int:
+def count_touched(node: Node, sizes: LikelySizes) -> int:
     """Bytes a node reads and writes in the device's memory."""
     value = value_of(node)
     if not isinstance(value, (Tensor, list, tuple)):

@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from monograph.graph.parse import Line, Part, Place, parse_text
+from monograph.graph.parse import Line, LineName, Part, parse_text
 
 LEGEND = "- removed  + added  < moved from here  > moved to here"
 
 Parts = dict[tuple[str, int | None], Part]
-Numbers = dict[Place, Place]
+Numbers = dict[LineName, LineName]
 """Where a node of the first graph is in the second."""
 
 
@@ -102,7 +102,9 @@ def _match(left: list[str], right: list[str]) -> list[tuple[int, int]]:
 
 def find_deep_keys(part: Part) -> list[str]:
     """Each line's key with the keys of the lines it reads in the same part."""
-    keys = {Place(part.direction, part.block, line.number): line.key for line in part.lines if line.number is not None}
+    keys = {
+        LineName(part.direction, part.block, line.number): line.key for line in part.lines if line.number is not None
+    }
     return ["\n".join([line.key, *(keys.get(read, "") for read in line.reads)]) for line in part.lines]
 
 
@@ -111,7 +113,7 @@ def find_numbers(pair: Pair) -> Numbers:
     both = [(pair.before.lines[old], pair.after.lines[new]) for old, new in (*pair.same, *pair.moved)]
     name = (pair.after.direction, pair.after.block)
     return {
-        Place(*name, old.number): Place(*name, new.number)
+        LineName(*name, old.number): LineName(*name, new.number)
         for old, new in both
         if old.number is not None and new.number is not None
     }

@@ -36,7 +36,7 @@ def _finish(graph: Graph, node: Node, tag: Tag) -> Node:
     return node
 
 
-class Maker:
+class CallMaker:
     """Makes many calls: what equal ones on values of equal form yield is worked out once, because blocks are alike."""
 
     def __init__(self, graph: Graph) -> None:

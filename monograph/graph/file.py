@@ -44,7 +44,7 @@ _KEYS = {
 def graph_to_data(graph: StepGraph) -> dict[str, Any]:
     """The graph as objects that JSON can write; parts that a compiler made are only named."""
     places = {node: place for place, node in enumerate(graph.nodes)}
-    tags, values = Shared(), Shared()
+    tags, values = SharedEntries(), SharedEntries()
     nodes = []
     for node in graph.nodes:
         entry: dict[str, Any] = {"op": node.op}
@@ -70,7 +70,7 @@ def graph_to_data(graph: StepGraph) -> dict[str, Any]:
     }
 
 
-class Shared:
+class SharedEntries:
     """Entries that are written once, however many nodes have them."""
 
     def __init__(self) -> None:

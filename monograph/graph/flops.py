@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import value_of
 
 Shape = tuple[int, ...]
 
 
-def count_flops(node: Node, sizes: Sizes) -> int:
+def count_flops(node: Node, sizes: LikelySizes) -> int:
     """The operations of a node; of a node that calls graphs of its own, the operations inside them."""
     formula = _FORMULAS.get(name_of(node))
     if formula is not None:
@@ -83,12 +83,12 @@ def _attention_from_gradient(_gradient: Shape, *shapes: Shape) -> int:
     return _attention_backward(*shapes)
 
 
-def _sliced_loss(hidden: Shape, weight: Shape, *_: Shape) -> int:
+def _chunked_cross_entropy(hidden: Shape, weight: Shape, *_: Shape) -> int:
     """The logits, and the gradients of both."""
     return 3 * _mm(hidden, weight[::-1])
 
 
-def _gated_product(x: Shape, weight: Shape) -> int:
+def _matmul_swiglu(x: Shape, weight: Shape) -> int:
     return _mm(x, weight[::-1])
 
 
@@ -103,9 +103,9 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     **{f"_scaled_dot_product_{kernel}_attention_backward": _attention_from_gradient for kernel in _KERNELS},
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_from_gradient,
-    "sliced_loss": _sliced_loss,
-    "gated_product": _gated_product,
-    "product_gate_backward": _mm,
+    "chunked_cross_entropy": _chunked_cross_entropy,
+    "matmul_swiglu": _matmul_swiglu,
+    "matmul_swiglu_backward": _mm,
     "flex_attention": _attention,
     "flex_attention_backward": _attention_backward,
 }

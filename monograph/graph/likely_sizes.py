@@ -19,7 +19,7 @@ from monograph.graph.query import value_of
 _LISTS = (list, tuple)
 
 
-class Sizes:
+class LikelySizes:
     """Sizes, elements and bytes of the values of one graph, with even routing where the data decides."""
 
     def __init__(self, graph: Graph, known: dict[Node, list[int]] | None = None) -> None:

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 from torch.fx import Graph, Node
 
+from monograph.graph.cast_weights import CachedCast, find_kept, is_once
 from monograph.graph.host_copy import TO_HOST
-from monograph.graph.likely_sizes import Sizes
-from monograph.graph.once import Kept, find_kept, is_once
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 
@@ -30,7 +30,7 @@ class KnowsBytes(Protocol):
         """Bytes of one of a node's values."""
 
 
-class Held(NamedTuple):
+class LiveMemory(NamedTuple):
     """A piece of memory: the node that made it (part `part` of its values, for a list) and its size."""
 
     node: Node
@@ -51,19 +51,19 @@ class Memory:
     peak_bytes: int
     peak_index: int
     """The node that runs at the peak."""
-    held: list[Held]
+    held: list[LiveMemory]
     """All pieces of memory, in the order they are made."""
 
-    def largest_at_peak(self, count: int) -> list[Held]:
+    def largest_at_peak(self, count: int) -> list[LiveMemory]:
         """The largest pieces alive at the peak."""
         alive = [each for each in self.held if each.first <= self.peak_index <= each.last]
         return sorted(alive, key=lambda each: -each.bytes)[:count]
 
 
-def find_memory(graph: StepGraph, sizes: Sizes | None = None) -> Memory:
+def find_memory(graph: StepGraph, sizes: LikelySizes | None = None) -> Memory:
     """The memory a step needs on one rank, node by node."""
     nodes = graph.nodes
-    held = find_held(graph.module.graph, sizes or Sizes(graph.module.graph), find_lasting(graph))
+    held = find_held(graph.module.graph, sizes or LikelySizes(graph.module.graph), find_lasting(graph))
     changes = [0] * (len(nodes) + 1)
     for each in held:
         changes[each.first] += each.bytes
@@ -78,13 +78,13 @@ def find_memory(graph: StepGraph, sizes: Sizes | None = None) -> Memory:
 
 def find_lasting(graph: StepGraph) -> set[Node]:
     """Casts of weights that are kept from one update to the next, each set of weights once."""
-    found: dict[Kept, Node] = {}
+    found: dict[CachedCast, Node] = {}
     for node, kept in find_kept(graph):
         found.setdefault(kept, node)
     return set(found.values())
 
 
-def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -> list[Held]:
+def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -> list[LiveMemory]:
     """Every piece of memory with the span of its life; of what is computed once an update, only `lasting` has any."""
     owners = find_owners(graph)
     last: dict[Piece, int] = {}
@@ -106,7 +106,7 @@ def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -
         size = sizes.bytes_of(node, part)
         if size and node.target is not TO_HOST and not (is_once(node) and node not in lasting):
             span = (0, end) if node.op == "placeholder" or node in lasting else (places[node], needed)
-            found.append(Held(node, part, size, *span))
+            found.append(LiveMemory(node, part, size, *span))
     return found
 
 

@@ -11,7 +11,7 @@ _READ = re.compile(r"(?<![\w.%*])(?:([fb])([+-]?\d+)?\.(\d+)|in(\d+))(?![\w.])")
 _DIRECTIONS = {"f": "forward", "b": "backward"}
 
 
-class Place(NamedTuple):
+class LineName(NamedTuple):
     """A node's name, the same from wherever one looks."""
 
     direction: str
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class LineRun:
     """Lines that follow each other in one block and direction."""
 
     direction: str
@@ -35,7 +35,7 @@ class Line:
 
     number: int | None
     text: str
-    run: Run
+    run: LineRun
 
     @property
     def key(self) -> str:
@@ -44,18 +44,18 @@ class Line:
         return _READ.sub("_", call) + mark + facts
 
     @property
-    def reads(self) -> list[Place]:
+    def reads(self) -> list[LineName]:
         """The values it reads, by their full names."""
         return [self._resolve(found) for found in _READ.finditer(self.text.partition("  # ")[0])]
 
-    def _resolve(self, found: re.Match[str]) -> Place:
+    def _resolve(self, found: re.Match[str]) -> LineName:
         if found[4] is None:
             own = self.run.block if found[2] is None else int(found[2])
-            return Place(_DIRECTIONS[found[1]], own, int(found[3]))
+            return LineName(_DIRECTIONS[found[1]], own, int(found[3]))
         listed = _READ.fullmatch(self.run.outside[int(found[4])])
         assert listed is not None, "headlines list plain names"
         block = None if listed[2] is None else int(listed[2]) + (self.run.block or 0)
-        return Place(_DIRECTIONS[listed[1]], block, int(listed[3]))
+        return LineName(_DIRECTIONS[listed[1]], block, int(listed[3]))
 
     def __str__(self) -> str:
         """The line with what it reads from outside spelled out."""
@@ -78,15 +78,15 @@ class Part:
 def parse_text(text: str) -> dict[tuple[str, int | None], Part]:
     """The parts of an unfolded text, by direction and block, in the order they first run."""
     runs: dict[tuple[str, int | None], list[tuple[int, list[Line]]]] = {}
-    order: list[Run] = []
+    order: list[LineRun] = []
     for run, lines in _split(text):
         runs.setdefault((run.direction, run.block), []).append((len(order), lines))
         order.append(run)
     return {key: _join(key, found, order) for key, found in runs.items()}
 
 
-def _split(text: str) -> Iterator[tuple[Run, list[Line]]]:
-    run: Run | None = None
+def _split(text: str) -> Iterator[tuple[LineRun, list[Line]]]:
+    run: LineRun | None = None
     lines: list[Line] = []
     for each in text.splitlines():
         head = _HEAD.match(each)
@@ -94,14 +94,14 @@ def _split(text: str) -> Iterator[tuple[Run, list[Line]]]:
             if run is not None:
                 yield run, lines
             listed = tuple(name.partition(" = ")[2] for name in head[3].split(", ")) if head[3] else ()
-            run, lines = Run(head[1], None if head[2] is None else int(head[2]), listed), []
+            run, lines = LineRun(head[1], None if head[2] is None else int(head[2]), listed), []
         elif run is not None and (found := _LINE.match(each)):
             lines.append(Line(None if found[1] is None else int(found[1]), found[2], run))
     if run is not None:
         yield run, lines
 
 
-def _join(key: tuple[str, int | None], runs: list[tuple[int, list[Line]]], order: list[Run]) -> Part:
+def _join(key: tuple[str, int | None], runs: list[tuple[int, list[Line]]], order: list[LineRun]) -> Part:
     lines: list[Line] = []
     end = None
     for place, found in runs:
@@ -114,7 +114,7 @@ def _join(key: tuple[str, int | None], runs: list[tuple[int, list[Line]]], order
     return Part(*key, tuple(lines), "\n".join(f"{line.number}: {line.text}" for line in lines))
 
 
-def _name_seen(run: Run, block: int | None) -> str:
+def _name_seen(run: LineRun, block: int | None) -> str:
     if run.block is None:
         return run.direction
     return f"{run.direction} block {run.block}" if block is None else f"{run.direction} block {run.block - block:+d}"

@@ -30,7 +30,7 @@ class Tag:
     """Whether backward gets this forward value as it is (True) or computes it again (False); None: undecided."""
 
     once: bool = False
-    """Whether the value changes only when the weights do (pass keep_weights)."""
+    """Whether the value changes only when the weights do (pass cache_cast_weights)."""
 
     compile: str = ""
     """The part to be compiled that the node belongs to."""

@@ -22,7 +22,7 @@ _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePosition:
     """Where a node is printed: its half of the step, its block, its number there."""
 
     direction: Direction
@@ -45,7 +45,7 @@ def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
     lines: list[str] = []
     shown: dict[tuple[Direction, str], int] = {}
     for (direction, block), nodes in split_into_parts(graph, places):
-        names = Names(places, inputs, direction, block)
+        names = ValueNames(places, inputs, direction, block)
         body = [render_node(node, names) for node in nodes]
         if block is None:
             lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
@@ -64,17 +64,17 @@ def render_inner(name: str, graph: Graph) -> str:
     """The text of a graph that an op of the step runs, such as the score function of an attention."""
     inputs = {node: node.name for node in graph.nodes if node.op == "placeholder"}
     rest = [node for node in graph.nodes if node not in inputs]
-    names = Names({node: Place(Direction.FORWARD, None, place) for place, node in enumerate(rest)}, inputs)
+    names = ValueNames({node: NodePosition(Direction.FORWARD, None, place) for place, node in enumerate(rest)}, inputs)
     lines = [f"graph {name}({', '.join(inputs.values())}):", *(f"  {render_node(node, names)}" for node in rest)]
     return "\n".join(lines) + "\n"
 
 
-class Names:
+class ValueNames:
     """How values are called inside one part of the text."""
 
     def __init__(
         self,
-        places: Mapping[Node, Place],
+        places: Mapping[Node, NodePosition],
         inputs: Mapping[Node, str],
         direction: Direction = Direction.FORWARD,
         block: int | None = None,
@@ -102,7 +102,7 @@ class Names:
         return f" ({', '.join(f'{name} = {value}' for value, name in self._outside.items())})" if self._outside else ""
 
 
-def number_nodes(graph: Graph) -> dict[Node, Place]:
+def number_nodes(graph: Graph) -> dict[Node, NodePosition]:
     """Every node's place; numbers count within one block and direction.
 
     Sums of gradients have no module of their own; they are printed with the block they stand in.
@@ -117,12 +117,12 @@ def number_nodes(graph: Graph) -> dict[Node, Place]:
         if tag.path or tag.slot or tag.direction is Direction.FORWARD:
             block = tag.block
         key = (tag.direction, block)
-        places[node] = Place(*key, next(counts.setdefault(key, itertools.count())))
+        places[node] = NodePosition(*key, next(counts.setdefault(key, itertools.count())))
     return places
 
 
 def split_into_parts(
-    graph: Graph, places: Mapping[Node, Place]
+    graph: Graph, places: Mapping[Node, NodePosition]
 ) -> Iterator[tuple[tuple[Direction, int | None], list[Node]]]:
     """Runs of nodes of one block and direction, in order; the output comes last."""
     last = (Direction.BACKWARD, None)
@@ -131,7 +131,7 @@ def split_into_parts(
         yield key, list(run)
 
 
-def render_node(node: Node, names: Names) -> str:
+def render_node(node: Node, names: ValueNames) -> str:
     """One line: number, type, op, arguments, and the facts in its tag."""
     if node.op == "output":
         values = node.args[0] if isinstance(node.args[0], list | tuple) else node.args
@@ -152,7 +152,7 @@ def _name_op(node: Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
-def _show(value: Any, names: Names) -> str:
+def _show(value: Any, names: ValueNames) -> str:
     if isinstance(value, Node):
         return names.of(value)
     if isinstance(value, list | tuple):
@@ -170,7 +170,7 @@ def _type(node: Node) -> str:
     return "size" if isinstance(value, torch.SymInt | SizeForm) else "value"
 
 
-def _facts(tag: Tag, names: Names) -> str:
+def _facts(tag: Tag, names: ValueNames) -> str:
     named = (names.generic(f"{tag.path}.").rstrip("."), tag.role and tag.role.value, names.generic(tag.slot))
     facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
     facts += [f"chunk {tag.chunk}"] if tag.chunk is not None else []

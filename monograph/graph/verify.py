@@ -14,16 +14,16 @@ from torch.fx import Node
 
 from monograph.annotate import Direction
 from monograph.graph.changes import Changes
+from monograph.graph.checked_properties import check_properties, find_gradients
 from monograph.graph.facts import Facts
-from monograph.graph.flows import reads_shape_only
 from monograph.graph.forms import Form
-from monograph.graph.promises import check_promises, find_gradients
+from monograph.graph.gradient_paths import reads_shape_only
 from monograph.graph.query import is_mutation, is_random, is_size, value_of
 from monograph.graph.refuse import GraphError, broken
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, has_tag, tag_of
-from monograph.graph.verify_transfers import check_transfers
+from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_values import check_symbols, check_values
 
 __all__ = ["GraphError", "check_graph"]
@@ -42,10 +42,10 @@ def check_graph(graph: StepGraph, facts: Facts, changes: Changes | None = None) 
     check_tags(near)
     check_purity(graph, near)
     check_outputs(graph, nodes, facts)
-    check_transfers(graph, nodes, facts)
+    check_collectives(graph, nodes, facts)
     check_values(graph, near)
     check_symbols(nodes)
-    check_promises(graph, nodes, facts)
+    check_properties(graph, nodes, facts)
 
 
 def check_order(nodes: Sequence[Node]) -> None:

@@ -64,7 +64,7 @@ def _rotation(heads: Shape, channels: int, given: Arguments) -> bool:
     return cos[0] in (1, heads[0]) and cos[1:3] == (heads[1], 1) and 2 * cos[3] == channels
 
 
-def _rotate_joined(given: Arguments) -> bool:
+def _rope_packed(given: Arguments) -> bool:
     parts = [given[name] for name in ("q", "k", "v")]
     if not all(len(part) == 4 and part[:2] == parts[0][:2] for part in parts):
         return False
@@ -85,12 +85,12 @@ def _split_heads(given: Arguments) -> bool:
     return _rotation(keys, 2 * cos[3], given)
 
 
-def _gated_product(given: Arguments) -> bool:
+def _matmul_swiglu(given: Arguments) -> bool:
     x, weight = given["x"], given["weight"]
     return len(x) == len(weight) == 2 and x[1] == weight[1] and weight[0] % 2 == 0
 
 
-def _product_gate_backward(given: Arguments) -> bool:
+def _matmul_swiglu_backward(given: Arguments) -> bool:
     grad, weight, x, up = (given[name] for name in ("grad", "weight", "x", "up"))
     if not len(grad) == len(weight) == 2 or grad[1] != weight[0] or x != up or not x:
         return False
@@ -100,9 +100,9 @@ def _product_gate_backward(given: Arguments) -> bool:
     return (rows, x[-1]) == (grad[0], weight[1])
 
 
-def _sliced_loss(given: Arguments) -> bool:
+def _chunked_cross_entropy(given: Arguments) -> bool:
     hidden, weight = given["hidden"], given["weight"]
-    if not len(hidden) == len(weight) == 2 or hidden[1] != weight[1] or given["slice_tokens"] < 1:
+    if not len(hidden) == len(weight) == 2 or hidden[1] != weight[1] or given["chunk_tokens"] < 1:
         return False
     return given["labels"] == hidden[:1] and given["scale"] in ((), (1,))
 
@@ -121,19 +121,19 @@ def _sum_rows(given: Arguments) -> bool:
 
 _RULES: Mapping[str, Callable[[Arguments], bool]] = {
     "gate": _same("x", "up"),
-    "gate_backward": _same("grad", "x", "up"),
-    "gate_backward_again": _same("grad", "x", "up"),
-    "gate_backward_joined": _same("grad", "x", "up"),
-    "gate_backward_joined_again": _same("grad", "x", "up"),
-    "gated_product": _gated_product,
-    "product_gate_backward": _product_gate_backward,
+    "swiglu_backward": _same("grad", "x", "up"),
+    "swiglu_backward_recompute": _same("grad", "x", "up"),
+    "swiglu_backward_packed": _same("grad", "x", "up"),
+    "swiglu_backward_packed_recompute": _same("grad", "x", "up"),
+    "matmul_swiglu": _matmul_swiglu,
+    "matmul_swiglu_backward": _matmul_swiglu_backward,
     "rotate": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
-    "rotate_joined": _rotate_joined,
+    "rope_packed": _rope_packed,
     "norm": _norm,
     "add_norm": _norm,
     "norm_backward": _norm,
-    "norm_backward_again": _norm,
-    "sliced_loss": _sliced_loss,
+    "norm_backward_recompute": _norm,
+    "chunked_cross_entropy": _chunked_cross_entropy,
     "join_heads": _join_heads,
     "split_heads": _split_heads,
     "sum_rows": _sum_rows,

@@ -17,20 +17,20 @@ from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.compat.ops import READ_SIZE
 from monograph.graph.allowed_ops import FUNCTIONS, find_strings, name_of
+from monograph.graph.cast_weights import find_castings, is_once
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.formulas import Numbers, parse_formula
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.memory import find_held, find_lasting
-from monograph.graph.once import find_castings, is_once
 from monograph.graph.query import is_backward, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify import check_inputs, check_order, check_outputs, check_purity, check_tags
+from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_forms import check_forms, find_bytes
-from monograph.graph.verify_transfers import check_transfers
 
 _SLACK = 2
 """A step may be estimated to need this many times the memory there is: estimates are not exact."""
@@ -53,7 +53,7 @@ def check_read_graph(graph: StepGraph, facts: Facts, *, is_forward: bool, limits
     check_arguments(nodes, facts)
     check_purity(graph, nodes)
     check_forms(nodes)
-    check_transfers(graph, nodes, facts)
+    check_collectives(graph, nodes, facts)
     check_outputs(graph, nodes, facts)
     check_direction(graph, is_forward=is_forward)
     check_once(graph)
@@ -156,7 +156,7 @@ def check_memory(graph: StepGraph, limits: MemoryLimits) -> None:
     """Refuse a step that cannot fit into memory, before it takes all of it."""
     numbers = Numbers(graph.nodes, first=1, step=0)
     needed = {node: find_bytes(value_of(node), numbers) for node in graph.nodes}
-    held = find_held(graph.module.graph, Known(needed), find_lasting(graph))
+    held = find_held(graph.module.graph, ValueBytes(needed), find_lasting(graph))
     changes: Counter[int] = Counter()
     for each in held:
         if each.bytes > _SLACK * limits.device:
@@ -175,7 +175,7 @@ def check_memory(graph: StepGraph, limits: MemoryLimits) -> None:
             raise GraphFileError(f"it needs about {needs:,} bytes of memory at its peak; there are {there:,}")
 
 
-class Known:
+class ValueBytes:
     """The bytes of a graph's values, for `find_held`."""
 
     def __init__(self, needed: dict[Node, list[int]]) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.compiler import add_decompositions
-from monograph.kernels import expert_rows, gate, gated_product, heads, norm, rotation, sliced_loss, wide
+from monograph.kernels import chunked_cross_entropy, expert_rows, heads, matmul_swiglu, norm, rope, swiglu, wide
 
 
 @dataclass(frozen=True)
-class Own:
+class CustomOp:
     """One op."""
 
     op: Any
@@ -34,28 +34,32 @@ class Own:
 
 
 _ALL = (
-    Own(gate.GATE, "gate_on_gpu", gate.plain_gate),
-    Own(gate.GATE_BACKWARD, "gate_on_gpu", gate.plain_gate_backward),
-    Own(gate.GATE_BACKWARD_AGAIN, "gate_on_gpu", gate.plain_gate_backward_again),
-    Own(gate.GATE_BACKWARD_JOINED, "gate_on_gpu", gate.plain_gate_backward_joined),
-    Own(gate.GATE_BACKWARD_JOINED_AGAIN, "gate_on_gpu", gate.plain_gate_backward_joined_again),
-    Own(gated_product.GATED_PRODUCT, "gated_product_on_gpu", gated_product.plain_gated_product),
-    Own(gated_product.PRODUCT_GATE_BACKWARD, "gated_product_on_gpu", gated_product.plain_product_gate_backward),
-    Own(rotation.ROTATE, "rotation_on_gpu", rotation.turn),
-    Own(rotation.ROTATE_JOINED, "rotation_on_gpu", rotation.turn_joined),
-    Own(norm.NORM, "norm_on_gpu", norm.plain_norm),
-    Own(norm.ADD_NORM, "norm_on_gpu", norm.plain_add_norm),
-    Own(norm.NORM_BACKWARD, "norm_on_gpu", norm.plain_norm_backward),
-    Own(norm.NORM_BACKWARD_AGAIN, "norm_on_gpu", norm.plain_norm_backward_again),
-    Own(sliced_loss.SLICED_LOSS, "sliced_loss_on_gpu"),
-    Own(heads.JOIN_HEADS, "heads_on_gpu", heads.plain_join_heads),
-    Own(heads.SPLIT_HEADS, "heads_on_gpu", heads.plain_split_heads),
-    Own(expert_rows.SUM_ROWS, "expert_rows_on_gpu", expert_rows.plain_sum_rows),
-    Own(expert_rows.COMBINE_ROWS, "expert_rows_on_gpu", expert_rows.plain_combine_rows),
-    Own(expert_rows.COMBINE_ROWS_BACKWARD, "expert_rows_on_gpu", expert_rows.plain_combine_rows_backward),
-    Own(wide.ADD_WIDE, "wide_on_gpu", wide.plain_add_wide),
+    CustomOp(swiglu.SWIGLU, "swiglu_on_gpu", swiglu.reference_swiglu),
+    CustomOp(swiglu.SWIGLU_BACKWARD, "swiglu_on_gpu", swiglu.reference_swiglu_backward),
+    CustomOp(swiglu.SWIGLU_BACKWARD_RECOMPUTE, "swiglu_on_gpu", swiglu.reference_swiglu_backward_recompute),
+    CustomOp(swiglu.SWIGLU_BACKWARD_PACKED, "swiglu_on_gpu", swiglu.reference_swiglu_backward_packed),
+    CustomOp(
+        swiglu.SWIGLU_BACKWARD_PACKED_RECOMPUTE, "swiglu_on_gpu", swiglu.reference_swiglu_backward_packed_recompute
+    ),
+    CustomOp(matmul_swiglu.MATMUL_SWIGLU, "matmul_swiglu_on_gpu", matmul_swiglu.reference_matmul_swiglu),
+    CustomOp(
+        matmul_swiglu.MATMUL_SWIGLU_BACKWARD, "matmul_swiglu_on_gpu", matmul_swiglu.reference_matmul_swiglu_backward
+    ),
+    CustomOp(rope.ROPE, "rope_on_gpu", rope.reference_rope),
+    CustomOp(rope.ROPE_PACKED, "rope_on_gpu", rope.reference_rope_packed),
+    CustomOp(norm.NORM, "norm_on_gpu", norm.reference_norm),
+    CustomOp(norm.ADD_NORM, "norm_on_gpu", norm.reference_add_norm),
+    CustomOp(norm.NORM_BACKWARD, "norm_on_gpu", norm.reference_norm_backward),
+    CustomOp(norm.NORM_BACKWARD_RECOMPUTE, "norm_on_gpu", norm.reference_norm_backward_recompute),
+    CustomOp(chunked_cross_entropy.CHUNKED_CROSS_ENTROPY, "chunked_cross_entropy_on_gpu"),
+    CustomOp(heads.JOIN_HEADS, "heads_on_gpu", heads.reference_join_heads),
+    CustomOp(heads.SPLIT_HEADS, "heads_on_gpu", heads.reference_split_heads),
+    CustomOp(expert_rows.SUM_ROWS, "expert_rows_on_gpu", expert_rows.reference_sum_rows),
+    CustomOp(expert_rows.COMBINE_ROWS, "expert_rows_on_gpu", expert_rows.reference_combine_rows),
+    CustomOp(expert_rows.COMBINE_ROWS_BACKWARD, "expert_rows_on_gpu", expert_rows.reference_combine_rows_backward),
+    CustomOp(wide.ADD_WIDE, "wide_on_gpu", wide.reference_add_wide),
 )
-OWN: dict[Any, Own] = {own.op: own for own in _ALL}
+OWN: dict[Any, CustomOp] = {own.op: own for own in _ALL}
 PLAIN_FORMS: dict[Any, Callable[..., Any]] = {own.op: own.plain for own in _ALL if own.plain is not None}
 
 

@@ -10,7 +10,7 @@ IGNORED = -100
 """The label of tokens that do not count."""
 
 
-def plain_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def reference_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Losses [rows], fp32, and `scale` times the gradient of each with respect to its logits, in their dtype.
 
     Both are zero where the label is IGNORED. The gradient is scaled before it is rounded, so it is rounded once; the

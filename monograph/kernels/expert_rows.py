@@ -60,26 +60,26 @@ class CombineRows(Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor, fused: bool) -> Tensor:
         ctx.save_for_backward(rows, weights, order, inverse)
         ctx.fused = fused
-        return (COMBINE_ROWS if fused else plain_combine_rows)(rows, weights, inverse)
+        return (COMBINE_ROWS if fused else reference_combine_rows)(rows, weights, inverse)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        backward = COMBINE_ROWS_BACKWARD if ctx.fused else plain_combine_rows_backward
+        backward = COMBINE_ROWS_BACKWARD if ctx.fused else reference_combine_rows_backward
         return *backward(grad, *ctx.saved_tensors), None, None, None
 
 
-def plain_sum_rows(rows: Tensor, places: Tensor) -> Tensor:
+def reference_sum_rows(rows: Tensor, places: Tensor) -> Tensor:
     """Sum the rows at each token's places [tokens, top_k]."""
     return rows[places].sum(dim=1)
 
 
-def plain_combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
+def reference_combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
     """Gather the rows of each token, and sum them weighted."""
     picked = rows[inverse].unflatten(0, tuple(weights.shape))
     return cast((picked * weights.unsqueeze(-1)).sum(dim=1), rows.dtype)
 
 
-def plain_combine_rows_backward(
+def reference_combine_rows_backward(
     grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rows and weights. A kernel needs the permutation one way, these ops both."""
@@ -91,19 +91,19 @@ def plain_combine_rows_backward(
 
 @torch.library.impl(_LIBRARY, "sum_rows", "CPU")
 def _sum_rows_on_cpu(rows: Tensor, places: Tensor) -> Tensor:
-    return plain_sum_rows(rows, places).contiguous()
+    return reference_sum_rows(rows, places).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "combine_rows", "CPU")
 def _combine_rows_on_cpu(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
-    return plain_combine_rows(rows, weights, inverse).contiguous()
+    return reference_combine_rows(rows, weights, inverse).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "combine_rows_backward", "CPU")
 def _combine_rows_backward_on_cpu(
     grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    of_rows, of_weights = plain_combine_rows_backward(grad, rows, weights, order, inverse)
+    of_rows, of_weights = reference_combine_rows_backward(grad, rows, weights, order, inverse)
     return of_rows.contiguous(), of_weights.contiguous()
 
 

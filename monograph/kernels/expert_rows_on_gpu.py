@@ -1,4 +1,4 @@
-"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is.
+"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
 
 A program owns a token: it finds the token's rows, wherever they lie, and writes what only it writes. So nothing is
 added atomically, and in backward the token's gradient is fetched once for all of its rows.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.kernels.choose import is_fused
-from monograph.kernels.rotation import Rotation, rotate, turn
+from monograph.kernels.rope import Rotation, apply_rope, reference_rope
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define("join_heads(Tensor own, Tensor tail, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor")
@@ -21,13 +21,13 @@ _LIBRARY.define(
 )
 
 
-def turn_tail(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
+def rope_tail(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
     """Turn the last channels of x [batch, sequence, heads, dim], as many as the rotation has; the others stay."""
     cos, sin = rotation
     if is_fused(kernels, x):
-        return TurnTail.apply(x, cos, sin, interleaved)
+        return RopeTail.apply(x, cos, sin, interleaved)
     own, tail = cut_tail(x, cos)
-    return torch.cat((own, rotate(tail, rotation, interleaved=interleaved, kernels=kernels)), dim=-1)
+    return torch.cat((own, apply_rope(tail, rotation, interleaved=interleaved, kernels=kernels)), dim=-1)
 
 
 def join_keys(
@@ -40,7 +40,7 @@ def join_keys(
     if is_fused(kernels, kv):
         return JoinKeys.apply(kv, shared, *rotation, values, interleaved)
     own, v = kv.split((kv.shape[-1] - values, values), dim=-1)
-    tail = rotate(shared, rotation, interleaved=interleaved, kernels=kernels)
+    tail = apply_rope(shared, rotation, interleaved=interleaved, kernels=kernels)
     return torch.cat((own, tail.expand(-1, -1, own.shape[2], -1)), dim=-1), v
 
 
@@ -50,7 +50,7 @@ def cut_tail(x: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
     return x.split((x.shape[-1] - rope, rope), dim=-1)
 
 
-class TurnTail(Function):
+class RopeTail(Function):
     """The last channels turned; backward turns them the other way."""
 
     @staticmethod
@@ -82,31 +82,33 @@ class JoinKeys(Function):
         return *SPLIT_HEADS(*grads, *ctx.saved_tensors, ctx.interleaved), None, None, None, None
 
 
-def plain_join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+def reference_join_heads(
+    own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> Tensor:
     """Own channels and a turned tail, which may be one for all heads."""
-    turned = turn(tail, cos, sin, interleaved, inverse)
+    turned = reference_rope(tail, cos, sin, interleaved, inverse)
     return torch.cat((own, turned.expand(-1, -1, own.shape[2], -1)), dim=-1)
 
 
-def plain_split_heads(
+def reference_split_heads(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `join_keys`: of the product, and of the tail that all heads share."""
     own, tail = cut_tail(grad_keys, cos)
-    shared = turn(tail.sum(dim=2, keepdim=True), cos, sin, interleaved, True)
+    shared = reference_rope(tail.sum(dim=2, keepdim=True), cos, sin, interleaved, True)
     return torch.cat((own, grad_values), dim=-1), shared
 
 
 @torch.library.impl(_LIBRARY, "join_heads", "CPU")
 def _join_heads_on_cpu(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return plain_join_heads(own, tail, cos, sin, interleaved, inverse).contiguous()
+    return reference_join_heads(own, tail, cos, sin, interleaved, inverse).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "split_heads", "CPU")
 def _split_heads_on_cpu(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    of_kv, of_shared = plain_split_heads(grad_keys, grad_values, cos, sin, interleaved)
+    of_kv, of_shared = reference_split_heads(grad_keys, grad_values, cos, sin, interleaved)
     return of_kv.contiguous(), of_shared.contiguous()
 
 

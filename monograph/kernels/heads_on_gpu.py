@@ -1,4 +1,4 @@
-"""The kernels of latent attention's heads, in Triton. Imported with the first CUDA tensor, as gate_on_gpu.py is.
+"""The kernels of latent attention's heads, in Triton. Imported with the first CUDA tensor, as swiglu_on_gpu.py is.
 
 Inputs are read by their strides: heads are parts of wider products, and a tail that all heads share has none between
 them. In backward a program owns a token, so that no sum over heads crosses programs.
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.kernels.launch import launch
-from monograph.kernels.rotation_on_gpu import turn_heads
+from monograph.kernels.rope_on_gpu import turn_heads
 from monograph.kernels.rows import with_close_channels
 
 _CHANNELS = 2048

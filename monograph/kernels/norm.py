@@ -21,7 +21,8 @@ _LIBRARY.define("norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)")
 _LIBRARY.define("add_norm(Tensor x, Tensor other, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define("norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd, Tensor? other) -> (Tensor, Tensor)")
 _LIBRARY.define(
-    "norm_backward_again(Tensor grad, Tensor x, Tensor weight, Tensor rstd, Tensor? other) -> (Tensor, Tensor, Tensor)"
+    "norm_backward_recompute(Tensor grad, Tensor x, Tensor weight, Tensor rstd, Tensor? other) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -44,20 +45,20 @@ class Norm(Function):
         return *NORM_BACKWARD(grad, *ctx.saved_tensors, None), None
 
 
-def plain_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def reference_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm in torch's ops, and one over the root mean square of every row, in fp32."""
     wide = x.float()
     rstd = (wide.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
     return cast(wide * rstd * weight.float(), x.dtype), rstd
 
 
-def plain_add_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """A sum, and what `plain_norm` makes of it."""
+def reference_add_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A sum, and what `reference_norm` makes of it."""
     total = x + other
-    return total, *plain_norm(total, weight, eps)
+    return total, *reference_norm(total, weight, eps)
 
 
-def plain_norm_backward(
+def reference_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x (plus `other`) and of the weight."""
@@ -68,32 +69,32 @@ def plain_norm_backward(
     return (of_x if other is None else of_x + other), of_weight
 
 
-def plain_norm_backward_again(
+def reference_norm_backward_recompute(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, and the norm once more."""
     again = cast(x.float() * rstd * weight.float(), x.dtype)
-    return *plain_norm_backward(grad, x, weight, rstd, other), again
+    return *reference_norm_backward(grad, x, weight, rstd, other), again
 
 
 @torch.library.impl(_LIBRARY, "norm", "CPU")
 def _norm_on_cpu(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _contiguous(plain_norm(x, weight, eps))
+    return _contiguous(reference_norm(x, weight, eps))
 
 
 @torch.library.impl(_LIBRARY, "add_norm", "CPU")
 def _add_norm_on_cpu(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return _contiguous(plain_add_norm(x, other, weight, eps))
+    return _contiguous(reference_add_norm(x, other, weight, eps))
 
 
 @torch.library.impl(_LIBRARY, "norm_backward", "CPU")
 def _norm_backward_on_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    return _contiguous(plain_norm_backward(*args))
+    return _contiguous(reference_norm_backward(*args))
 
 
-@torch.library.impl(_LIBRARY, "norm_backward_again", "CPU")
-def _norm_backward_again_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _contiguous(plain_norm_backward_again(*args))
+@torch.library.impl(_LIBRARY, "norm_backward_recompute", "CPU")
+def _norm_backward_recompute_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _contiguous(reference_norm_backward_recompute(*args))
 
 
 @torch.library.impl(_LIBRARY, "norm", "CUDA")
@@ -111,9 +112,9 @@ def _norm_backward_on_cuda(*args: Any) -> tuple[Tensor, Tensor]:
     return importlib.import_module("monograph.kernels.norm_on_gpu").norm_backward(*args)
 
 
-@torch.library.impl(_LIBRARY, "norm_backward_again", "CUDA")
-def _norm_backward_again_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.norm_on_gpu").norm_backward_again(*args)
+@torch.library.impl(_LIBRARY, "norm_backward_recompute", "CUDA")
+def _norm_backward_recompute_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return importlib.import_module("monograph.kernels.norm_on_gpu").norm_backward_recompute(*args)
 
 
 @torch.library.register_fake("monograph::norm", lib=_LIBRARY)
@@ -133,8 +134,8 @@ def _norm_backward_shape(
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
-@torch.library.register_fake("monograph::norm_backward_again", lib=_LIBRARY)
-def _norm_backward_again_shape(
+@torch.library.register_fake("monograph::norm_backward_recompute", lib=_LIBRARY)
+def _norm_backward_recompute_shape(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), weight.new_empty(weight.shape), x.new_empty(x.shape)
@@ -147,4 +148,4 @@ def _contiguous(values: Any) -> Any:
 NORM = torch.ops.monograph.norm.default
 ADD_NORM = torch.ops.monograph.add_norm.default
 NORM_BACKWARD = torch.ops.monograph.norm_backward.default
-NORM_BACKWARD_AGAIN = torch.ops.monograph.norm_backward_again.default
+NORM_BACKWARD_RECOMPUTE = torch.ops.monograph.norm_backward_recompute.default

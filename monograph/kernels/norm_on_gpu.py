@@ -1,4 +1,4 @@
-"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is.
+"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
 
 The weight's gradient is a sum over all rows: every program adds up its own rows, in their order, and torch adds up the
 programs, whose number depends on the rows alone.
@@ -148,7 +148,7 @@ def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: 
     return of_x, of_weight
 
 
-def norm_backward_again(
+def norm_backward_recompute(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, and the norm once more."""

@@ -17,10 +17,10 @@ def square_sum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum of all squares, in fp32, on the device of the tensors (of no tensors: on `device`)."""
     if tensors and HAS_TRITON and all(each.is_cuda and each.dtype in SERVED for each in tensors):
         return importlib.import_module("monograph.kernels.square_sum_on_gpu").square_sum(tensors)
-    return plain_square_sum(tensors, device)
+    return reference_square_sum(tensors, device)
 
 
-def plain_square_sum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+def reference_square_sum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The same in torch's ops. A sum is added pairwise; torch's vector_norm is not on some CPUs, and off by 1e-3 there
     for eight million elements."""
     if not tensors:

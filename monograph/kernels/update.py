@@ -19,7 +19,7 @@ of one length, then numbers in tensors of no dims; last, where the parameter is 
 None."""
 
 
-def make_plain_update(beta1: float, beta2: float, eps: float) -> Update:
+def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
     """The update in torch's ops, which a compiler makes one kernel of."""
 
     def update(
@@ -52,7 +52,7 @@ def make_plain_update(beta1: float, beta2: float, eps: float) -> Update:
 
 def make_update(beta1: float, beta2: float, eps: float) -> Update:
     """The update by our own kernel on a GPU, elsewhere by torch's ops."""
-    plain = make_plain_update(beta1, beta2, eps)
+    plain = make_reference_update(beta1, beta2, eps)
 
     def update(parameter: Tensor, *others: Any) -> None:
         if parameter.is_cuda and HAS_TRITON:

@@ -1,4 +1,4 @@
-"""The kernel of AdamW's update, in Triton. Imported when the first CUDA tensor arrives, as gate_on_gpu.py is."""
+"""The kernel of AdamW's update, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is."""
 
 from typing import Any
 

@@ -13,14 +13,14 @@ _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define("add_wide(Tensor one, Tensor other) -> Tensor")
 
 
-def plain_add_wide(one: Tensor, other: Tensor) -> Tensor:
+def reference_add_wide(one: Tensor, other: Tensor) -> Tensor:
     """one + other in fp32."""
     return one.float() + other.float()
 
 
 @torch.library.impl(_LIBRARY, "add_wide", "CPU")
 def _add_wide_on_cpu(one: Tensor, other: Tensor) -> Tensor:
-    return plain_add_wide(one, other).contiguous()
+    return reference_add_wide(one, other).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "add_wide", "CUDA")

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.rotation import Rotation, rotate
-from monograph.models.config import AttentionConfig, RopeConfig, SdpaConfig, Stream
+from monograph.kernels.rope import Rotation, apply_rope
+from monograph.models.config import AttentionConfig, ResidualSpec, RopeConfig, SdpaConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
 from monograph.models.rope import compute_score_scale
@@ -46,7 +46,7 @@ class Attention(nn.Module, Configurable):
 
     Config = AttentionConfig
 
-    def __init__(self, config: AttentionConfig, *, stream: Stream, rope: RopeConfig) -> None:
+    def __init__(self, config: AttentionConfig, *, stream: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__()
         self.config = config
         self.head_dim = config.find_head_dim(stream.dim)
@@ -63,5 +63,5 @@ class Attention(nn.Module, Configurable):
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
+        q, k = (apply_rope(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
         return self.wo(attend(q, k, v, mask, scale=self.scale, config=self.config.sdpa).flatten(2))

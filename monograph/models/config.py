@@ -29,7 +29,7 @@ def check_positive(config: Configurable.Config, *names: str, most: int = MAX_SIZ
 
 
 @dataclass(frozen=True)
-class Stream:
+class ResidualSpec:
     """What every part attached to the residual stream needs to know about it."""
 
     dim: int
@@ -310,12 +310,12 @@ class MoeConfig(Configurable.Config):
 class LossConfig(Configurable.Config):
     """Cross entropy over slices of tokens."""
 
-    owner: ClassVar[str] = "monograph.models.loss:SlicedLoss"
-    slice_tokens: int = 2048
+    owner: ClassVar[str] = "monograph.models.loss:ChunkedCrossEntropy"
+    chunk_tokens: int = 2048
     """Tokens whose fp32 logits exist at one time."""
 
     def check(self) -> None:
-        check_positive(self, "slice_tokens", most=1 << 40)
+        check_positive(self, "chunk_tokens", most=1 << 40)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -350,10 +350,10 @@ class DecoderConfig(Configurable.Config):
         check_range(self, "norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
         check_range(self, "init_std", 1e-30, 1, why="it is the standard deviation of weights")
 
-    def stream(self) -> Stream:
+    def stream(self) -> ResidualSpec:
         """The residual stream, as its parts see it; two of them write to it in every block."""
         out_std = self.init_std / math.sqrt(2 * self.n_layers)
-        return Stream(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)
+        return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)
 
     def find_moe(self) -> MoeConfig | None:
         """The experts of this model, None when every layer is dense."""

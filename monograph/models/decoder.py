@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
-from monograph.kernels.rotation import Rotation
+from monograph.kernels.rope import Rotation
 from monograph.models.attention import build_document_mask
-from monograph.models.config import DecoderConfig, LossConfig, Stream
+from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
 from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
 from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted
@@ -47,7 +47,7 @@ def call_function(function: Callable[..., Any], *args: Any) -> Any:
 class Block(nn.Module):
     """Attention, then a feed-forward layer or experts, each reading a norm of the stream and adding to it."""
 
-    def __init__(self, stream: Stream, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
+    def __init__(self, stream: ResidualSpec, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
         self.attention = attention
@@ -76,7 +76,7 @@ class Block(nn.Module):
 class Head(nn.Module):
     """The last norm and the projection to the vocabulary; with labels, the loss instead of logits."""
 
-    def __init__(self, stream: Stream, *, vocab_size: int, loss: LossConfig) -> None:
+    def __init__(self, stream: ResidualSpec, *, vocab_size: int, loss: LossConfig) -> None:
         super().__init__()
         self.norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
         self.output = Linear(stream.dim, vocab_size, init_std=stream.init_std)
@@ -107,7 +107,7 @@ class Decoder(nn.Module, Configurable):
         self.load_balance = build_load_balance(config)
         self.reset()
 
-    def build_block(self, stream: Stream, layer: int) -> Block:
+    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
         """The block with this number."""
         raise NotImplementedError
 

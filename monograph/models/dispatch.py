@@ -58,7 +58,7 @@ class LocalDispatch:
             return combine_rows(rows, weights, routed.order, routed.inverse, kernels=self.kernels)
 
 
-class ByExpert(NamedTuple):
+class TokensByExpert(NamedTuple):
     """The (token, choice) pairs sorted by expert; fields as in `Routed`."""
 
     ends: Tensor
@@ -67,7 +67,7 @@ class ByExpert(NamedTuple):
     load: Tensor
 
 
-def sort_by_expert(experts: Tensor, n_experts: int) -> ByExpert:
+def sort_by_expert(experts: Tensor, n_experts: int) -> TokensByExpert:
     """Sort the pairs of experts [tokens, top_k]; equal choices keep their order, and nothing leaves the device."""
     chosen, order = experts.flatten().sort(stable=True)
     places = torch.arange(order.shape[0], device=order.device)
@@ -75,4 +75,4 @@ def sort_by_expert(experts: Tensor, n_experts: int) -> ByExpert:
     ids = torch.arange(n_experts, device=chosen.device)
     ends = torch.searchsorted(chosen, ids, right=True)
     load = ends.diff(prepend=ends.new_zeros(1))
-    return ByExpert(ends.to(torch.int32), order, inverse, load)
+    return TokensByExpert(ends.to(torch.int32), order, inverse, load)

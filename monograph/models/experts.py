@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from monograph.compat.ops import fits_grouped_mm, grouped_mm, has_grouped_mm
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
-from monograph.kernels.gate import gate
-from monograph.models.config import ExpertsConfig, Stream
+from monograph.kernels.swiglu import swiglu
+from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.init import Normal, Start
 
 
@@ -23,7 +23,7 @@ class Experts(nn.Module, Configurable):
 
     Config = ExpertsConfig
 
-    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, stream: Stream) -> None:
+    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, stream: ResidualSpec) -> None:
         super().__init__()
         self.config, self.stream = config, stream
         self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, stream.dim))
@@ -38,7 +38,7 @@ class Experts(nn.Module, Configurable):
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
         if self.config.backend == "grouped_reference":
-            return self.compute_grouped(rows, ends, grouped_product)
+            return self.compute_grouped(rows, ends, grouped_matmul)
         if self.is_grouped(rows.dtype, rows.device):
             return self.compute_grouped(rows, ends, grouped_mm)
         return self.compute_in_loop(rows, ends)
@@ -67,7 +67,7 @@ class Experts(nn.Module, Configurable):
         """All experts in three products; nothing is read on the host."""
         x = product(rows, self.w1.transpose(1, 2), ends)
         up = product(rows, self.w3.transpose(1, 2), ends)
-        return product(gate(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
+        return product(swiglu(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
 
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""
@@ -80,13 +80,13 @@ class Experts(nn.Module, Configurable):
         # unbind, not w1[i]: its backward stacks the gradients once, where indexing would add up full-sized ones.
         weights = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
         answers = [
-            F.linear(gate(F.linear(part, w1), F.linear(part, w3), kernels=self.stream.kernels), w2)
+            F.linear(swiglu(F.linear(part, w1), F.linear(part, w3), kernels=self.stream.kernels), w2)
             for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
         ]
         return torch.cat(answers)
 
 
-def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """What `grouped_mm` computes, in plain ops and any dtype: every expert sees every row, and only its own are kept.
 
     As many times slower as there are experts; its use is to check the grouped algorithm in fp32.

@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.gate import gate
-from monograph.models.config import FeedForwardConfig, Stream
+from monograph.kernels.swiglu import swiglu
+from monograph.models.config import FeedForwardConfig, ResidualSpec
 from monograph.models.linear import Linear
 
 
@@ -13,7 +13,7 @@ class FeedForward(nn.Module, Configurable):
 
     Config = FeedForwardConfig
 
-    def __init__(self, config: FeedForwardConfig, *, stream: Stream) -> None:
+    def __init__(self, config: FeedForwardConfig, *, stream: ResidualSpec) -> None:
         super().__init__()
         self.kernels = stream.kernels
         self.w1 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
@@ -21,4 +21,4 @@ class FeedForward(nn.Module, Configurable):
         self.w3 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(gate(self.w1(x), self.w3(x), kernels=self.kernels))
+        return self.w2(swiglu(self.w1(x), self.w3(x), kernels=self.kernels))

@@ -29,7 +29,7 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """A pair of name patterns; {layer} counts blocks, and {expert} (theirs only) the experts ours stacks."""
 
     ours: str
@@ -67,33 +67,33 @@ class HfFamily(Protocol):
 
 
 TOP = (
-    Rule("embedding.weight", "model.embed_tokens.weight"),
-    Rule("head.norm.weight", "model.norm.weight"),
+    NameRule("embedding.weight", "model.embed_tokens.weight"),
+    NameRule("head.norm.weight", "model.norm.weight"),
 )
-OUTPUT = (Rule("head.output.weight", "lm_head.weight"),)
+OUTPUT = (NameRule("head.output.weight", "lm_head.weight"),)
 NORMS = (
-    Rule("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
-    Rule("layers.{layer}.ffn_norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
+    NameRule("layers.{layer}.attention_norm.weight", "model.layers.{layer}.input_layernorm.weight"),
+    NameRule("layers.{layer}.ffn_norm.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
 )
 ATTENTION = tuple(
-    Rule(f"layers.{{layer}}.attention.w{name}.weight", f"model.layers.{{layer}}.self_attn.{name}_proj.weight")
+    NameRule(f"layers.{{layer}}.attention.w{name}.weight", f"model.layers.{{layer}}.self_attn.{name}_proj.weight")
     for name in "qkvo"
 )
 FEED_FORWARD = (
-    Rule("layers.{layer}.feed_forward.w1.weight", "model.layers.{layer}.mlp.gate_proj.weight"),
-    Rule("layers.{layer}.feed_forward.w2.weight", "model.layers.{layer}.mlp.down_proj.weight"),
-    Rule("layers.{layer}.feed_forward.w3.weight", "model.layers.{layer}.mlp.up_proj.weight"),
+    NameRule("layers.{layer}.feed_forward.w1.weight", "model.layers.{layer}.mlp.gate_proj.weight"),
+    NameRule("layers.{layer}.feed_forward.w2.weight", "model.layers.{layer}.mlp.down_proj.weight"),
+    NameRule("layers.{layer}.feed_forward.w3.weight", "model.layers.{layer}.mlp.up_proj.weight"),
 )
 EXPERTS = (
-    Rule("layers.{layer}.moe.router.gate.weight", "model.layers.{layer}.mlp.gate.weight"),
-    Rule("layers.{layer}.moe.experts.w1", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
-    Rule("layers.{layer}.moe.experts.w2", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"),
-    Rule("layers.{layer}.moe.experts.w3", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),
+    NameRule("layers.{layer}.moe.router.gate.weight", "model.layers.{layer}.mlp.gate.weight"),
+    NameRule("layers.{layer}.moe.experts.w1", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight"),
+    NameRule("layers.{layer}.moe.experts.w2", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"),
+    NameRule("layers.{layer}.moe.experts.w3", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),
 )
 """The names that all our families share."""
 
 
-def expand(rules: Iterable[Rule], *, layers: range = range(1), n_experts: int = 0) -> Iterator[Entry]:
+def expand(rules: Iterable[NameRule], *, layers: range = range(1), n_experts: int = 0) -> Iterator[Entry]:
     """The entries that rules stand for, layer by layer, with all experts of a layer in one entry."""
     rules = tuple(rules)
     for layer in layers:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from monograph.models.draw import draw
+from monograph.models.random_normal import draw
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.heads import join_keys, turn_tail
-from monograph.kernels.rotation import Rotation
+from monograph.kernels.heads import join_keys, rope_tail
+from monograph.kernels.rope import Rotation
 from monograph.models.attention import attend
-from monograph.models.config import LatentAttentionConfig, RopeConfig, Stream
+from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
 from monograph.models.rope import compute_score_scale
@@ -21,7 +21,7 @@ class LatentAttention(nn.Module, Configurable):
 
     Config = LatentAttentionConfig
 
-    def __init__(self, config: LatentAttentionConfig, *, stream: Stream, rope: RopeConfig) -> None:
+    def __init__(self, config: LatentAttentionConfig, *, stream: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__()
         self.config = config
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
@@ -49,7 +49,7 @@ class LatentAttention(nn.Module, Configurable):
         """Queries, keys and values [batch, sequence, heads, channels], positions applied."""
         config, interleaved, kernels = self.config, self.interleaved, self.kernels
         q = self.wq_b(self.q_norm(self.wq_a(x))) if config.q_lora_rank else self.wq(x)
-        q = turn_tail(q.unflatten(-1, (-1, self.qk_head_dim)), rotation, interleaved=interleaved, kernels=kernels)
+        q = rope_tail(q.unflatten(-1, (-1, self.qk_head_dim)), rotation, interleaved=interleaved, kernels=kernels)
 
         latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
         kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))

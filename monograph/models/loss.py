@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.config.configurable import Configurable
+from monograph.kernels.chunked_cross_entropy import chunked_cross_entropy
 from monograph.kernels.cross_entropy import IGNORED
-from monograph.kernels.sliced_loss import sliced_loss
 from monograph.models.config import Kernels, LossConfig
 
 
-class SlicedLoss(Configurable):
+class ChunkedCrossEntropy(Configurable):
     """The sum of the valid tokens' cross entropy, divided by a number of valid tokens that the caller knows."""
 
     Config = LossConfig
 
     def __init__(self, config: LossConfig, *, kernels: Kernels = "auto") -> None:
-        self.slice_tokens, self.kernels = config.slice_tokens, kernels
+        self.chunk_tokens, self.kernels = config.chunk_tokens, kernels
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
         """hidden [..., dim], weight [vocab, dim], labels [...] (-100: ignored) -> scalar fp32.
@@ -37,9 +37,9 @@ class SlicedLoss(Configurable):
             valid_tokens = (labels != IGNORED).sum().clamp(min=1)
         scale = valid_tokens.to(torch.float32).reciprocal()
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.slice_tokens, self.kernels)
+            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.chunk_tokens, self.kernels)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for rows, targets in zip(hidden.split(self.slice_tokens), labels.split(self.slice_tokens), strict=True):
+        for rows, targets in zip(hidden.split(self.chunk_tokens), labels.split(self.chunk_tokens), strict=True):
             total = total + measure_slice(rows, weight, targets)
         return total * scale
 
@@ -49,9 +49,11 @@ class SlicedCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, slice_tokens: int, kernels: Kernels
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int, kernels: Kernels
     ) -> Tensor:
-        total, grad_hidden, grad_weight = sliced_loss(hidden, weight, labels, scale, slice_tokens, kernels=kernels)
+        total, grad_hidden, grad_weight = chunked_cross_entropy(
+            hidden, weight, labels, scale, chunk_tokens, kernels=kernels
+        )
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total * scale
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from monograph.annotate import annotate
 from monograph.config.configurable import Configurable
-from monograph.models.config import FeedForwardConfig, MoeConfig, Stream
+from monograph.models.config import FeedForwardConfig, MoeConfig, ResidualSpec
 from monograph.models.dispatch import Dispatch, LocalDispatch
 from monograph.models.load_balance import RouterStats, count_choices
 
@@ -18,7 +18,7 @@ class Moe(nn.Module, Configurable):
 
     Config = MoeConfig
 
-    def __init__(self, config: MoeConfig, *, stream: Stream) -> None:
+    def __init__(self, config: MoeConfig, *, stream: ResidualSpec) -> None:
         super().__init__()
         n, hidden = config.n_experts, config.hidden_dim
         self.config, self.n_experts = config, n

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.rotation import Rotation
+from monograph.kernels.rope import Rotation
 from monograph.models.config import RopeConfig
 
 

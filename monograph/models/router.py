@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.models.config import RouterConfig, Stream
+from monograph.models.config import ResidualSpec, RouterConfig
 from monograph.models.linear import Linear
 
 
@@ -34,7 +34,7 @@ class Router(nn.Module, Configurable):
     Config = RouterConfig
     expert_bias: Tensor | None
 
-    def __init__(self, config: RouterConfig, *, n_experts: int, stream: Stream) -> None:
+    def __init__(self, config: RouterConfig, *, n_experts: int, stream: ResidualSpec) -> None:
         super().__init__()
         config.check_experts(n_experts)
         self.config, self.n_experts = config, n_experts

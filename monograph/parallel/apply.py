@@ -8,7 +8,7 @@ from monograph.models.load_balance import LoadBalance
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.plan import Plan
-from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_border, add_output_border
+from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_boundary, add_output_boundary
 
 
 def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
@@ -21,7 +21,7 @@ def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
         model.embedding = VocabEmbedding(model.embedding.get_parameter("weight"), coords)
         model.head.loss = VocabLoss(model.head.loss, coords, model.config.vocab_size)
         for path, module in model.named_modules():
-            add_borders(path, module, plan, mesh)
+            add_boundary_collectives(path, module, plan, mesh)
     if mesh.ep * mesh.etp > 1:
         for block in model.blocks():
             if block.moe is not None:
@@ -37,12 +37,12 @@ def reduce_counts(balance: LoadBalance, mesh: Mesh) -> None:
         balance.sum_counts = CountReduction(group)
 
 
-def add_borders(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:
+def add_boundary_collectives(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:
     """The collectives that the plan wants where the stream enters and leaves this module."""
     rule = plan.rule_of(path)
     if rule is None:
         return
     if rule.on_input is not None:
-        add_input_border(module, rule.on_input, mesh.tp)
+        add_input_boundary(module, rule.on_input, mesh.tp)
     if rule.on_output is not None:
-        add_output_border(module, rule.on_output, mesh.tp)
+        add_output_boundary(module, rule.on_output, mesh.tp)

@@ -22,7 +22,7 @@ from monograph.models.dispatch import sort_by_expert
 from monograph.parallel.collectives import exchange, total
 
 
-class Travelled(NamedTuple):
+class DispatchedTokens(NamedTuple):
     """Tokens that reached their experts, and the way back."""
 
     rows: Tensor
@@ -37,11 +37,11 @@ class Travelled(NamedTuple):
     order: Tensor
     inverse: Tensor
     """How the rows that arrived were sorted by local expert, and back."""
-    sizes: "Sizes"
+    sizes: "SplitSizes"
     """Rows per peer, on the host."""
 
 
-class Sizes(NamedTuple):
+class SplitSizes(NamedTuple):
     """Split sizes on the host."""
 
     sent: list[int]
@@ -60,7 +60,7 @@ class ExchangeDispatch:
         self.etp = etp
         self.kernels = kernels
 
-    def dispatch(self, x: Tensor, experts: Tensor, n_experts: int) -> Travelled:
+    def dispatch(self, x: Tensor, experts: Tensor, n_experts: int) -> DispatchedTokens:
         """Send each token x [tokens, dim] to the ranks of the experts [tokens, top_k] it chose."""
         with annotate("dispatch"):
             sent = sort_by_expert(experts, n_experts)
@@ -77,9 +77,9 @@ class ExchangeDispatch:
             ids = ids.repeat_interleave(arriving.flatten(), output_size=rows.shape[0])
             here = sort_by_expert(ids.unsqueeze(-1), arriving.shape[-1])
             rows = spread_rows(rows, here.order, here.inverse, 1, kernels=self.kernels)
-        return Travelled(rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes)
+        return DispatchedTokens(rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes)
 
-    def combine(self, rows: Tensor, weights: Tensor, travelled: Travelled) -> Tensor:
+    def combine(self, rows: Tensor, weights: Tensor, travelled: DispatchedTokens) -> Tensor:
         """Send the experts' answers home and sum each token's, weighted: [tokens, dim]."""
         with annotate("combine"):
             rows = spread_rows(rows, travelled.inverse, travelled.order, 1, kernels=self.kernels)
@@ -96,19 +96,19 @@ class ExchangeDispatch:
         even = [load.shape[0] // self.ep] * self.ep
         return all_to_all(load, even, even, Group.EP.value).view(self.ep, -1)
 
-    def find_sizes(self, load: Tensor, received: Tensor, arriving: Tensor, *, rows: int) -> Sizes:
+    def find_sizes(self, load: Tensor, received: Tensor, arriving: Tensor, *, rows: int) -> SplitSizes:
         """Every size this exchange needs, in one blocking copy from the device.
 
         With ep 1 nothing depends on the routing: each rank holds all experts and keeps its `rows`, and its etp peers
         route slices of the same sequences, so they have as many. No size is read from data, and no copy is made.
         """
         if self.ep == 1:
-            return Sizes([rows], [rows], [rows] * self.etp)
+            return SplitSizes([rows], [rows], [rows] * self.etp)
         per_peer = (load.view(self.ep, -1).sum(1), received.sum(1), arriving.sum((1, 2)))
         listed = torch.cat(per_peer).tolist()
         for size in listed:
             torch._check(size >= 0)
-        return Sizes(listed[: self.ep], listed[self.ep : 2 * self.ep], listed[2 * self.ep :])
+        return SplitSizes(listed[: self.ep], listed[self.ep : 2 * self.ep], listed[2 * self.ep :])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A network on one machine: one rank of a pretended world whose transfers loop back, and take their time.
+"""A network on one machine: one rank of a fake world whose transfers loop back, and take their time.
 
 A transfer of n bytes among r ranks occupies its group's link for `latency + n (r - 1)/r / bandwidth`. Compute goes on
 meanwhile, and a wait really waits; so what overlaps in a schedule overlaps on the clock, without a cluster. What
@@ -139,10 +139,10 @@ class Link(dist.ProcessGroup):
 
 @contextmanager
 def emulated_groups(mesh: Mesh, device: torch.device, fabric: Fabric) -> Iterator[Groups]:
-    """Rank 0 of a mesh, with real memory and a pretended network."""
+    """Rank 0 of a mesh, with real memory and a fake network."""
     dist.init_process_group("fake", store=fake_store(), rank=0, world_size=mesh.world_size)
-    groups = Groups(mesh, 0, device, is_pretended=True)
-    groups.is_pretended = False
+    groups = Groups(mesh, 0, device, is_fake=True)
+    groups.is_fake = False
     links = {group.value: Link(group.value, 0, mesh.group_size(group), fabric) for group in Group}
     for name in links:
         remove_group_alias(name)

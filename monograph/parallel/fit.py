@@ -20,7 +20,7 @@ _FIELDS = {
 }
 
 
-class Share(NamedTuple):
+class DividedSize(NamedTuple):
     """Something that the ranks along an axis divide among themselves in equal parts."""
 
     axis: Axis
@@ -45,7 +45,7 @@ def plan_fitting_mesh(
             why="this model has no routed experts to spread",
             do="--parallelism.expert_parallel_degree 1 --parallelism.expert_tensor_parallel_degree 1",
         )
-    shares = [Share(Axis.TP, "training.seq_len", seq_len), *find_shares(model)]
+    shares = [DividedSize(Axis.TP, "training.seq_len", seq_len), *find_shares(model)]
     for axis in _FIELDS:
         _check_shares(mesh, axis, [share for share in shares if share.axis is axis])
     together = local_batch_size * mesh.data_parts
@@ -60,26 +60,26 @@ def plan_fitting_mesh(
     return mesh
 
 
-def find_shares(model: DecoderConfig) -> Iterator[Share]:
+def find_shares(model: DecoderConfig) -> Iterator[DividedSize]:
     """What a model's parts divide among ranks, in the order of the config."""
     has_experts = model.find_moe() is not None
     for path, part in walk_configs(model, "model"):
         if isinstance(part, AttentionConfig):
-            yield Share(Axis.TP, f"{path}.n_heads", part.n_heads)
-            yield Share(Axis.TP, f"{path}.n_kv_heads", part.n_kv_heads)
+            yield DividedSize(Axis.TP, f"{path}.n_heads", part.n_heads)
+            yield DividedSize(Axis.TP, f"{path}.n_kv_heads", part.n_kv_heads)
         elif isinstance(part, LatentAttentionConfig):
-            yield Share(Axis.TP, f"{path}.n_heads", part.n_heads)
+            yield DividedSize(Axis.TP, f"{path}.n_heads", part.n_heads)
         elif isinstance(part, FeedForwardConfig):
-            yield Share(Axis.TP, f"{path}.hidden_dim", part.hidden_dim)
+            yield DividedSize(Axis.TP, f"{path}.hidden_dim", part.hidden_dim)
         elif isinstance(part, MoeConfig) and has_experts:
-            yield Share(Axis.EP, f"{path}.n_experts", part.n_experts)
-            yield Share(Axis.ETP, f"{path}.hidden_dim", part.hidden_dim)
+            yield DividedSize(Axis.EP, f"{path}.n_experts", part.n_experts)
+            yield DividedSize(Axis.ETP, f"{path}.hidden_dim", part.hidden_dim)
             if part.n_shared_experts:
                 shared = part.hidden_dim * part.n_shared_experts
-                yield Share(Axis.TP, f"{path}.hidden_dim x n_shared_experts", shared)
+                yield DividedSize(Axis.TP, f"{path}.hidden_dim x n_shared_experts", shared)
 
 
-def _check_shares(mesh: Mesh, axis: Axis, shares: list[Share]) -> None:
+def _check_shares(mesh: Mesh, axis: Axis, shares: list[DividedSize]) -> None:
     """Refuse the first share that does not divide, with the nearest degree that would serve all of them."""
     degree, field = mesh.degree(axis), _FIELDS[axis]
     wrong = next((share for share in shares if share.size % degree), None)

@@ -46,20 +46,20 @@ class Groups:
         rank: int,
         device: torch.device,
         *,
-        is_pretended: bool = False,
+        is_fake: bool = False,
         timeout_seconds: float = 300.0,
     ) -> None:
         self.mesh = mesh
         self.timeout_seconds = timeout_seconds
         self.rank = rank
         self.device = device
-        self.is_pretended = is_pretended
-        self.has_peers = mesh.world_size > 1 and not is_pretended
+        self.is_fake = is_fake
+        self.has_peers = mesh.world_size > 1 and not is_fake
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
         self._closing: list[Callable[[], None]] = []
-        is_gloo = not is_pretended and "nccl" not in str(dist.get_backend_config())
+        is_gloo = not is_fake and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
             native = self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
@@ -204,10 +204,10 @@ def _free_groups_at_exit() -> None:
 
 
 @contextmanager
-def pretended_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Groups]:
+def fake_groups(mesh: Mesh, rank: int, device: torch.device) -> Iterator[Groups]:
     """One process that believes to be `rank` of any mesh: collectives move nothing, shapes are right."""
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=mesh.world_size)
-    groups = Groups(mesh, rank, device, is_pretended=True)
+    groups = Groups(mesh, rank, device, is_fake=True)
     try:
         yield groups
     finally:

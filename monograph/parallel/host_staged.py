@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Done(dist.Work):
+class FinishedWork(dist.Work):
     """A collective that has finished."""
 
     def wait(self, *_timeout: Any) -> bool:
@@ -44,7 +44,7 @@ class HostStagedGroup(dist.ProcessGroup):
         staged = tensor.cpu()
         self.gloo.allreduce([staged], *rest).wait()
         tensor.copy_(staged)
-        return Done()
+        return FinishedWork()
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], parts: list[Tensor], *_rest: Any) -> dist.Work:
         """What torch asks for when it means one tensor."""
@@ -62,4 +62,4 @@ def _stage(output: Tensor, given: Tensor, run: Callable[[Tensor, Tensor], Any]) 
     staged = torch.empty(output.shape, dtype=output.dtype)
     run(staged, given.cpu().contiguous()).wait()
     output.copy_(staged)
-    return Done()
+    return FinishedWork()

@@ -16,7 +16,7 @@ MIN_RANKS = 3
 """From so many ranks on, the order of a sum decides its last bit."""
 
 
-class Started(dist.Work):
+class StartedSum(dist.Work):
     """A collective that moves the terms; they are added when its result is waited for."""
 
     def __init__(self, moved: Any, add: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class OrderedSums(dist.ProcessGroup):
             return self.gloo._reduce_scatter_base(output, whole, *rest)
         terms = torch.empty(self.size(), output.numel(), dtype=whole.dtype)
         moved = self.gloo.alltoall_base(terms, whole.contiguous().view_as(terms), [], [])
-        return Started(moved, lambda: _add_into(output, terms))
+        return StartedSum(moved, lambda: _add_into(output, terms))
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], wholes: list[Tensor], *rest: Any) -> Any:
         """What torch asks for when it means one tensor."""
@@ -69,7 +69,7 @@ class OrderedSums(dist.ProcessGroup):
             return self.gloo.allreduce(tensors, *rest)
         terms = torch.empty(self.size(), tensor.numel(), dtype=tensor.dtype)
         moved = self.gloo._allgather_base(terms.view(-1), tensor.reshape(-1))
-        return Started(moved, lambda: _add_into(tensor, terms))
+        return StartedSum(moved, lambda: _add_into(tensor, terms))
 
 
 def _is_ordered_sum(value: Tensor, *options: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from monograph.axes import Axis
 from monograph.kernels.square_sum import square_sum
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.plan import Cut, Plan
+from monograph.parallel.plan import Plan, ShardedDim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Slot:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    cuts: tuple[Cut, ...]
-    shard: Cut
+    cuts: tuple[ShardedDim, ...]
+    shard: ShardedDim
     unit: str
     order: int
     mesh: Mesh
@@ -146,7 +146,7 @@ def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:
                 names=tuple(names[id(parameter)]),
                 shape=tuple(parameter.shape),
                 cuts=cuts,
-                shard=Cut(axis=axis, dim=plan_shard_dim(tuple(parameter.shape), cuts, mesh, axis)),
+                shard=ShardedDim(axis=axis, dim=plan_shard_dim(tuple(parameter.shape), cuts, mesh, axis)),
                 unit=unit_of(name),
                 order=order,
                 mesh=mesh,
@@ -155,7 +155,7 @@ def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:
     return ParamTable(slots, mesh)
 
 
-def plan_shard_dim(shape: tuple[int, ...], cuts: tuple[Cut, ...], mesh: Mesh, axis: Axis) -> int:
+def plan_shard_dim(shape: tuple[int, ...], cuts: tuple[ShardedDim, ...], mesh: Mesh, axis: Axis) -> int:
     """Rows, unless a stack of experts has fewer of them than there are ranks to share it."""
     rows = shape[0]
     for cut in cuts:

@@ -17,14 +17,14 @@ from monograph.axes import Axis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class ShardedDim:
     """One dim of a parameter divided along one axis of the mesh."""
 
     axis: Axis
     dim: int
 
 
-class Border(StrEnum):
+class Boundary(StrEnum):
     """What happens to the stream where it enters or leaves a module."""
 
     GATHER_SEQUENCE = "gather_sequence"
@@ -36,8 +36,8 @@ class ModuleRule:
     """Collectives at the borders of the modules a pattern matches."""
 
     pattern: str
-    on_input: Border | None = None
-    on_output: Border | None = None
+    on_input: Boundary | None = None
+    on_output: Boundary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ParameterRule:
     """Cuts of the parameters a pattern matches."""
 
     pattern: str
-    cuts: tuple[Cut, ...]
+    cuts: tuple[ShardedDim, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Plan:
     parameters: tuple[ParameterRule, ...]
     modules: tuple[ModuleRule, ...]
 
-    def cuts_of(self, name: str) -> tuple[Cut, ...]:
+    def cuts_of(self, name: str) -> tuple[ShardedDim, ...]:
         """The cuts of one parameter; none when it is replicated."""
         return next((rule.cuts for rule in self.parameters if matches(rule.pattern, name)), ())
 
@@ -71,19 +71,21 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def _columns(pattern: str) -> ParameterRule:
-    return ParameterRule(pattern=pattern, cuts=(Cut(axis=Axis.TP, dim=0),))
+    return ParameterRule(pattern=pattern, cuts=(ShardedDim(axis=Axis.TP, dim=0),))
 
 
 def _rows(pattern: str) -> ParameterRule:
-    return ParameterRule(pattern=pattern, cuts=(Cut(axis=Axis.TP, dim=1),))
+    return ParameterRule(pattern=pattern, cuts=(ShardedDim(axis=Axis.TP, dim=1),))
 
 
 def _experts(pattern: str, hidden_dim: int) -> ParameterRule:
-    return ParameterRule(pattern=pattern, cuts=(Cut(axis=Axis.EP, dim=0), Cut(axis=Axis.ETP, dim=hidden_dim)))
+    return ParameterRule(
+        pattern=pattern, cuts=(ShardedDim(axis=Axis.EP, dim=0), ShardedDim(axis=Axis.ETP, dim=hidden_dim))
+    )
 
 
 def _pair(pattern: str) -> ModuleRule:
-    return ModuleRule(pattern=pattern, on_input=Border.GATHER_SEQUENCE, on_output=Border.SCATTER_SEQUENCE)
+    return ModuleRule(pattern=pattern, on_input=Boundary.GATHER_SEQUENCE, on_output=Boundary.SCATTER_SEQUENCE)
 
 
 DECODER_PLAN = Plan(
@@ -102,11 +104,11 @@ DECODER_PLAN = Plan(
         _columns("head.output.weight"),
     ),
     modules=(
-        ModuleRule(pattern="embedding", on_output=Border.SCATTER_SEQUENCE),
+        ModuleRule(pattern="embedding", on_output=Boundary.SCATTER_SEQUENCE),
         _pair("layers.*.attention"),
         _pair("layers.*.feed_forward"),
         _pair("layers.*.moe.shared_experts"),
-        ModuleRule(pattern="head.norm", on_output=Border.GATHER_SEQUENCE),
+        ModuleRule(pattern="head.norm", on_output=Boundary.GATHER_SEQUENCE),
     ),
 )
 """The plan of every decoder in `models/`."""

@@ -21,7 +21,7 @@ from monograph.parallel.collectives import gather_dim, scatter_dim, total
 from monograph.parallel.param_table import ParamTable, Slot
 
 
-class _Gather(torch.autograd.Function):
+class _GatherParameter(torch.autograd.Function):
     """The piece of a parameter that compute sees, from this rank's shard of it."""
 
     @staticmethod
@@ -38,7 +38,7 @@ class _Gather(torch.autograd.Function):
 def gather_parameter(shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype) -> Tensor:
     """The piece of a parameter that compute sees; its gradient is summed and scattered on the way back."""
     with annotate_role(Role.PARAM_GATHER, slot=slot.name):
-        return _Gather.apply(shard, slot, compute, reduce)
+        return _GatherParameter.apply(shard, slot, compute, reduce)
 
 
 class _GatherForChunks(torch.autograd.Function):
@@ -93,11 +93,11 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
     return total(shard, Group.DP_REPLICATE)
 
 
-class NotAlike(Exception):
+class BlocksDiffer(Exception):
     """Blocks that were left out are not like those that were captured."""
 
 
-class ShardedCall:
+class FsdpUnitRunner:
     """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
 
     With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
@@ -130,7 +130,7 @@ class ShardedCall:
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
         if unit in self.skipped:
             if [*map(id, args[1:])] != self.others:
-                raise NotAlike("a block that is left out is called with other arguments than the one before it")
+                raise BlocksDiffer("a block that is left out is called with other arguments than the one before it")
             return args[0], *map(detach_all, self.others_returned)
         self.others = [*map(id, args[1:])]
         result = self.run_unit(unit, *args)
@@ -149,12 +149,12 @@ class ShardedCall:
                 pieces[None, name] = gather_parameter(*given)
             else:
                 pieces |= {(i, name): piece for i, piece in enumerate(gather_for_chunks(*given, chunks))}
-        call = call_with if chunks is None else chunks.call
+        call = call_with_parameters if chunks is None else chunks.call
         work = (call, unit, tuple(pieces), *pieces.values(), *args)
         if not (self.reshard and torch.is_grad_enabled()):
             return self.run(*work)
         named = {name: piece for (_, name), piece in pieces.items()}
-        hooks = GatherAgain(self.state, {name: slot for name, slot in slots}, named, self.compute_dtype)
+        hooks = RegatherHooks(self.state, {name: slot for name, slot in slots}, named, self.compute_dtype)
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             return self.run(*work)
 
@@ -166,13 +166,13 @@ def detach_all(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def call_with(unit: nn.Module, names: tuple[tuple[int | None, str], ...], *values: Any) -> Any:
+def call_with_parameters(unit: nn.Module, names: tuple[tuple[int | None, str], ...], *values: Any) -> Any:
     """Run a unit with parameters of these names; they come flat, before its arguments, as `run` can keep them."""
     pieces = {name: value for (_, name), value in zip(names, values[: len(names)], strict=True)}
     return torch.func.functional_call(unit, pieces, values[len(names) :])
 
 
-class Recipe(NamedTuple):
+class SavedViewSpec(NamedTuple):
     """How to get a saved view of a gathered parameter back."""
 
     name: str
@@ -181,7 +181,7 @@ class Recipe(NamedTuple):
     offset: int
 
 
-class GatherAgain:
+class RegatherHooks:
     """Saved-tensor hooks of one unit: views of gathered parameters are kept as recipes, everything else as it is.
 
     Each parameter is gathered once more when backward first asks for it, and kept until the last of its readers has
@@ -197,15 +197,15 @@ class GatherAgain:
         self.readers: Counter[str] = Counter()
         self.kept: dict[str, Tensor] = {}
 
-    def pack(self, saved: Tensor) -> Tensor | Recipe:
+    def pack(self, saved: Tensor) -> Tensor | SavedViewSpec:
         """A recipe for what can be gathered again."""
         name = self.names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
         if name is None:
             return saved
         self.readers[name] += 1
-        return Recipe(name, saved.size(), saved.stride(), int(saved.storage_offset()))
+        return SavedViewSpec(name, saved.size(), saved.stride(), int(saved.storage_offset()))
 
-    def unpack(self, kept: Tensor | Recipe) -> Tensor:
+    def unpack(self, kept: Tensor | SavedViewSpec) -> Tensor:
         """The saved tensor; the first reader of a parameter pays for gathering it."""
         if isinstance(kept, Tensor):
             return kept

@@ -12,49 +12,49 @@ from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
 from monograph.kernels.cross_entropy import IGNORED
-from monograph.models.loss import SlicedLoss
+from monograph.models.loss import ChunkedCrossEntropy
 from monograph.parallel.collectives import gather, scatter, total
-from monograph.parallel.plan import Border
+from monograph.parallel.plan import Boundary
 
 SEQUENCE = 1
 """The dim of the stream [batch, sequence, dim] that is sliced between the borders."""
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryCollective:
     """Takes the stream across a border of a module. Equal ones do the same: so blocks are found to be alike."""
 
-    border: Border
+    border: Boundary
     degree: int
 
     def cross(self, stream: Tensor) -> Tensor:
         """The stream on the other side."""
-        collective = gather if self.border is Border.GATHER_SEQUENCE else scatter
+        collective = gather if self.border is Boundary.GATHER_SEQUENCE else scatter
         return collective(stream, SEQUENCE, self.degree, Group.TP)
 
 
-class InputCrossing(Crossing):
+class InputBoundary(BoundaryCollective):
     """For a module's first argument, before it runs."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.cross(args[0]), *args[1:]
 
 
-class OutputCrossing(Crossing):
+class OutputBoundary(BoundaryCollective):
     """For a module's result, after it ran."""
 
     def __call__(self, _module: nn.Module, _args: Any, result: Tensor) -> Tensor:
         return self.cross(result)
 
 
-def add_input_border(module: nn.Module, border: Border, degree: int) -> None:
+def add_input_boundary(module: nn.Module, border: Boundary, degree: int) -> None:
     """Take the module's first argument across the border before it runs."""
-    module.register_forward_pre_hook(InputCrossing(border, degree))
+    module.register_forward_pre_hook(InputBoundary(border, degree))
 
 
-def add_output_border(module: nn.Module, border: Border, degree: int) -> None:
+def add_output_boundary(module: nn.Module, border: Boundary, degree: int) -> None:
     """Take the module's result across the border after it ran."""
-    module.register_forward_hook(OutputCrossing(border, degree))
+    module.register_forward_hook(OutputBoundary(border, degree))
 
 
 class VocabEmbedding(nn.Module):
@@ -82,9 +82,9 @@ class VocabLoss(nn.Module):
 
     coords: Tensor
 
-    def __init__(self, whole: SlicedLoss, coords: Tensor, vocab_size: int) -> None:
+    def __init__(self, whole: ChunkedCrossEntropy, coords: Tensor, vocab_size: int) -> None:
         super().__init__()
-        self.slice_tokens = whole.slice_tokens
+        self.chunk_tokens = whole.chunk_tokens
         self.vocab_size = vocab_size
         self.register_buffer("coords", coords, persistent=False)
 
@@ -97,9 +97,9 @@ class VocabLoss(nn.Module):
         columns = torch.arange(weight.shape[0], device=weight.device) + first
         is_padding = columns >= self.vocab_size
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return _VocabCrossEntropy.apply(hidden, weight, labels, scale, first, is_padding, self.slice_tokens)
+            return _VocabCrossEntropy.apply(hidden, weight, labels, scale, first, is_padding, self.chunk_tokens)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for rows, targets in zip(hidden.split(self.slice_tokens), labels.split(self.slice_tokens), strict=True):
+        for rows, targets in zip(hidden.split(self.chunk_tokens), labels.split(self.chunk_tokens), strict=True):
             loss = loss + compute_vocab_slice(rows, weight, targets, first, is_padding)[0]
         return loss * scale
 
@@ -116,12 +116,12 @@ class _VocabCrossEntropy(Function):
         scale: Tensor,
         first: Tensor,
         is_padding: Tensor,
-        slice_tokens: int,
+        chunk_tokens: int,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = []
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for rows, targets in zip(hidden.split(slice_tokens), labels.split(slice_tokens), strict=True):
+        for rows, targets in zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True):
             part, grad_logits = compute_vocab_slice(rows, weight, targets, first, is_padding)
             loss = loss + part
             grad_logits = cast(grad_logits * scale, hidden.dtype)

@@ -15,7 +15,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 
 
-class Has(StrEnum):
+class Property(StrEnum):
     """What a graph has once a pass was there; others may need it."""
 
     SHARED_GATHERS = "one gather per parameter"
@@ -35,9 +35,9 @@ class Pass(Configurable, ABC):
     """One change to the graph. The docstring shows it: what it does, Before, After, Why."""
 
     Config: ClassVar[Any] = NoOptions
-    needs: ClassVar[tuple[Has, ...]] = ()
+    needs: ClassVar[tuple[Property, ...]] = ()
     """Skipped, with a reason, when one of these is missing."""
-    gives: ClassVar[tuple[Has, ...]] = ()
+    gives: ClassVar[tuple[Property, ...]] = ()
     same_bits: ClassVar[bool] = True
     """Whether the step computes exactly the same numbers afterwards."""
     is_required: ClassVar[bool] = False

@@ -47,10 +47,10 @@ class ChooseSavedConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class OffloadSavedConfig(Configurable.Config):
+class OffloadActivationsConfig(Configurable.Config):
     """What waits for backward in the host's memory."""
 
-    owner: ClassVar[str] = "monograph.passes.memory.offload_saved:OffloadSaved"
+    owner: ClassVar[str] = "monograph.passes.memory.offload_activations:OffloadActivations"
     budget_gib: float = 0.0
     """The most that moves to the host, on one rank; 0 keeps everything on the device."""
     prefetch_blocks: int = 1
@@ -88,16 +88,16 @@ class BucketCollectivesConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class PrefetchGathersConfig(Configurable.Config):
+class PrefetchAllGathersConfig(Configurable.Config):
     """How early transfers start and how late they are waited for."""
 
-    owner: ClassVar[str] = "monograph.passes.comm.prefetch_gathers:PrefetchGathers"
+    owner: ClassVar[str] = "monograph.passes.comm.prefetch_all_gathers:PrefetchAllGathers"
     ahead: int = 1
     """Start a block's gather this many blocks before it runs."""
 
     def check(self) -> None:
         if self.ahead < 1:
-            raise ConfigError(f"ahead is {self.ahead}", why="it counts blocks", do="--passes.off prefetch_gathers")
+            raise ConfigError(f"ahead is {self.ahead}", why="it counts blocks", do="--passes.off prefetch_all_gathers")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -125,10 +125,10 @@ class OverlapExpertsConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class JoinProductsConfig(Configurable.Config):
+class MergeMatmulsConfig(Configurable.Config):
     """Whether several products become one."""
 
-    owner: ClassVar[str] = "monograph.passes.compute.join_products:JoinProducts"
+    owner: ClassVar[str] = "monograph.passes.compute.merge_matmuls:MergeMatmuls"
     enabled: bool = False
     """Join products that share an operand or are added up; numbers change within rounding."""
     max_columns: int = 1024
@@ -140,10 +140,10 @@ class JoinProductsConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class KeepWeightsConfig(Configurable.Config):
+class CacheCastWeightsConfig(Configurable.Config):
     """How often parameters are cast."""
 
-    owner: ClassVar[str] = "monograph.passes.memory.keep_weights:KeepWeights"
+    owner: ClassVar[str] = "monograph.passes.memory.cache_cast_weights:CacheCastWeights"
     enabled: bool = False
     """Keep the weights in the compute dtype between updates; a single_pass optimizer writes them as it goes."""
 
@@ -167,10 +167,10 @@ class CompileWholeConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class FuseProductsConfig(Configurable.Config):
+class FuseSwigluEpilogueConfig(Configurable.Config):
     """Whether products compute gates."""
 
-    owner: ClassVar[str] = "monograph.passes.compute.fuse_products:FuseProducts"
+    owner: ClassVar[str] = "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue"
     enabled: bool = False
     """Let products compute the gates of their results; needs joined products. Numbers change within rounding."""
 
@@ -183,25 +183,25 @@ class PassesConfig(Configurable.Config):
     """Passes to leave out."""
     choose_saved: ChooseSavedConfig = field(default_factory=ChooseSavedConfig)
     """What forward keeps for backward."""
-    offload_saved: OffloadSavedConfig = field(default_factory=OffloadSavedConfig)
+    offload_activations: OffloadActivationsConfig = field(default_factory=OffloadActivationsConfig)
     """What waits in the host's memory."""
     narrow_gradients: NarrowGradientsConfig = field(default_factory=NarrowGradientsConfig)
     """The dtype gradients leave the step in."""
     bucket_collectives: BucketCollectivesConfig = field(default_factory=BucketCollectivesConfig)
     """How transfers are joined."""
-    prefetch_gathers: PrefetchGathersConfig = field(default_factory=PrefetchGathersConfig)
+    prefetch_all_gathers: PrefetchAllGathersConfig = field(default_factory=PrefetchAllGathersConfig)
     """When transfers start."""
     overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
     """When chunks take turns."""
-    join_products: JoinProductsConfig = field(default_factory=JoinProductsConfig)
+    merge_matmuls: MergeMatmulsConfig = field(default_factory=MergeMatmulsConfig)
     """Which products are one."""
-    keep_weights: KeepWeightsConfig = field(default_factory=KeepWeightsConfig)
+    cache_cast_weights: CacheCastWeightsConfig = field(default_factory=CacheCastWeightsConfig)
     """How often parameters are cast."""
     mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
     """What is compiled."""
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
     """Whether all of it is."""
-    fuse_products: FuseProductsConfig = field(default_factory=FuseProductsConfig)
+    fuse_swiglu_epilogue: FuseSwigluEpilogueConfig = field(default_factory=FuseSwigluEpilogueConfig)
     """Whether products compute gates."""
 
     order: ClassVar[dict[str, str]] = ORDER
@@ -222,25 +222,25 @@ class PassesConfig(Configurable.Config):
                     do=f"did you mean {near[0]}?" if near else "see `monograph passes`",
                 )
         asked = {
-            "offload_saved": self.offload_saved.budget_gib > 0,
+            "offload_activations": self.offload_activations.budget_gib > 0,
             "narrow_gradients": self.narrow_gradients.enabled,
-            "join_products": self.join_products.enabled,
-            "keep_weights": self.keep_weights.enabled,
+            "merge_matmuls": self.merge_matmuls.enabled,
+            "cache_cast_weights": self.cache_cast_weights.enabled,
             "mark_regions": bool(self.mark_regions.regions),
             "compile_whole": self.compile_whole.enabled,
-            "fuse_products": self.fuse_products.enabled,
+            "fuse_swiglu_epilogue": self.fuse_swiglu_epilogue.enabled,
         }
-        if self.keep_weights.enabled and self.compile_whole.enabled:
+        if self.cache_cast_weights.enabled and self.compile_whole.enabled:
             raise ConfigError(
-                "passes.keep_weights and passes.compile_whole are both enabled",
+                "passes.cache_cast_weights and passes.compile_whole are both enabled",
                 why="a step that is compiled whole casts its weights inside",
                 do="leave one of them out",
             )
-        if self.fuse_products.enabled and not self.join_products.enabled:
+        if self.fuse_swiglu_epilogue.enabled and not self.merge_matmuls.enabled:
             raise ConfigError(
-                "passes.fuse_products is enabled without passes.join_products",
+                "passes.fuse_swiglu_epilogue is enabled without passes.merge_matmuls",
                 why="a gate is computed with the one product that both of its inputs come from",
-                do="--passes.join_products.enabled true --passes.join_products.max_columns 65536",
+                do="--passes.merge_matmuls.enabled true --passes.merge_matmuls.max_columns 65536",
             )
         for name in self.off:
             if asked.get(name):

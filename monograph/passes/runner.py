@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from monograph.errors import ConfigError
-from monograph.graph.changes import Look, find_changes, look_at
-from monograph.graph.cost import H200, Cost, Meter
+from monograph.graph.changes import Snapshot, find_changes, look_at
+from monograph.graph.cost import H200, Cost, CostMeter
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify import check_graph
 from monograph.log import get_log
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.config import PassesConfig
 
 log = get_log("passes")
@@ -39,10 +39,10 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredGraph:
     """A graph between two passes."""
 
-    look: Look
+    look: Snapshot
     cost: Cost
 
 
@@ -62,10 +62,10 @@ def run_passes(
     graph: StepGraph, passes: Sequence[Pass], off: Sequence[str], facts: Facts, *, watch: Watch | None = None
 ) -> list[Record]:
     """Run the passes; every one of them leaves a record, in order."""
-    has: set[Has] = set()
+    has: set[Property] = set()
     records: list[Record] = []
-    meter = Meter(H200, facts.group_sizes)
-    now = Measured(look_at(graph), meter.measure(graph))
+    meter = CostMeter(H200, facts.group_sizes)
+    now = MeasuredGraph(look_at(graph), meter.measure(graph))
     check_graph(graph, facts)
     for each in passes:
         record, now = run_pass(each, graph, facts, has=has, is_off=each.name() in off, before=now, meter=meter)
@@ -80,8 +80,15 @@ def run_passes(
 
 
 def run_pass(
-    each: Pass, graph: StepGraph, facts: Facts, *, has: set[Has], is_off: bool, before: Measured, meter: Meter
-) -> tuple[Record, Measured]:
+    each: Pass,
+    graph: StepGraph,
+    facts: Facts,
+    *,
+    has: set[Property],
+    is_off: bool,
+    before: MeasuredGraph,
+    meter: CostMeter,
+) -> tuple[Record, MeasuredGraph]:
     """Run one pass, unless it is off, has nothing to do here, or lacks what an earlier one gives.
 
     Only what the pass changed is checked and measured anew.
@@ -102,4 +109,4 @@ def run_pass(
         check_graph(graph, facts, changes)
     after = before.cost if changes.is_nothing else meter.measure(graph, changes.touched)
     counts: dict[str, Any] = {"added": changes.added, "removed": changes.removed, "moved": changes.moved}
-    return Record(**told, **counts, status="ran", note=note, seconds=seconds, after=after), Measured(look, after)
+    return Record(**told, **counts, status="ran", note=note, seconds=seconds, after=after), MeasuredGraph(look, after)

@@ -20,7 +20,7 @@ def deepseek_v3_bench_moe() -> TrainerConfig:
 def _make_bench_run(name: str, model: DecoderConfig) -> TrainerConfig:
     """One slice of the loss: several would each add a gradient as large as the output's weight."""
     return TrainerConfig(
-        model=model.replace(loss=model.loss.replace(slice_tokens=16384)),
+        model=model.replace(loss=model.loss.replace(chunk_tokens=16384)),
         job=JobConfig(dump_folder=f"outputs/{name}"),
         training=TrainingConfig(steps=100, seq_len=4096, local_batch_size=4),
         validator=ValidatorConfig(interval=0),

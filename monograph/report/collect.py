@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.graph.cost import Machine, NodeCosts, find_node_costs, measure
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import Memory, find_memory
 from monograph.graph.query import group_of, is_backward, is_launch
 from monograph.graph.signature import InputKind
@@ -31,7 +31,7 @@ _LARGEST = 20
 
 def collect_graph(graph: StepGraph, machine: Machine, group_sizes: Mapping[str, int]) -> dict[str, Any]:
     """One graph: its cost, memory curve, transfers, time lines and saved values."""
-    sizes = Sizes(graph.module.graph)
+    sizes = LikelySizes(graph.module.graph)
     costs = find_node_costs(graph.module.graph, sizes, machine, group_sizes)
     timeline = find_timeline(graph.module.graph, costs.seconds)
     saved = find_saved(graph, sizes)
@@ -54,7 +54,7 @@ def collect_pass(record: Record, *, diff: str, files: Sequence[str]) -> dict[str
     return dataclasses.asdict(record) | {"diff": "\n".join(lines), "files": list(files)}
 
 
-def collect_memory(graph: StepGraph, memory: Memory, sizes: Sizes) -> dict[str, Any]:
+def collect_memory(graph: StepGraph, memory: Memory, sizes: LikelySizes) -> dict[str, Any]:
     """The curve, thinned out, with its peak and who holds the most there."""
     halves = [place for place, node in enumerate(graph.nodes) if is_backward(node)]
     specs = dict(zip(graph.placeholders, graph.inputs, strict=True))

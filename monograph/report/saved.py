@@ -5,7 +5,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.graph.flops import name_of
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_owners
 from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.sources import source_of
@@ -13,7 +13,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 
 
-def find_saved(graph: StepGraph, sizes: Sizes) -> list[dict[str, Any]]:
+def find_saved(graph: StepGraph, sizes: LikelySizes) -> list[dict[str, Any]]:
     """One entry for each piece of forward's memory that backward reads, in the order they are made."""
     owners = find_owners(graph.module.graph)
     crossing: set[tuple[Node, int]] = set()
@@ -27,7 +27,7 @@ def find_saved(graph: StepGraph, sizes: Sizes) -> list[dict[str, Any]]:
     return [each for each in described if each["bytes"]]
 
 
-def describe_saved(node: Node, part: int, sizes: Sizes) -> dict[str, Any]:
+def describe_saved(node: Node, part: int, sizes: LikelySizes) -> dict[str, Any]:
     """A saved value as the report shows it."""
     value = value_of(node)
     value = value[part] if isinstance(value, list | tuple) else value

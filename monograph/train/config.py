@@ -302,11 +302,11 @@ class TrainerConfig(Configurable.Config):
                 why="both decide what forward keeps for backward",
                 do="--compile.partition none, or leave the policy out",
             )
-        if self.compile.partition == "min_cut" and self.passes.keep_weights.enabled:
+        if self.compile.partition == "min_cut" and self.passes.cache_cast_weights.enabled:
             raise ConfigError(
-                "compile.partition is min_cut and passes.keep_weights is enabled",
+                "compile.partition is min_cut and passes.cache_cast_weights is enabled",
                 why="torch's partitioner cuts the step in two, and both halves cast for themselves",
-                do="--compile.partition none, or leave keep_weights out",
+                do="--compile.partition none, or leave cache_cast_weights out",
             )
         if self.activation_checkpoint.mode != "none":
             raise ConfigError(

@@ -30,7 +30,7 @@ _SHORTEST_SECONDS = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class StepMeasurement:
     """One update's results as the device has them, and what the host knows about it already."""
 
     step: int
@@ -42,7 +42,7 @@ class Measured:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Meter:
+class StepMeter:
     """Speed, memory and expert load, step by step. `clock` is that of the device unless another is given."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Meter:
         self.world_size = world_size
         self.peak_flops = peak_flops or find_peak_flops(device)
         self.clock = clock or find_clock(device)
-        self._waiting: list[tuple[Measured, Any, Any]] = []
+        self._waiting: list[tuple[StepMeasurement, Any, Any]] = []
         self._last = self.clock.stamp()
         self._has_warned = False
 
@@ -67,7 +67,7 @@ class Meter:
         """Begin timing here: what came before (set-up, validation, a checkpoint, a trace) is part of no step."""
         self._last = self.clock.stamp()
 
-    def add(self, measured: Measured) -> list[dict[str, Any]]:
+    def add(self, measured: StepMeasurement) -> list[dict[str, Any]]:
         """Take the results of the step that was just launched; return the records that are ready, oldest first."""
         measured = send_to_host(measured)
         end = self.clock.stamp()
@@ -83,7 +83,7 @@ class Meter:
         ready, self._waiting = self._waiting[: max(0, count)], self._waiting[max(0, count) :]
         return [self._record(*item) for item in ready]
 
-    def _record(self, measured: Measured, start: Any, end: Any) -> dict[str, Any]:
+    def _record(self, measured: StepMeasurement, start: Any, end: Any) -> dict[str, Any]:
         seconds = max(self.clock.seconds_between(start, end), _SHORTEST_SECONDS)
         loss, grad_norm = measured.loss.item(), measured.grad_norm.item()
         per_second = measured.tokens / seconds
@@ -104,7 +104,7 @@ class Meter:
         return record | describe_metrics(measured.metrics)
 
 
-def send_to_host(measured: Measured) -> Measured:
+def send_to_host(measured: StepMeasurement) -> StepMeasurement:
     """Start copying the results to host memory; they are there when the device has passed the next stamp.
 
     Reading a tensor of the device instead would wait for everything launched so far, the next step included.

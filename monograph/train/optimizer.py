@@ -9,8 +9,8 @@ from torch import Tensor
 from monograph.compat.modules import called_plainly, compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
-from monograph.execute.kept import KeptWeights
-from monograph.kernels.update import Update, make_plain_update, make_update
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.kernels.update import Update, make_reference_update, make_update
 from monograph.train.config import OptimizerConfig
 from monograph.train.single_pass import MOMENTS, SinglePass
 
@@ -25,7 +25,7 @@ class Optimizer(Configurable):
     Config = OptimizerConfig
 
     def __init__(
-        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], kept: KeptWeights | None = None
+        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], kept: CastWeightCache | None = None
     ) -> None:
         self.parameters, self._kept = dict(parameters), kept
         decayed = [p for p in self.parameters.values() if p.ndim >= 2]
@@ -58,7 +58,7 @@ class Optimizer(Configurable):
         """Update each parameter with one compiled kernel in place of torch's fused one. Twice changes nothing."""
         if not self._is_compiled:
             self._is_compiled, self.is_fused = True, False
-            update = make_plain_update(*self._numbers)
+            update = make_reference_update(*self._numbers)
             self._update = self._in_one_pass(compile_function(update, backend, is_dynamic=True))
 
     def _in_one_pass(self, update: Update) -> SinglePass:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from monograph.execute.kept import KeptWeights
+from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.layer import explained
 from monograph.kernels.update import Update
 
@@ -24,7 +24,7 @@ class SinglePass:
         optimizer: torch.optim.AdamW,
         parameters: Mapping[str, Tensor],
         function: Update,
-        kept: KeptWeights | None = None,
+        kept: CastWeightCache | None = None,
     ) -> None:
         self.optimizer, self.kept = optimizer, kept
         self._function = function

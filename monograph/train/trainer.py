@@ -20,7 +20,7 @@ from monograph.train.flops import FlopsPerToken
 from monograph.train.folder import RunFolder
 from monograph.train.garbage import controlled_gc
 from monograph.train.load_monitor import LoadMonitor
-from monograph.train.measure import Measured, Meter, Speed
+from monograph.train.measure import Speed, StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
 from monograph.train.startup import Startup
@@ -55,7 +55,7 @@ class Summary:
     metrics: Path
     missing: list[str]
     """What could not be written, on any rank, and why."""
-    is_speaker: bool
+    is_rank_zero: bool
 
 
 class Trainer(Configurable):
@@ -85,12 +85,12 @@ class Trainer(Configurable):
         if step.backend is not None and "optimizer" in config.compile.components:
             self.optimizer.compile(step.backend)
         self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)
-        self.is_speaker = groups.rank == 0
+        self.is_rank_zero = groups.rank == 0
         self.groups = groups
         self.checkpoints = config.checkpoint.build(
             folder=folder.path / config.checkpoint.folder, process_group=groups.for_files()
         )
-        self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_speaker)
+        self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_rank_zero)
         self.profiler = config.profiler.build(folder=folder.path / "traces", rank=groups.rank)
         self.validator = None
         if held_out is not None:
@@ -101,14 +101,14 @@ class Trainer(Configurable):
         self.global_batch = training.global_batch_size
         if self.global_batch == -1:
             self.global_batch = training.local_batch_size * parts
-        self.meter = Meter(
+        self.meter = StepMeter(
             device=step.device,
             flops=flops,
             peak_flops=config.metrics.peak_flops,
             world_size=groups.mesh.world_size,
         )
         self.load_monitor = LoadMonitor(
-            config.model.find_moe() if self.is_speaker else None,
+            config.model.find_moe() if self.is_rank_zero else None,
             limit=config.metrics.expert_load_limit,
             patience=config.metrics.expert_load_patience,
         )
@@ -135,7 +135,7 @@ class Trainer(Configurable):
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
         steps, done = self.config.training.steps, self.position.step
         self.metrics.start(done)
-        style = self.config.metrics.progress if self.is_speaker else "off"
+        style = self.config.metrics.progress if self.is_rank_zero else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
             with watch_for_stop() as stop, self.checkpoints, self._batches() as batches:
@@ -187,7 +187,7 @@ class Trainer(Configurable):
             self._save()
             self.meter.start()
 
-    def _update(self, number: int, batches: Iterator[Batch]) -> Measured:
+    def _update(self, number: int, batches: Iterator[Batch]) -> StepMeasurement:
         """One optimizer update: every micro-batch's gradients, the norm, the biases, the weights."""
         training = self.config.training
         _, parts = self.step.data_part
@@ -203,7 +203,7 @@ class Trainer(Configurable):
         known: dict[str, Any] = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
-        return Measured(
+        return StepMeasurement(
             step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, metrics=updated.metrics, known=known
         )
 
@@ -282,5 +282,5 @@ class Trainer(Configurable):
                 for rank, texts in enumerate(self.groups.collect(self._missing))
                 for text in texts
             ],
-            is_speaker=self.is_speaker,
+            is_rank_zero=self.is_rank_zero,
         )

@@ -19,7 +19,7 @@ from monograph.train.data.config import BUILTIN, HUB_PREFIX, LINES_ENDINGS, PARQ
 
 
 @dataclass(frozen=True)
-class Rule:
+class EffectRule:
     """Fields that `when` may leave without effect."""
 
     fields: str
@@ -126,105 +126,115 @@ def _find_kind(dataset: str) -> str:
 
 
 RULES = (
-    Rule(
+    EffectRule(
         "model.rope.factor model.rope.original_max_seq_len",
         _while("model.rope.scaling", "none"),
         "--model.rope.scaling llama3 (or yarn)",
     ),
-    Rule("model.rope.scaling", _while("model.rope.factor", 1.0), "--model.rope.factor 4 as well", is_strict=False),
-    Rule(
+    EffectRule(
+        "model.rope.scaling", _while("model.rope.factor", 1.0), "--model.rope.factor 4 as well", is_strict=False
+    ),
+    EffectRule(
         "model.rope.low_freq_factor model.rope.high_freq_factor",
         _unless("model.rope.scaling", "llama3"),
         "--model.rope.scaling llama3",
     ),
-    Rule(
+    EffectRule(
         "model.rope.beta_fast model.rope.beta_slow model.rope.mscale model.rope.mscale_all_dim",
         _unless("model.rope.scaling", "yarn"),
         "--model.rope.scaling yarn",
     ),
-    Rule("model.moe.*", _no_experts, "--model.moe.n_experts 8"),
-    Rule("model.feed_forward.*", _only_experts, "a model with dense layers"),
-    Rule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),
-    Rule(
+    EffectRule("model.moe.*", _no_experts, "--model.moe.n_experts 8"),
+    EffectRule("model.feed_forward.*", _only_experts, "a model with dense layers"),
+    EffectRule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),
+    EffectRule(
         "model.moe.router.bias_update_rate",
         _while("model.moe.router.expert_bias", False),
         "--model.moe.router.expert_bias true",
     ),
-    Rule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
-    Rule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
-    Rule(
+    EffectRule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
+    EffectRule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
+    EffectRule(
         "compile.artifact_key_file compile.artifact_trust_shared_folder",
         _while("compile.artifact", ""),
         "--compile.artifact DIR",
         is_strict=False,
     ),
-    Rule(
+    EffectRule(
         "compile.expert_overlap.chunk_dim compile.expert_overlap.modules compile.expert_overlap.num_chunks "
         "compile.expert_overlap.grad_sum compile.expert_overlap.schedule",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
     ),
-    Rule("compile.expert_overlap.schedule", _unless("compile.mode", "graph"), "--compile.mode graph"),
-    Rule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
-    Rule(
-        "passes.offload_saved.prefetch_blocks passes.offload_saved.min_bytes",
-        _while("passes.offload_saved.budget_gib", 0.0),
-        "--passes.offload_saved.budget_gib 8",
+    EffectRule("compile.expert_overlap.schedule", _unless("compile.mode", "graph"), "--compile.mode graph"),
+    EffectRule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
+    EffectRule(
+        "passes.offload_activations.prefetch_blocks passes.offload_activations.min_bytes",
+        _while("passes.offload_activations.budget_gib", 0.0),
+        "--passes.offload_activations.budget_gib 8",
     ),
-    Rule(
-        "passes.join_products.max_columns",
-        _while("passes.join_products.enabled", False),
-        "--passes.join_products.enabled true",
+    EffectRule(
+        "passes.merge_matmuls.max_columns",
+        _while("passes.merge_matmuls.enabled", False),
+        "--passes.merge_matmuls.enabled true",
     ),
-    Rule(
+    EffectRule(
         "passes.overlap_experts.*",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
     ),
-    Rule(
+    EffectRule(
         "passes.overlap_experts.*",
         _while("compile.expert_overlap.schedule", "off"),
         "--compile.expert_overlap.schedule on",
     ),
-    Rule(
+    EffectRule(
         "lr_scheduler.decay_fraction lr_scheduler.min_factor",
         _while("lr_scheduler.decay", "constant"),
         "--lr_scheduler.decay cosine",
     ),
-    Rule(
+    EffectRule(
         "lr_scheduler.decay lr_scheduler.min_factor",
         _while("lr_scheduler.decay_fraction", 0.0),
         "--lr_scheduler.decay_fraction 1",
     ),
-    Rule(
+    EffectRule(
         "checkpoint.interval checkpoint.save_last checkpoint.keep_last checkpoint.async_save checkpoint.on_error",
         _while("checkpoint.enabled", False),
         "--checkpoint.enabled true",
         is_strict=False,
     ),
-    Rule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
-    Rule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
-    Rule("dataloader.validation_dataset", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
-    Rule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
-    Rule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
-    Rule("profiler.start", _late_profile, "a start within the run"),
-    Rule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, "--model.moe.n_experts 8"),
-    Rule("metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"),
-    Rule("metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False),
-    Rule(
+    EffectRule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
+    EffectRule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
+    EffectRule(
+        "dataloader.validation_dataset", _while("validator.interval", 0), "--validator.interval 50", is_strict=False
+    ),
+    EffectRule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
+    EffectRule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
+    EffectRule("profiler.start", _late_profile, "a start within the run"),
+    EffectRule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, "--model.moe.n_experts 8"),
+    EffectRule(
+        "metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"
+    ),
+    EffectRule(
+        "metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False
+    ),
+    EffectRule(
         "dataloader.hf_subset dataloader.hf_split dataloader.hf_revision dataloader.stream_buffer "
         "dataloader.stream_retries",
         _not_streamed,
         f"--dataloader.dataset {HUB_PREFIX}NAME",
     ),
-    Rule("dataloader.stream_buffer", _while("dataloader.shuffle", False), "--dataloader.shuffle true"),
-    Rule("dataloader.text_field", _all_are("builtin", "shards", "text"), "--dataloader.dataset texts.jsonl"),
-    Rule(
+    EffectRule("dataloader.stream_buffer", _while("dataloader.shuffle", False), "--dataloader.shuffle true"),
+    EffectRule("dataloader.text_field", _all_are("builtin", "shards", "text"), "--dataloader.dataset texts.jsonl"),
+    EffectRule(
         "dataloader.document_separator",
         _all_are("builtin", "shards", "stream", "rows"),
         "--dataloader.dataset texts.txt",
     ),
-    Rule("dataloader.verify_shards", _all_are("builtin", "stream", "rows", "text", "folder"), "packed token shards"),
+    EffectRule(
+        "dataloader.verify_shards", _all_are("builtin", "stream", "rows", "text", "folder"), "packed token shards"
+    ),
 )
 
 
@@ -235,7 +245,7 @@ class Unused:
     path: str
     value: Any
     reason: str
-    rule: Rule
+    rule: EffectRule
 
 
 def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[Unused]:
@@ -276,11 +286,11 @@ def reset_unused(config: Any, *, flags: Collection[str]) -> Any:
     return config
 
 
-def _make_rules_of_passes(config: Any) -> list[Rule]:
+def _make_rules_of_passes(config: Any) -> list[EffectRule]:
     """The options of a pass that is left out."""
 
-    def make(name: str) -> Rule:
-        return Rule(f"passes.{name}.*", lambda _: f"passes.off has {name}", f"passes.off without {name}")
+    def make(name: str) -> EffectRule:
+        return EffectRule(f"passes.{name}.*", lambda _: f"passes.off has {name}", f"passes.off without {name}")
 
     return [make(name) for name in _read(config, "passes.off") or ()]
 

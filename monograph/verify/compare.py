@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from monograph.verify.trace import StepTrace, Torn
+from monograph.verify.trace import RankMismatch, StepTrace
 
 NOISE = 1e-6
 """A gradient that is everywhere below this part of the model's largest one is zero but for rounding."""
@@ -14,7 +14,7 @@ KINDS = ("start", "forward", "backward", "gradient", "updated")
 
 
 @dataclass(kw_only=True)
-class Row:
+class ModuleRow:
     """Largest relative differences of one module; None where there is nothing to compare."""
 
     path: str
@@ -41,13 +41,13 @@ class Row:
 class Differences:
     """What one comparison, or several of them together, found."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ModuleRow] = field(default_factory=dict)
     """By module path, in forward order."""
     loss: float = 0.0
     grad_norm: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     """Auxiliary losses and the experts' load, by name."""
-    torn: list[Torn] = field(default_factory=list)
+    torn: list[RankMismatch] = field(default_factory=list)
 
     def worst(self) -> float:
         """The largest of all differences."""
@@ -60,7 +60,7 @@ class Differences:
             self.metrics[name] = max(self.metrics.get(name, 0.0), difference)
         self.torn += [entry for entry in other.torn if entry not in self.torn]
         for path, theirs in other.rows.items():
-            mine = self.rows.setdefault(path, Row(path=path))
+            mine = self.rows.setdefault(path, ModuleRow(path=path))
             for kind in (*KINDS, "routing"):
                 values = [value for row in (mine, theirs) if (value := getattr(row, kind)) is not None]
                 setattr(mine, kind, max(values, default=None))
@@ -77,7 +77,7 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
         torn=list(sharded.torn),
     )
     for path in plan_order(reference):
-        found.rows[path] = Row(path=path)
+        found.rows[path] = ModuleRow(path=path)
     by_module = (
         ("forward", sharded.outputs, reference.outputs),
         ("backward", sharded.output_gradients, reference.output_gradients),
@@ -155,6 +155,6 @@ def count_rerouted(ours: Tensor, theirs: Tensor) -> int:
     return int((ours.sort(-1).values != theirs.sort(-1).values).any(-1).sum())
 
 
-def _note(row: Row, kind: str, ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> None:
+def _note(row: ModuleRow, kind: str, ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> None:
     found = largest_difference(None if ours is None else ours.to(torch.float64), theirs.to(torch.float64), noise)
     setattr(row, kind, max(getattr(row, kind) or 0.0, found))

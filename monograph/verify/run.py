@@ -22,7 +22,7 @@ from monograph.verify.reference import Reference, buffers_of
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import LocalTrace, assemble, gather_traces, gradients_of, snapshot
 from monograph.verify.verdict import Verdict
-from monograph.verify.watch import Recording, can_record, recorded
+from monograph.verify.watch import ModuleRecording, can_record, recorded
 
 log = get_log("verify")
 TOLERANCE = 1e-5
@@ -103,7 +103,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
     return verdict if is_judge else None
 
 
-def _add_gradients(step: MeshStep, batches: list[Batch], recording: Recording, number: int) -> Tensor:
+def _add_gradients(step: MeshStep, batches: list[Batch], recording: ModuleRecording, number: int) -> Tensor:
     """The trainer's own, with a note on where the step was when it failed: a collective's error does not say."""
     try:
         return add_gradients(step, batches)

@@ -7,8 +7,8 @@ norm, the update; and it ends at the first step that shows anything.
 
 from dataclasses import dataclass, field
 
-from monograph.verify.compare import Differences, Row, module_of
-from monograph.verify.trace import Torn
+from monograph.verify.compare import Differences, ModuleRow, module_of
+from monograph.verify.trace import RankMismatch
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ def _blame_start(found: Differences, tolerance: float) -> str:
     for row in found.rows.values():
         if _is_wrong(row.start, tolerance):
             return f"{row.path}: its starting values differ by {row.start:.1e}"
-    return _blame_torn(found.torn, "start")
+    return _blame_mismatch(found.torn, "start")
 
 
 def _blame_forward(found: Differences, tolerance: float) -> str:
@@ -74,25 +74,25 @@ def _blame_backward(found: Differences, tolerance: float) -> str:
             return f"{row.path}: its gradient differs by {row.gradient:.1e}{_disagreement(row, found.torn)}"
         if row.backward is not None:
             reader = row.path
-    return _blame_torn(found.torn, "gradient")
+    return _blame_mismatch(found.torn, "gradient")
 
 
 def _blame_update(found: Differences, tolerance: float) -> str:
     for row in found.rows.values():
         if _is_wrong(row.updated, tolerance):
             return f"{row.path}: its updated values differ by {row.updated:.1e}"
-    return _blame_torn(found.torn, "updated")
+    return _blame_mismatch(found.torn, "updated")
 
 
-def _blame_number(name: str, difference: float, torn: list[Torn], tolerance: float) -> str:
-    return f"{name}: it differs by {difference:.1e}" if difference > tolerance else _blame_torn(torn, name)
+def _blame_number(name: str, difference: float, torn: list[RankMismatch], tolerance: float) -> str:
+    return f"{name}: it differs by {difference:.1e}" if difference > tolerance else _blame_mismatch(torn, name)
 
 
-def _blame_torn(torn: list[Torn], kind: str) -> str:
+def _blame_mismatch(torn: list[RankMismatch], kind: str) -> str:
     return next((str(entry) for entry in torn if entry.kind == kind), "")
 
 
-def _disagreement(row: Row, torn: list[Torn]) -> str:
+def _disagreement(row: ModuleRow, torn: list[RankMismatch]) -> str:
     """A hint at a missing sum."""
     is_torn = any(entry.kind == "gradient" and module_of(entry.name) == row.path for entry in torn)
     return ", and ranks disagree on it" if is_torn else ""

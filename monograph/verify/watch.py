@@ -14,7 +14,7 @@ _FIRST = "embedding"
 _PARTS = ("attention_norm", "attention", "ffn_norm", "feed_forward", "moe")
 
 
-class Recording:
+class ModuleRecording:
     """By module path, in forward order, one entry per micro-batch: what came out, and the gradient that came back."""
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ def can_record(config: TrainerConfig) -> bool:
 
 
 @contextmanager
-def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[Recording]:
+def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[ModuleRecording]:
     """Record the embedding, every block with its parts, and the routers while the block runs; nothing if not open."""
-    recording = Recording()
+    recording = ModuleRecording()
     handles = []
     for path, module in watched_modules(model) if is_open else []:
         handles += [

@@ -12,7 +12,7 @@ from monograph.axes import COORDS, Group
 from monograph.capture.step import buffers_of, make_step
 from monograph.models.config import DecoderConfig
 from monograph.parallel.apply import parallelize
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
@@ -28,9 +28,9 @@ def small(recipe: str) -> DecoderConfig:
 
 
 def trace(recipe, mesh, rank, dtype=torch.float32):
-    """The text of the whole step, captured as one rank of a pretended mesh."""
+    """The text of the whole step, captured as one rank of a fake mesh."""
     config = small(recipe)
-    with pretended_groups(mesh, rank, CPU) as groups:
+    with fake_groups(mesh, rank, CPU) as groups:
         model = build_model(config, CPU)
         table = build_table(model, DECODER_PLAN, mesh)
         parallelize(model, DECODER_PLAN, mesh, groups.coords())

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from monograph import strict_json
-from monograph.bench import Row, write_json
+from monograph.bench import BenchRow, write_json
 from monograph.cli import main
 
 TINY = "tests.train.kit:tiny"
@@ -61,7 +61,7 @@ def check_profile(folder, mode):
 def test_a_loss_that_is_not_a_number_is_written_as_strict_json(tmp_path):
     numbers = dict(ms=1.0, spread=0.0, tokens_per_second=1.0, mfu=None, mfu_causal=None, graph_tflops=None)
     first = dict(peak_gib=None, first_step_seconds=1.0, first_step_shares={}, is_recorded=False, compilations=0)
-    row = Row(mode="eager", numbers="fast", **numbers, **first, loss=math.nan, losses=[1.0, math.inf])
+    row = BenchRow(mode="eager", numbers="fast", **numbers, **first, loss=math.nan, losses=[1.0, math.inf])
     write_json(tmp_path / "rows.json", [row], ["monograph", "bench"])
     written = strict_json.parse((tmp_path / "rows.json").read_text())
     assert written["non_finite"] == {"rows/0/loss": "nan", "rows/0/losses/1": "inf"}

@@ -30,12 +30,12 @@ from monograph.compat.ops import fake_store
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
 from monograph.execute.artifact.folder import read_manifest
-from monograph.execute.artifact.manifest import MANIFEST, FileRecord, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactFile, render_manifest
 from monograph.execute.artifact.open import open_artifact
 from monograph.execute.runner import GraphStep
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import KeepWeightsConfig, OffloadSavedConfig, PassesConfig
+from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
 from monograph.run import build_step, make_example
 from tests.execute.graph_mutations import Mutator
 from tests.execute.sandbox import Ended, Watched, make_watched, run_watched
@@ -44,7 +44,8 @@ from tests.kit.tiny import tiny
 
 ONE = Mesh()
 OFFLOADED = PassesConfig(
-    offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64), keep_weights=KeepWeightsConfig(enabled=True)
+    offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
+    cache_cast_weights=CacheCastWeightsConfig(enabled=True),
 )
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "collectives": ("llama3", {"passes.off": ("elide_trivial_collectives",)}),
@@ -148,7 +149,7 @@ class Fuzzer:
         for name, content in written.items():
             (target / name).parent.mkdir(exist_ok=True)
             (target / name).write_bytes(content)
-            files[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+            files[name] = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
         (target / MANIFEST).write_bytes(render_manifest(sections, files, None))
         return changes
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monograph.commands.precompile_step import CannotPrecompile, Capture, capture_as, check_rank_free
+from monograph.commands.precompile_step import CannotPrecompile, RankCapture, capture_as, check_rank_free
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle
@@ -71,7 +71,7 @@ def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(fold
 
 
 def test_ranks_that_capture_different_steps_get_no_artifact():
-    one, other = (Capture({}, {"step": f"forward:\n  0: x = add({number})\n"}, None, None) for number in (3, 4))
+    one, other = (RankCapture({}, {"step": f"forward:\n  0: x = add({number})\n"}, None, None) for number in (3, 4))
     check_rank_free(one, 0, one, 7)
     with pytest.raises(CannotPrecompile, match="ranks 0 and 7") as refused:
         check_rank_free(one, 0, other, 7)

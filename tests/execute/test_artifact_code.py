@@ -5,13 +5,13 @@ import torch
 
 from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.folder import write_artifact
-from monograph.execute.artifact.make import Captured, make_files
+from monograph.execute.artifact.make import CapturedGraph, make_files
 from monograph.execute.artifact.manifest import ArtifactError
 from monograph.graph.file import find_parts
 from monograph.graph.tags import Tag
 from monograph.passes.compile.regions import compile_region, find_region, put_in_place
 from tests.execute.artifacts import make_sections, nothing_made, open_folder
-from tests.graph.captures import capture_twins
+from tests.graph.captures import capture_chunk_nodes
 
 
 def compile_sum(graph):
@@ -37,12 +37,12 @@ def processor_is_known():
 
 @pytest.mark.slow
 def test_code_travels_with_its_kernels_and_is_loaded_without_a_compiler(tmp_path, processor_is_known):
-    graph, facts = capture_twins()
+    graph, facts = capture_chunk_nodes()
     (tmp_path / "compiler").mkdir()
     with compiler_folder(tmp_path / "compiler"):
         inputs = compile_sum(graph)
         wanted = find_parts(graph)["compiled_0"](*inputs)
-        files = make_files({"step": Captured(graph, ())}, facts, tmp_path / "compiler")
+        files = make_files({"step": CapturedGraph(graph, ())}, facts, tmp_path / "compiler")
     sections = make_sections(["compiled_0"])
     assert "regions/step-compiled_0.bin" in files
     write_artifact(tmp_path / "artifact", sections, files)

@@ -83,13 +83,13 @@ def test_a_file_that_is_opened_to_others_after_the_check_is_refused_as_it_is_rea
 def test_kernels_of_custom_ops_from_a_shared_folder_are_built_instead(tmp_path, caplog):
     files = {"step.json": b"{}", "own/calls.json": b"[]", "own/kernels/ab/x.so": b"not a library"}
     write_artifact(tmp_path / "artifact", make_sections(), files)
-    assert open_folder(tmp_path / "artifact").load_own_kernels()
+    assert open_folder(tmp_path / "artifact").load_custom_kernels()
     expose(tmp_path / "artifact")
     with caplog.at_level(logging.WARNING, logger="monograph.artifact"):
         logging.getLogger("monograph").propagate = True
-        assert not open_folder(tmp_path / "artifact").load_own_kernels()
+        assert not open_folder(tmp_path / "artifact").load_custom_kernels()
     assert "are built here" in caplog.text
-    assert open_folder(tmp_path / "artifact", is_shared_trusted=True).load_own_kernels()
+    assert open_folder(tmp_path / "artifact", is_shared_trusted=True).load_custom_kernels()
 
 
 def test_show_and_check_warn_of_a_folder_that_others_can_write_to(tmp_path, capsys):

@@ -13,10 +13,10 @@ import pytest
 
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, FileRecord, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, ArtifactFile, render_manifest
 from monograph.graph.file import graph_to_data
 from tests.execute.artifacts import make_sections, open_folder
-from tests.graph.captures import SPREAD, capture_twins, facts_of
+from tests.graph.captures import SPREAD, capture_chunk_nodes, facts_of
 
 TAMPERED = 100
 KEY = b"a key for tests, long enough"
@@ -31,7 +31,7 @@ CODE = {
 @pytest.fixture(scope="module")
 def files():
     """A graph and its text."""
-    graph, _ = capture_twins()
+    graph, _ = capture_chunk_nodes()
     return {"step.json": json.dumps(graph_to_data(graph)).encode(), "step.txt": graph.text().encode()}
 
 
@@ -56,7 +56,7 @@ def rewrite(folder, name, content, key=None):
     """What somebody does who can write to the folder: other content, with hashes that fit."""
     (folder / name).write_bytes(content)
     manifest = read_manifest(folder)
-    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    record = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
     (folder / MANIFEST).write_bytes(render_manifest(manifest.sections, {**manifest.files, name: record}, key))
 
 
@@ -176,7 +176,7 @@ def test_with_a_key_only_what_was_signed_with_it_is_used(files, tmp_path):
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", ".hidden", "regions/../../x", ""])
 def test_a_manifest_cannot_name_a_file_outside_of_its_folder(artifact, name):
     manifest = read_manifest(artifact)
-    record = FileRecord(1, "0" * 64)
+    record = ArtifactFile(1, "0" * 64)
     (artifact / MANIFEST).write_bytes(render_manifest(manifest.sections, {name: record}, None))
     with pytest.raises(ArtifactError, match="manifest is damaged"):
         use(artifact)

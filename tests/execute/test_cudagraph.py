@@ -5,7 +5,7 @@ import pytest
 from monograph.errors import ConfigError
 from monograph.execute.cudagraph import SHOWN, find_obstacles, refuse
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import OffloadSavedConfig, PassesConfig
+from monograph.passes.config import OffloadActivationsConfig, PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import GROUPED
 from tests.passes.kit import capture_small
@@ -34,7 +34,7 @@ def test_an_exchange_is_named_with_every_node_that_depends_on_its_sizes():
 def test_copies_to_the_host_and_nodes_elsewhere_are_named():
     graph, facts = capture_small("llama3", Mesh())
     assert all(line.endswith("runs on the cpu") for line in find_obstacles(graph, device="cuda"))
-    config = PassesConfig(offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64))
+    config = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64))
     run_passes(graph, build_passes(config), (), facts)
     assert any("copies between the device and the host" in line for line in find_obstacles(graph, device="cpu"))
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from monograph.axes import Group
-from monograph.models.config import ExpertsConfig, Stream
+from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.parallel.expert import ExchangeDispatch
 from monograph.parallel.groups import joined_groups
 from monograph.train.layout import plan_run_mesh
@@ -106,7 +106,7 @@ def copy_sizes(load, received, arriving):
 
 
 def run_in_loop(rows, ends):
-    stream = Stream(dim=16, norm_eps=1e-5, init_std=0.02, out_std=0.02)
+    stream = ResidualSpec(dim=16, norm_eps=1e-5, init_std=0.02, out_std=0.02)
     with torch.device("meta"):
         experts = ExpertsConfig(backend="loop").build(n_experts=2, hidden_dim=8, stream=stream)
     weights = {name: torch.empty(weight.shape, device=rows.device) for name, weight in experts.named_parameters()}

@@ -1,4 +1,4 @@
-"""What launches our kernels, without a GPU: Triton is pretended, tensors have no memory, and torch's compiler is left
+"""What launches our kernels, without a GPU: Triton is fake, tensors have no memory, and torch's compiler is left
 where it is."""
 
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from monograph.execute.own_kernels import calls_to_data
-from monograph.parallel.groups import pretended_groups
+from monograph.execute.custom_kernels import calls_to_data
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, make_example
 from tests.execute.updates import CPU, small
@@ -21,9 +21,9 @@ FAST = {
     "training.compute_dtype": "bfloat16",
     "passes.choose_saved.policy": "min_cut",
     "passes.narrow_gradients.enabled": True,
-    "passes.join_products.enabled": True,
-    "passes.join_products.max_columns": 1 << 16,
-    "passes.fuse_products.enabled": True,
+    "passes.merge_matmuls.enabled": True,
+    "passes.merge_matmuls.max_columns": 1 << 16,
+    "passes.fuse_swiglu_epilogue.enabled": True,
     "optimizer.implementation": "single_pass",
 }
 PRETEND = """
@@ -56,7 +56,7 @@ gluon[0].jit, gluon[0].language = triton.jit, gluon[1]
 sys.modules["triton.experimental"] = types.SimpleNamespace(gluon=gluon[0])
 
 import torch
-import monograph.execute.own_kernels as own
+import monograph.execute.custom_kernels as own
 
 sys.modules |= {"triton": triton, "triton.language": language}
 own.HAS_TRITON = True
@@ -67,14 +67,14 @@ torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(major=CAP
 own.build_calls(own.calls_from_data(json.load(sys.stdin)))
 print(json.dumps([built, "torch._dynamo" in sys.modules]))
 """
-OF_ALL = {"norm_kernel", "norm_backward_kernel", "gate_kernel", "gate_backward_kernel", "cross_entropy_kernel"}
+OF_ALL = {"norm_kernel", "norm_backward_kernel", "swiglu_kernel", "swiglu_backward_kernel", "cross_entropy_kernel"}
 OF_UPDATES = {"update_kernel", "square_sum_kernel"}
 OF_ROWS = {"sum_kernel", "combine_kernel", "combine_backward_kernel"}
-OF_HOPPER = {"gated_product_kernel", "product_gate_backward_kernel"}
-LLAMA = OF_ALL | OF_UPDATES | {"rotate_kernel", "rotate_joined_kernel"}
+OF_HOPPER = {"matmul_swiglu_kernel", "matmul_swiglu_backward_kernel"}
+LLAMA = OF_ALL | OF_UPDATES | {"rope_kernel", "rope_packed_kernel"}
 KERNELS = {
     ("llama3", 8): LLAMA,
-    ("llama3", 9): LLAMA - {"gate_kernel", "gate_backward_kernel"} | OF_HOPPER,
+    ("llama3", 9): LLAMA - {"swiglu_kernel", "swiglu_backward_kernel"} | OF_HOPPER,
     ("deepseek_v3", 9): OF_ALL | OF_UPDATES | OF_ROWS | OF_HOPPER | {"join_kernel", "split_kernel"},
 }
 """Of a model on a GPU of a compute capability."""
@@ -84,9 +84,9 @@ KERNELS = {
 def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, capability, tmp_path):
     """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""
     config = small(model, tmp_path, FAST, experts="grouped")
-    with pretended_groups(Mesh(), 0, CPU) as groups:
+    with fake_groups(Mesh(), 0, CPU) as groups:
         step = build_step(config, groups)
-        calls = step.find_own_calls(step.capture(*make_example(config, step)))
+        calls = step.find_custom_calls(step.capture(*make_example(config, step)))
     done = subprocess.run(
         [sys.executable, "-c", PRETEND.replace("CAPABILITY", str(capability))],
         input=json.dumps(calls_to_data(calls)),

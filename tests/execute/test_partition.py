@@ -11,7 +11,7 @@ from monograph.execute.partition import SplitProgram
 from monograph.execute.runner import GraphStep
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.memory.min_cut import cut_pipes, plan_min_cut
+from monograph.passes.memory.min_cut import cut_flow_network, plan_min_cut
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 from monograph.run import build_step
 from tests.execute.updates import CPU, normalizers_of, small
@@ -86,9 +86,9 @@ def test_the_cut_is_the_cheapest_of_all(seed):
     costs = [sum(pipes[place][0] for place in plan) for plan in plans if is_enough(pipes, plan)]
     if not costs:
         with pytest.raises(Exception, match="Infinite"):
-            cut_pipes(pipes)
+            cut_flow_network(pipes)
         return
-    found = set(cut_pipes(pipes))
+    found = set(cut_flow_network(pipes))
     assert is_enough(pipes, found)
     assert sum(pipes[place][0] for place in found) == min(costs)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from monograph.axes import COORDS
 from monograph.execute.layer import CompileFailed, CountingBackend
 from monograph.models.config import LossConfig
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.tensor import VocabLoss
 from tests.execute.test_layer import Loud
@@ -97,9 +97,9 @@ def test_a_cross_entropy_with_ignored_labels_still_compiles_as_a_whole(after_moe
 
 
 def test_a_vocabulary_parallel_loss_still_compiles_as_a_whole(after_moe):
-    with pretended_groups(Mesh(tp=2), 1, CPU):
+    with fake_groups(Mesh(tp=2), 1, CPU):
         coords = torch.zeros(len(COORDS), dtype=torch.int64)
-        loss = VocabLoss(LossConfig(slice_tokens=4).build(), coords, 30)
+        loss = VocabLoss(LossConfig(chunk_tokens=4).build(), coords, 30)
         hidden, weight = torch.randn(8, 16, requires_grad=True), torch.randn(15, 16, requires_grad=True)
         labels = torch.tensor([1, -100, 3, -100, 5, 16, 29, 8])
         value = compile_whole(loss)(hidden, weight, labels, torch.tensor(6))

@@ -20,14 +20,14 @@ from monograph.graph import allowed_ops
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.models.config import LossConfig, SdpaConfig
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.passes.config import (
+    CacheCastWeightsConfig,
     ChooseSavedConfig,
-    FuseProductsConfig,
-    JoinProductsConfig,
-    KeepWeightsConfig,
+    FuseSwigluEpilogueConfig,
+    MergeMatmulsConfig,
     NarrowGradientsConfig,
-    OffloadSavedConfig,
+    OffloadActivationsConfig,
     PassesConfig,
 )
 from monograph.passes.order import ORDER
@@ -42,11 +42,11 @@ from tests.passes.kit import clone
 PIPELINES = {
     "default": PassesConfig(),
     "every option": PassesConfig(
-        offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
+        offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
         narrow_gradients=NarrowGradientsConfig(enabled=True),
-        join_products=JoinProductsConfig(enabled=True, max_columns=65536),
-        keep_weights=KeepWeightsConfig(enabled=True),
-        fuse_products=FuseProductsConfig(enabled=True),
+        merge_matmuls=MergeMatmulsConfig(enabled=True, max_columns=65536),
+        cache_cast_weights=CacheCastWeightsConfig(enabled=True),
+        fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True),
     ),
     "full recomputation": PassesConfig(choose_saved=ChooseSavedConfig(policy="full")),
     "no pass": PassesConfig(off=tuple(ORDER)),
@@ -78,7 +78,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fused kernels in fp32": ("deepseek_v3", "dp2 tp2 ep4", {"model.kernels": "fused"}),
     "reference experts": ("qwen3_moe", "ep2", {"model.moe.experts.backend": "grouped_reference"}),
     "grouped experts": ("deepseek_v3", "1", {**BFLOAT16, **GROUPED}),
-    "loss in one slice": ("llama3", "1", {"model.loss": LossConfig(slice_tokens=4096)}),
+    "loss in one slice": ("llama3", "1", {"model.loss": LossConfig(chunk_tokens=4096)}),
     "bf16 weights": ("llama3", "dp2 tp2", {**BFLOAT16, "training.dtype": "bfloat16"}),
     "bf16 gradients": ("qwen3", "dp2 tp2", {**BFLOAT16, "parallelism.reduce_dtype": "bfloat16"}),
     "weights stay gathered": ("qwen3_moe", "ep2", {"parallelism.reshard_after_forward": False}),
@@ -169,7 +169,7 @@ def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Fac
     world = degrees.get("replicate", 1) * degrees.get("shard", 1) * degrees.get("tp", 1)
     with (
         deterministic_kernels(config.debug.deterministic),
-        pretended_groups(plan_run_mesh(config, world), 0, CPU) as groups,
+        fake_groups(plan_run_mesh(config, world), 0, CPU) as groups,
     ):
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)

@@ -14,10 +14,10 @@ from monograph.compat.capture import mark_backward
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_values import trust_values
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import Slot
-from monograph.parallel.plan import Cut
+from monograph.parallel.plan import ShardedDim
 from monograph.parallel.shard import gather_parameter
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
@@ -29,7 +29,7 @@ SPREAD = Mesh(dp_shard=2, tp=2, ep=2)
 
 @functools.cache
 def capture_recipe(recipe, mesh, *, compute="float32"):
-    """A recipe's step on a pretended mesh, and the facts about that mesh; shared by all tests, so break copies only."""
+    """A recipe's step on a fake mesh, and the facts about that mesh; shared by all tests, so break copies only."""
     layers = 2 if "deepseek" in recipe else 1  # its first block is dense
     config = load_recipe(recipe)
     config = config.replace(
@@ -40,7 +40,7 @@ def capture_recipe(recipe, mesh, *, compute="float32"):
     )
     tokens = torch.zeros(2, 32, dtype=torch.int64)
     batch = {"tokens": tokens, "labels": tokens, "positions": tokens, "documents": tokens}
-    with pretended_groups(mesh, 0, CPU) as groups:
+    with fake_groups(mesh, 0, CPU) as groups:
         step = build_step(config, groups)
         dtypes = {"compute_dtype": step.settings.compute_dtype, "reduce_dtype": step.settings.reduce_dtype}
         function = make_step(step.model, step.table, **dtypes)
@@ -74,12 +74,18 @@ class Twins(nn.Module):
         return self.b(self.a(self.shift(x, coords)))
 
 
-def capture_twins(mesh=SPREAD):
+def capture_chunk_nodes(mesh=SPREAD):
     """A step of some twenty nodes with parameters sharded over fsdp and replicated over tp."""
     model = Twins()
     slots = [
         Slot(
-            names=(name,), shape=(4, 4), cuts=(), shard=Cut(axis=Axis.FSDP, dim=0), unit=name[0], order=order, mesh=mesh
+            names=(name,),
+            shape=(4, 4),
+            cuts=(),
+            shard=ShardedDim(axis=Axis.FSDP, dim=0),
+            unit=name[0],
+            order=order,
+            mesh=mesh,
         )
         for order, name in enumerate(("a.weight", "b.weight"))
     ]
@@ -89,7 +95,7 @@ def capture_twins(mesh=SPREAD):
         loss = torch.func.functional_call(model, pieces, (batch["x"], coords)).sum()
         return StepOutputs(loss.detach(), take_gradients(loss, state), {})
 
-    with pretended_groups(mesh, 0, CPU) as groups:
+    with fake_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
         example = Example(state, {}, {"x": torch.zeros(2, 4)}, groups.coords(), {})
         return capture(step, model, example), facts_of(mesh, state)

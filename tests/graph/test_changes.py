@@ -7,15 +7,15 @@ import torch
 
 from monograph.compat.ops import ATEN
 from monograph.graph.changes import count_moved, find_changes, look_at
-from monograph.graph.cost import H200, Meter, measure
+from monograph.graph.cost import H200, CostMeter, measure
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.layouts import find_symbols
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.tags import set_tag, tag_of
 from monograph.graph.verify import GraphError, check_graph
-from tests.graph.captures import SPREAD, capture_recipe, capture_twins, copy_graph
+from tests.graph.captures import SPREAD, capture_chunk_nodes, capture_recipe, copy_graph
 
 
 @pytest.fixture
@@ -70,16 +70,16 @@ def test_another_order_is_refused_when_a_value_is_read_too_early(step):
 
 
 def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
-    meter = Meter(H200, {})
+    meter = CostMeter(H200, {})
     meter.measure(step)
     before = look_at(step)
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
-    first = meter.find_node_costs(step.module.graph, Sizes(step.module.graph))
+    first = meter.find_node_costs(step.module.graph, LikelySizes(step.module.graph))
     node.meta["val"] = torch.empty(4096, 4096, device="meta")
     call_before(step.module.graph, node, ATEN.mm.default, node.args, tag_of(node))
     changes = find_changes(before, look_at(step))
     assert meter.measure(step, changes.touched) == measure(step)
-    again = meter.find_node_costs(step.module.graph, Sizes(step.module.graph))
+    again = meter.find_node_costs(step.module.graph, LikelySizes(step.module.graph))
     assert again.seconds[node] > first.seconds[node]
     (reader, *_) = [user for user in node.users if user in first.seconds] or [node]
     assert again.seconds[reader] > first.seconds[reader], "whoever reads it reads more"
@@ -99,7 +99,7 @@ def refusal(graph, facts, before):
 
 @pytest.fixture
 def twins():
-    graph, facts = capture_twins()
+    graph, facts = capture_chunk_nodes()
     graph = copy_graph(graph)
     check_graph(graph, facts)
     return graph, facts, look_at(graph)
@@ -148,7 +148,7 @@ def test_costs_of_lists_whose_sizes_are_guessed_are_guessed_again():
     graph, _ = capture_recipe("qwen3_debugmodel_moe", SPREAD)
     graph = copy_graph(graph)
     sizes = {"ep": 2, "tp": 2}
-    meter = Meter(H200, sizes)
+    meter = CostMeter(H200, sizes)
     meter.measure(graph)
     remembered = [node for node in graph.nodes if node in meter._known]
     assert remembered

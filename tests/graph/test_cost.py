@@ -8,8 +8,8 @@ import torch
 from monograph.compat.ops import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
 from monograph.graph.cost import Machine, count_sent, measure
 from monograph.graph.flops import count_flops
-from monograph.graph.likely_sizes import Sizes
-from monograph.parallel.groups import pretended_groups
+from monograph.graph.likely_sizes import LikelySizes
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
@@ -23,8 +23,8 @@ SLOW = Machine(
 
 
 def traced(recipe, mesh, rank=0, layers=3):
-    """The graph of one rank of a pretended mesh, before any pass."""
-    with pretended_groups(mesh, rank, CPU) as groups:
+    """The graph of one rank of a fake mesh, before any pass."""
+    with fake_groups(mesh, rank, CPU) as groups:
         step = build_step(shallow(recipe, "graph", layers), groups)
         return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
 
@@ -33,7 +33,7 @@ def flops_of(op, *shapes, dtype=torch.float32, **kwargs):
     hand = ByHand()
     inputs = [hand.input(f"x{i}", *shape, dtype=dtype) for i, shape in enumerate(shapes)]
     node = hand.call(op, *inputs, **kwargs)
-    return count_flops(node, Sizes(hand.graph))
+    return count_flops(node, LikelySizes(hand.graph))
 
 
 def test_products_count_two_operations_for_every_multiplication():
@@ -51,7 +51,7 @@ def test_grouped_products_count_each_row_once_whatever_its_group():
     grads = hand.input("g", 64, 16, dtype=torch.bfloat16)
     turned = hand.call(ATEN.t.default, rows)
     weight_gradient = hand.call(ATEN._grouped_mm.default, turned, grads, ends)
-    sizes = Sizes(hand.graph)
+    sizes = LikelySizes(hand.graph)
     assert count_flops(forward, sizes) == 2 * 64 * 32 * 16
     assert count_flops(weight_gradient, sizes) == 2 * 64 * 32 * 16
 
@@ -63,11 +63,11 @@ def test_attention_counts_every_query_with_every_key_and_five_products_in_backwa
     op = ATEN._scaled_dot_product_flash_attention_for_cpu
     forward = hand.call(op.default, q, k, hand.input("w", 2, 3, 16, 8), 0.0, True)
     scores = 2 * 3 * 16 * 16
-    assert count_flops(forward, Sizes(hand.graph)) == 2 * scores * (8 + 8)
+    assert count_flops(forward, LikelySizes(hand.graph)) == 2 * scores * (8 + 8)
     wide = hand.graph.call_function(op.default, (q, k, v, 0.0, True))
     back = hand.graph.call_function(ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default, (v, q, k, v))
-    assert count_flops(wide, Sizes(hand.graph)) == 2 * scores * (8 + 4)
-    assert count_flops(back, Sizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
+    assert count_flops(wide, LikelySizes(hand.graph)) == 2 * scores * (8 + 4)
+    assert count_flops(back, LikelySizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
 
 
 def test_a_tiny_llama_costs_what_its_layers_say():
@@ -94,7 +94,7 @@ def test_a_tiny_llama_costs_what_its_layers_say():
 def test_a_transfer_sends_what_a_ring_sends(op, extra, sent):
     hand = ByHand()
     launch = hand.call(op, hand.input("x", 4, 4), *extra)
-    assert count_sent(launch, Sizes(hand.graph), {"g": 4}) == sent
+    assert count_sent(launch, LikelySizes(hand.graph), {"g": 4}) == sent
 
 
 def test_a_rank_that_is_alone_in_its_group_sends_nothing():

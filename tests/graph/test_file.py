@@ -11,11 +11,11 @@ from monograph.graph.file import graph_from_data, graph_to_data
 from monograph.graph.forms import Form, SizeForm
 from monograph.graph.query import has_symbols, value_of
 from monograph.graph.tags import tag_of
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step
 from tests.execute.updates import CPU, normalizers_of, small
-from tests.graph.captures import capture_twins
+from tests.graph.captures import capture_chunk_nodes
 
 
 def there_and_back(graph):
@@ -23,7 +23,7 @@ def there_and_back(graph):
 
 
 def twins_as_data():
-    graph, _ = capture_twins()
+    graph, _ = capture_chunk_nodes()
     return graph_to_data(graph)
 
 
@@ -34,7 +34,7 @@ def with_experts(tmp_path_factory):
     config = small("qwen3_moe", tmp_path_factory.mktemp("run"), changes, shard=2, tp=2, ep=2)
     tokens = torch.zeros(1, config.training.seq_len, dtype=torch.int64)
     batch = dict.fromkeys(("tokens", "labels", "positions", "documents"), tokens)
-    with pretended_groups(Mesh(dp_shard=2, tp=2, ep=2), 0, CPU) as groups:
+    with fake_groups(Mesh(dp_shard=2, tp=2, ep=2), 0, CPU) as groups:
         step = build_step(config, groups)
         return step.capture(step.inputs(batch), normalizers_of(step))
 

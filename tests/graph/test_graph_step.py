@@ -9,7 +9,7 @@ from monograph.annotate import Direction, Role
 from monograph.axes import Group
 from monograph.errors import ConfigError
 from monograph.graph.tags import has_tag, tag_of
-from monograph.parallel.groups import joined_groups, pretended_groups
+from monograph.parallel.groups import fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
@@ -37,8 +37,8 @@ def make_batch(seed, length=32):
 
 
 def captured(recipe, mesh, rank, layers=3):
-    """The graph that one rank of a pretended mesh captures."""
-    with pretended_groups(mesh, rank, CPU) as groups:
+    """The graph that one rank of a fake mesh captures."""
+    with fake_groups(mesh, rank, CPU) as groups:
         step = build_step(shallow(recipe, "graph", layers), groups)
         return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
 

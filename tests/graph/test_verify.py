@@ -16,11 +16,11 @@ from monograph.graph.tags import set_tag, tag_of
 from monograph.graph.verify import GraphError, check_graph
 from monograph.graph.verify_values import trust_values
 from monograph.parallel.mesh import Mesh
+from monograph.passes.clean.dedupe_all_gathers import DedupeAllGathers
 from monograph.passes.clean.remove_no_ops import RemoveNoOps
-from monograph.passes.clean.share_gathers import ShareGathers
 from monograph.passes.comm.bucket_collectives import BucketCollectives
 from monograph.passes.comm.elide_trivial_collectives import ElideTrivialCollectives
-from tests.graph.captures import SPREAD, capture_recipe, capture_twins, copy_graph
+from tests.graph.captures import SPREAD, capture_chunk_nodes, capture_recipe, copy_graph
 from tests.graph.mutations_of_values import swap_two_gradients
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
@@ -28,7 +28,7 @@ RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "dee
 
 @pytest.fixture(scope="module")
 def twins():
-    return capture_twins()
+    return capture_chunk_nodes()
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_only_what_changed_is_computed_again(experts, monkeypatch):
 def test_gradients_are_told_apart_after_their_transfers_were_joined_or_removed(mesh):
     graph, facts = capture_recipe("qwen3_debugmodel_moe", mesh)
     graph = copy_graph(graph)
-    for each in (RemoveNoOps(), ShareGathers(), ElideTrivialCollectives(), BucketCollectives()):
+    for each in (RemoveNoOps(), DedupeAllGathers(), ElideTrivialCollectives(), BucketCollectives()):
         if not each.skip(facts):
             each.run(graph, facts)
         check_graph(graph, facts)

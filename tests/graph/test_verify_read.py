@@ -9,7 +9,7 @@ from monograph.graph.file import graph_from_data, graph_to_data, parse_graph_fil
 from monograph.graph.refuse import GraphError
 from monograph.graph.verify_read import MemoryLimits, check_read_graph, check_schema
 from tests.graph.captured_ops import find_graphs
-from tests.graph.captures import capture_twins
+from tests.graph.captures import capture_chunk_nodes
 
 LIMITS = MemoryLimits(1 << 30, 1 << 30)
 REFUSED = (GraphFileError, GraphError)
@@ -24,7 +24,7 @@ def read(data, facts, **more):
 
 @pytest.fixture(scope="module")
 def twins():
-    graph, facts = capture_twins()
+    graph, facts = capture_chunk_nodes()
     return json.dumps(graph_to_data(graph)), facts
 
 

@@ -10,9 +10,9 @@ from monograph.kernels.expert_rows import (
     COMBINE_ROWS_BACKWARD,
     SUM_ROWS,
     combine_rows,
-    plain_combine_rows,
-    plain_combine_rows_backward,
-    plain_sum_rows,
+    reference_combine_rows,
+    reference_combine_rows_backward,
+    reference_sum_rows,
     spread_rows,
 )
 from monograph.models.dispatch import LocalDispatch
@@ -61,9 +61,9 @@ def test_rows_come_back_as_with_torchs_ops(device, sizes, dtype):
         for found, expected in zip(fused, plain, strict=True):
             assert found.is_contiguous()
             close(found, expected)
-    close(COMBINE_ROWS(rows, weights, inverse), plain_combine_rows(rows, weights, inverse))
+    close(COMBINE_ROWS(rows, weights, inverse), reference_combine_rows(rows, weights, inverse))
     made = COMBINE_ROWS_BACKWARD(grad, rows, weights, order, inverse)
-    for found, expected in zip(made, plain_combine_rows_backward(grad, rows, weights, order, inverse), strict=True):
+    for found, expected in zip(made, reference_combine_rows_backward(grad, rows, weights, order, inverse), strict=True):
         assert found.is_contiguous()
         close(found, expected)
 
@@ -78,7 +78,7 @@ def test_a_tokens_copies_go_backward_as_with_torchs_ops(device, sizes, dtype):
     assert torch.equal(fused[0], plain[0])
     close(fused[1], plain[1])
     places = inverse.view(weights.shape)
-    close(SUM_ROWS(rows.t().contiguous().t(), places), plain_sum_rows(rows, places))
+    close(SUM_ROWS(rows.t().contiguous().t(), places), reference_sum_rows(rows, places))
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])

@@ -9,9 +9,9 @@ from monograph.kernels.heads import (
     JOIN_HEADS,
     SPLIT_HEADS,
     join_keys,
-    plain_join_heads,
-    plain_split_heads,
-    turn_tail,
+    reference_join_heads,
+    reference_split_heads,
+    rope_tail,
 )
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_queries_are_turned_as_with_torchs_ops(device, interleaved, sizes, dtype
         q, _, _, cos, sin = make_heads(device, dtype, *sizes, angles=angles)
         grads = (from_attention(*q.shape, device=device, dtype=dtype),)
         fused, plain = (
-            differentiate(partial(turn_tail, rotation=(cos, sin), interleaved=interleaved, kernels=k), q, grads=grads)
+            differentiate(partial(rope_tail, rotation=(cos, sin), interleaved=interleaved, kernels=k), q, grads=grads)
             for k in ("fused", "plain")
         )
         for found, expected in zip(fused, plain, strict=True):
@@ -89,9 +89,9 @@ def test_ops_on_heads_take_any_strides_and_nothing(device):
     q, kv, shared, cos, sin = make_heads(device, torch.bfloat16, *sizes)
     apart = kv.transpose(1, 3).contiguous().transpose(1, 3)
     own = apart[..., :12]
-    close(JOIN_HEADS(own, shared, cos, sin, True, True), plain_join_heads(own, shared, cos, sin, True, True))
+    close(JOIN_HEADS(own, shared, cos, sin, True, True), reference_join_heads(own, shared, cos, sin, True, True))
     given = (q.transpose(2, 3).contiguous().transpose(2, 3), apart[..., 12:], cos, sin, False)
-    for found, expected in zip(SPLIT_HEADS(*given), plain_split_heads(*given), strict=True):
+    for found, expected in zip(SPLIT_HEADS(*given), reference_split_heads(*given), strict=True):
         assert found.is_contiguous()
         close(found, expected)
     none = JOIN_HEADS(own[:0], shared[:0], cos[:0], sin[:0], True, False)
@@ -106,7 +106,7 @@ def test_gradients_of_fused_heads_are_exact():
 
     def everything(q, kv, shared):
         k, v = join_keys(kv, shared, (cos, sin), values=5, **how)
-        return turn_tail(q, (cos, sin), **how), k, v
+        return rope_tail(q, (cos, sin), **how), k, v
 
     assert torch.autograd.gradcheck(everything, [value.requires_grad_() for value in (q, kv, shared)])
 

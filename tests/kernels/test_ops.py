@@ -7,19 +7,23 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from monograph.kernels.catalog import OWN, PLAIN_FORMS, teach_compiler
-from monograph.kernels.cross_entropy import IGNORED
-from monograph.kernels.gate import (
-    GATE,
-    GATE_BACKWARD,
-    GATE_BACKWARD_AGAIN,
-    GATE_BACKWARD_JOINED,
-    GATE_BACKWARD_JOINED_AGAIN,
-    gate,
-    plain_gate_backward,
+from monograph.kernels.chunked_cross_entropy import (
+    CHUNKED_CROSS_ENTROPY,
+    chunked_cross_entropy,
+    reference_chunked_cross_entropy,
 )
-from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN, norm
-from monograph.kernels.rotation import ROTATE, ROTATE_JOINED, rotate, turn
-from monograph.kernels.sliced_loss import SLICED_LOSS, plain_sliced_loss, sliced_loss
+from monograph.kernels.cross_entropy import IGNORED
+from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE, norm
+from monograph.kernels.rope import ROPE, ROPE_PACKED, apply_rope, reference_rope
+from monograph.kernels.swiglu import (
+    SWIGLU,
+    SWIGLU_BACKWARD,
+    SWIGLU_BACKWARD_PACKED,
+    SWIGLU_BACKWARD_PACKED_RECOMPUTE,
+    SWIGLU_BACKWARD_RECOMPUTE,
+    reference_swiglu_backward,
+    swiglu,
+)
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -83,13 +87,13 @@ def differentiate(function, *inputs, grad):
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_fused_gate_does_what_torch_does(device, dtype):
     x, up, grad = make_gate(device, dtype)
-    fused, plain = (differentiate(partial(gate, kernels=kernels), x, up, grad=grad) for kernels in ("fused", "plain"))
+    fused, plain = (differentiate(partial(swiglu, kernels=kernels), x, up, grad=grad) for kernels in ("fused", "plain"))
     for found, expected in zip(fused, plain, strict=True):
         assert found.is_contiguous()
         close(found, expected)
-    for found, expected in zip(GATE_BACKWARD(grad, x, up), plain_gate_backward(grad, x, up), strict=True):
+    for found, expected in zip(SWIGLU_BACKWARD(grad, x, up), reference_swiglu_backward(grad, x, up), strict=True):
         close(found, expected)
-    assert gate(x[:, :0], up[:, :0], kernels="fused").shape == (3, 0, 1500), "an expert without rows"
+    assert swiglu(x[:, :0], up[:, :0], kernels="fused").shape == (3, 0, 1500), "an expert without rows"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,13 +104,15 @@ def test_a_fused_rotation_does_what_torch_does(device, interleaved, dtype):
     grad = torch.randn(heads.transpose(1, 2).shape, dtype=dtype, device=device).transpose(1, 2)
     for angles in ((cos, sin), (cos[:1], sin[:1])):
         fused, plain = (
-            differentiate(partial(rotate, rotation=angles, interleaved=interleaved, kernels=kernels), heads, grad=grad)
+            differentiate(
+                partial(apply_rope, rotation=angles, interleaved=interleaved, kernels=kernels), heads, grad=grad
+            )
             for kernels in ("fused", "plain")
         )
         for found, expected in zip(fused, plain, strict=True):
             close(found, expected)
-        there = ROTATE(heads, *angles, interleaved, False)
-        close(there, turn(heads, *angles, interleaved, False))
+        there = ROPE(heads, *angles, interleaved, False)
+        close(there, reference_rope(heads, *angles, interleaved, False))
         assert there.is_contiguous()
 
 
@@ -118,20 +124,20 @@ def test_rotations_beside_values_have_the_same_bits(device, interleaved, dtype):
     q, v = heads.transpose(1, 2).contiguous().transpose(1, 2), torch.randn(2, 5, 2, 7, dtype=dtype, device=device)
     k = heads[:, :, 1:2]
     for angles in ((cos, sin), (cos[:1], sin[:1])):
-        found = ROTATE_JOINED(q, k, v, *angles, interleaved, True)
-        parts = (ROTATE(q, *angles, interleaved, True), ROTATE(k, *angles, interleaved, True), v)
+        found = ROPE_PACKED(q, k, v, *angles, interleaved, True)
+        parts = (ROPE(q, *angles, interleaved, True), ROPE(k, *angles, interleaved, True), v)
         assert torch.equal(found, torch.cat([part.flatten(2) for part in parts], -1))
-    assert ROTATE_JOINED(q[:0], k[:0], v[:0], cos[:1], sin[:1], interleaved, True).shape == (0, 5, 3 * 20 + 20 + 14)
+    assert ROPE_PACKED(q[:0], k[:0], v[:0], cos[:1], sin[:1], interleaved, True).shape == (0, 5, 3 * 20 + 20 + 14)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_gate_that_is_computed_with_its_backward_has_the_same_bits(device, dtype):
     x, up, grad = make_gate(device, dtype)
-    expected = *GATE_BACKWARD(grad, x, up), GATE(x, up)
-    again = GATE_BACKWARD_AGAIN(grad, x, up)
-    joined = GATE_BACKWARD_JOINED(grad, x, up)
-    both, last = GATE_BACKWARD_JOINED_AGAIN(grad, x, up)
+    expected = *SWIGLU_BACKWARD(grad, x, up), SWIGLU(x, up)
+    again = SWIGLU_BACKWARD_RECOMPUTE(grad, x, up)
+    joined = SWIGLU_BACKWARD_PACKED(grad, x, up)
+    both, last = SWIGLU_BACKWARD_PACKED_RECOMPUTE(grad, x, up)
     for found in (again, (*joined.chunk(2, -1), last), (*both.chunk(2, -1), last)):
         assert all(map(torch.equal, found, expected))
 
@@ -164,17 +170,17 @@ def test_a_norm_with_its_sums_has_the_same_bits(device, dtype):
     of_x, of_weight = NORM_BACKWARD(grad, total, weight, rstd, None)
     for more, wanted in ((None, of_x), (other, of_x + other)):
         assert all(map(torch.equal, NORM_BACKWARD(grad, total, weight, rstd, more), (wanted, of_weight)))
-        found = NORM_BACKWARD_AGAIN(grad, total, weight, rstd, more)
+        found = NORM_BACKWARD_RECOMPUTE(grad, total, weight, rstd, more)
         assert all(map(torch.equal, found, (wanted, of_weight, out)))
 
 
-@pytest.mark.parametrize("slice_tokens", [4, 100])
+@pytest.mark.parametrize("chunk_tokens", [4, 100])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
+def test_a_fused_loss_does_what_torch_does(device, dtype, chunk_tokens):
     hidden, weight, labels, scale = make_loss(device, dtype)
-    found = sliced_loss(hidden, weight, labels, scale, slice_tokens, kernels="fused")
-    exact = plain_sliced_loss(hidden.double(), weight.double(), labels, scale.double(), slice_tokens)
+    found = chunked_cross_entropy(hidden, weight, labels, scale, chunk_tokens, kernels="fused")
+    exact = reference_chunked_cross_entropy(hidden.double(), weight.double(), labels, scale.double(), chunk_tokens)
     for one, other, dtype_wanted in zip(found, exact, (torch.float32, dtype, dtype), strict=True):
         assert one.dtype == dtype_wanted
         error = (one.double() - other.double()).norm() / other.double().norm()
@@ -182,7 +188,7 @@ def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
     assert (found[1][labels == IGNORED] == 0).all(), "tokens that do not count change nothing"
     rows = labels[1]
     assert found[2][rows].abs().max() > 0, "what is left of a probability close to one is not rounded away"
-    empty = sliced_loss(hidden[:0], weight, labels[:0], scale, slice_tokens, kernels="fused")
+    empty = chunked_cross_entropy(hidden[:0], weight, labels[:0], scale, chunk_tokens, kernels="fused")
     assert [value.abs().sum().item() for value in empty] == [0.0, 0.0, 0.0]
 
 
@@ -190,10 +196,10 @@ def test_a_fused_loss_does_what_torch_does(device, dtype, slice_tokens):
 def test_a_row_of_logits_does_not_depend_on_the_rows_before_it():
     """A program takes several rows where there are more than programs."""
     hidden, weight, labels, scale = make_loss(torch.device("cuda"), torch.bfloat16, rows=3000)
-    _, all_rows, _ = sliced_loss(hidden, weight, labels, scale, 3000, kernels="fused")
+    _, all_rows, _ = chunked_cross_entropy(hidden, weight, labels, scale, 3000, kernels="fused")
     for first in (0, 1500, 2989):
         part = slice(first, first + 11)
-        _, few, _ = sliced_loss(hidden[part], weight, labels[part], scale, 3000, kernels="fused")
+        _, few, _ = chunked_cross_entropy(hidden[part], weight, labels[part], scale, 3000, kernels="fused")
         error = (all_rows[part].float() - few.float()).norm() / few.float().norm()
         assert error < 1e-3, "products of another size may add in another order, and nothing else"
 
@@ -203,7 +209,7 @@ def test_a_label_that_is_no_token_makes_the_loss_no_number():
     hidden, weight, labels, scale = make_loss(torch.device("cuda"), torch.bfloat16)
     for wrong in (20_000, -1):
         labels[3] = wrong
-        assert sliced_loss(hidden, weight, labels, scale, 4, kernels="fused")[0].isnan()
+        assert chunked_cross_entropy(hidden, weight, labels, scale, 4, kernels="fused")[0].isnan()
 
 
 @pytest.mark.gpu
@@ -213,7 +219,7 @@ def test_kernels_give_the_same_bits_every_time():
     x, weight, grad, other = make_norm(device, torch.bfloat16)
     rstd = NORM(x, weight, 1e-5)[1]
     for function in (
-        lambda: sliced_loss(*loss, 4, kernels="fused"),
+        lambda: chunked_cross_entropy(*loss, 4, kernels="fused"),
         lambda: NORM_BACKWARD(grad, x, weight, rstd, other),
     ):
         first, again = function(), function()
@@ -223,18 +229,18 @@ def test_kernels_give_the_same_bits_every_time():
 @pytest.mark.parametrize(
     ("op", "inputs"),
     [
-        (GATE, make_gate(CPU, torch.float32)[:2]),
-        (GATE_BACKWARD, make_gate(CPU, torch.float32)),
-        (ROTATE, (*make_heads(CPU, torch.float32), True, False)),
-        (ROTATE_JOINED, (*make_heads(CPU, torch.float32)[:1] * 3, *make_heads(CPU, torch.float32)[1:], True, False)),
-        (GATE_BACKWARD_AGAIN, make_gate(CPU, torch.float32)),
-        (GATE_BACKWARD_JOINED, make_gate(CPU, torch.float32)),
-        (GATE_BACKWARD_JOINED_AGAIN, make_gate(CPU, torch.float32)),
+        (SWIGLU, make_gate(CPU, torch.float32)[:2]),
+        (SWIGLU_BACKWARD, make_gate(CPU, torch.float32)),
+        (ROPE, (*make_heads(CPU, torch.float32), True, False)),
+        (ROPE_PACKED, (*make_heads(CPU, torch.float32)[:1] * 3, *make_heads(CPU, torch.float32)[1:], True, False)),
+        (SWIGLU_BACKWARD_RECOMPUTE, make_gate(CPU, torch.float32)),
+        (SWIGLU_BACKWARD_PACKED, make_gate(CPU, torch.float32)),
+        (SWIGLU_BACKWARD_PACKED_RECOMPUTE, make_gate(CPU, torch.float32)),
         (NORM, (*make_norm(CPU, torch.float32)[:2], 1e-5)),
         (ADD_NORM, (*make_norm_backward()[1::3], torch.ones(300), 1e-5)),
         (NORM_BACKWARD, make_norm_backward()),
-        (NORM_BACKWARD_AGAIN, make_norm_backward()),
-        (SLICED_LOSS, (*make_loss(CPU, torch.float32), 4)),
+        (NORM_BACKWARD_RECOMPUTE, make_norm_backward()),
+        (CHUNKED_CROSS_ENTROPY, (*make_loss(CPU, torch.float32), 4)),
     ],
 )
 def test_fake_tensors_promise_what_ops_return(op, inputs):
@@ -257,12 +263,12 @@ def test_a_compiler_sees_plain_ops():
     norms = make_norm_backward()
 
     def both(x, up, grad, heads):
-        gates = GATE(x, up), *GATE_BACKWARD_AGAIN(grad, x, up), *GATE_BACKWARD_JOINED_AGAIN(grad, x, up)
+        gates = SWIGLU(x, up), *SWIGLU_BACKWARD_RECOMPUTE(grad, x, up), *SWIGLU_BACKWARD_PACKED_RECOMPUTE(grad, x, up)
         return (
             *gates,
-            ROTATE(heads, cos, sin, False, True),
+            ROPE(heads, cos, sin, False, True),
             *ADD_NORM(*norms[1::3], norms[2], 1e-5),
-            *NORM_BACKWARD_AGAIN(*norms),
+            *NORM_BACKWARD_RECOMPUTE(*norms),
         )
 
     traced = make_fx(both, decomposition_table=table)(x, up, grad, heads)

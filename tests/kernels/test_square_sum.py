@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.kernels.square_sum import plain_square_sum, square_sum
+from monograph.kernels.square_sum import reference_square_sum, square_sum
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -23,7 +23,7 @@ def make(sizes, device, dtype=torch.float32):
 def test_the_sum_is_that_of_all_squares_in_more_digits(sizes, dtype, device):
     tensors = make(sizes, device, dtype)
     wanted = torch.linalg.vector_norm(torch.cat(tensors).double()).square()
-    for form in (square_sum, plain_square_sum):
+    for form in (square_sum, reference_square_sum):
         found = form(tensors, device)
         assert found.shape == () and found.dtype is torch.float32 and found.device.type == device.type
         torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
@@ -46,7 +46,7 @@ def test_one_number_that_is_not_finite_makes_the_sum_so(bad, device):
 
 def test_on_a_cpu_the_sum_is_the_plain_one():
     tensors = make((64, 4097, LARGE_NUMEL), CPU)
-    assert torch.equal(square_sum(tensors, CPU), plain_square_sum(tensors, CPU))
+    assert torch.equal(square_sum(tensors, CPU), reference_square_sum(tensors, CPU))
 
 
 @pytest.mark.gpu

@@ -3,21 +3,21 @@
 import pytest
 
 from monograph.execute.runner import GraphStep
+from monograph.kernels.chunked_cross_entropy import CHUNKED_CROSS_ENTROPY
 from monograph.kernels.expert_rows import COMBINE_ROWS, COMBINE_ROWS_BACKWARD, SUM_ROWS
-from monograph.kernels.gate import GATE, GATE_BACKWARD_AGAIN
 from monograph.kernels.heads import JOIN_HEADS, SPLIT_HEADS
-from monograph.kernels.norm import ADD_NORM, NORM_BACKWARD_AGAIN
-from monograph.kernels.rotation import ROTATE
-from monograph.kernels.sliced_loss import SLICED_LOSS
+from monograph.kernels.norm import ADD_NORM, NORM_BACKWARD_RECOMPUTE
+from monograph.kernels.rope import ROPE
+from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_RECOMPUTE
 from tests.execute.updates import PATIENCE_SECONDS, differences, make_updates, on_ranks, one_rank, small
 from tests.kit.ranks import pool
 from tests.steps.overlap import MODES, compare_strategies
 
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 FUSED = {"model.kernels": "fused"}
-OF_ALL = {GATE, GATE_BACKWARD_AGAIN, SLICED_LOSS, ADD_NORM, NORM_BACKWARD_AGAIN}
+OF_ALL = {SWIGLU, SWIGLU_BACKWARD_RECOMPUTE, CHUNKED_CROSS_ENTROPY, ADD_NORM, NORM_BACKWARD_RECOMPUTE}
 OF_EXPERTS = {SUM_ROWS, COMBINE_ROWS, COMBINE_ROWS_BACKWARD}
-OPS = {"llama3": OF_ALL | {ROTATE}, "deepseek_v3": OF_ALL | OF_EXPERTS | {JOIN_HEADS, SPLIT_HEADS}}
+OPS = {"llama3": OF_ALL | {ROPE}, "deepseek_v3": OF_ALL | OF_EXPERTS | {JOIN_HEADS, SPLIT_HEADS}}
 
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.kernels.update import make_plain_update, make_update
+from monograph.kernels.update import make_reference_update, make_update
 from monograph.train.config import OptimizerConfig
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def make_inputs(device, count, dtype, *, excess=1.5, broken=0.0):
 def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(count, dtype):
     """The plain form is compared with torch's optimizer in tests/train/test_optimizer.py."""
     start, wanted, found = (make_inputs(torch.device("cuda"), count, dtype) for _ in range(3))
-    make_plain_update(*NUMBERS)(*wanted)
+    make_reference_update(*NUMBERS)(*wanted)
     make_update(*NUMBERS)(*found, None)
     for place in (0, 2, 3):
         torch.testing.assert_close(found[place], wanted[place], rtol=1e-6, atol=2e-7)

@@ -37,7 +37,7 @@ _EVERYWHERE = {
     "model.init_std": 0.1,
     "model.vocab_size": 264,
     "model.feed_forward.hidden_dim": 96,
-    "model.loss": LossConfig(slice_tokens=24),
+    "model.loss": LossConfig(chunk_tokens=24),
     "model.rope.max_seq_len": 64,
     "training.seq_len": 32,
     "training.local_batch_size": 1,

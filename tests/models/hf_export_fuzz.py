@@ -22,7 +22,7 @@ from monograph.models.hf_map import export_tensors, find_family_of
 from tests.models.small import SMALL, build, small_qwen3
 
 KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig())}
-FIXED = ("kernels", "backends", "backend", "force_balance", "slice_tokens", "bias_update_rate", "init_std")
+FIXED = ("kernels", "backends", "backend", "force_balance", "chunk_tokens", "bias_update_rate", "init_std")
 """Fields that do not change the logits of given weights, or deal tokens out for measurements."""
 
 

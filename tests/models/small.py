@@ -28,7 +28,7 @@ def small_llama3(**changes) -> Llama3Config:
         "n_layers": 2,
         "init_std": 0.2,
         "rope": RopeConfig(max_seq_len=64),
-        "loss": LossConfig(slice_tokens=24),
+        "loss": LossConfig(chunk_tokens=24),
         "attention": AttentionConfig(n_heads=4, n_kv_heads=2),
         "feed_forward": FeedForwardConfig(hidden_dim=48),
     }
@@ -43,7 +43,7 @@ def small_qwen3(**changes) -> Qwen3Config:
         "init_std": 0.2,
         "tied_embeddings": True,
         "rope": RopeConfig(max_seq_len=64),
-        "loss": LossConfig(slice_tokens=24),
+        "loss": LossConfig(chunk_tokens=24),
         "attention": AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=16, qk_norm=True),
         "feed_forward": FeedForwardConfig(hidden_dim=48),
         "moe": MoeConfig(n_experts=4, hidden_dim=32, router=RouterConfig(top_k=2)),
@@ -66,7 +66,7 @@ def small_deepseek_v3(**changes) -> DeepseekV3Config:
             original_max_seq_len=32,
             mscale_all_dim=1.0,
         ),
-        "loss": LossConfig(slice_tokens=24),
+        "loss": LossConfig(chunk_tokens=24),
         "attention": LatentAttentionConfig(
             n_heads=2, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
         ),

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.errors import ConfigError
-from monograph.models.config import ExpertsConfig, Stream
+from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.experts import Experts
 from tests.models.small import build, small_deepseek_v3
 
-STREAM = Stream(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
+STREAM = ResidualSpec(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
 SIZES = [5, 0, 17, 10]
 
 

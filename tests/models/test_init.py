@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from monograph.models import init
-from monograph.models.draw import draw
 from monograph.models.init import initialize, materialize, plan_init
+from monograph.models.random_normal import draw
 from tests.models.small import SMALL, batch, build, small_deepseek_v3, small_llama3, small_qwen3
 
 

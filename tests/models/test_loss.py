@@ -22,17 +22,17 @@ def inputs(dtype=torch.float32, *, ignored: bool = True):
     return hidden, weight, labels
 
 
-def plain_loss(hidden, weight, labels, reduction="mean"):
+def reference_loss(hidden, weight, labels, reduction="mean"):
     return F.cross_entropy((hidden @ weight.T).float().flatten(0, 1), labels.flatten(), reduction=reduction)
 
 
-@pytest.mark.parametrize("slice_tokens", [1, 7, 25, 50, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 25, 50, 1000])
 @pytest.mark.parametrize("ignored", [False, True])
-def test_loss_and_gradients_equal_cross_entropy(slice_tokens, ignored):
+def test_loss_and_gradients_equal_cross_entropy(chunk_tokens, ignored):
     hidden, weight, labels = inputs(ignored=ignored)
-    expected = plain_loss(hidden, weight, labels)
+    expected = reference_loss(hidden, weight, labels)
     expected_grads = torch.autograd.grad(expected, (hidden, weight))
-    loss = LossConfig(slice_tokens=slice_tokens).build()(hidden, weight, labels)
+    loss = LossConfig(chunk_tokens=chunk_tokens).build()(hidden, weight, labels)
     grads = torch.autograd.grad(loss, (hidden, weight))
     assert loss.dtype == torch.float32 and loss.shape == ()
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
@@ -42,8 +42,8 @@ def test_loss_and_gradients_equal_cross_entropy(slice_tokens, ignored):
 
 def test_the_sum_is_divided_by_the_count_that_was_given():
     hidden, weight, labels = inputs()
-    loss = LossConfig(slice_tokens=7).build()(hidden, weight, labels, torch.tensor(1000))
-    expected = plain_loss(hidden, weight, labels, "sum") / 1000
+    loss = LossConfig(chunk_tokens=7).build()(hidden, weight, labels, torch.tensor(1000))
+    expected = reference_loss(hidden, weight, labels, "sum") / 1000
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     found, right = (torch.autograd.grad(value, hidden)[0] for value in (loss, expected))
     torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-9)
@@ -51,7 +51,7 @@ def test_the_sum_is_divided_by_the_count_that_was_given():
 
 def test_micro_batches_add_up_to_the_whole():
     hidden, weight, labels = inputs()
-    loss, valid = LossConfig(slice_tokens=16).build(), (labels != -100).sum()
+    loss, valid = LossConfig(chunk_tokens=16).build(), (labels != -100).sum()
     whole = torch.autograd.grad(loss(hidden, weight, labels), weight)[0]
     parts = [torch.autograd.grad(loss(hidden[i], weight, labels[i], valid), weight)[0] for i in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-5, atol=1e-7)
@@ -59,7 +59,7 @@ def test_micro_batches_add_up_to_the_whole():
 
 def test_the_gradient_follows_what_comes_after_the_loss():
     hidden, weight, labels = inputs()
-    loss = LossConfig(slice_tokens=7).build()
+    loss = LossConfig(chunk_tokens=7).build()
     once = torch.autograd.grad(loss(hidden, weight, labels), (hidden, weight))
     thrice = torch.autograd.grad(3 * loss(hidden, weight, labels), (hidden, weight))
     for a, b in zip(once, thrice, strict=True):
@@ -68,7 +68,7 @@ def test_the_gradient_follows_what_comes_after_the_loss():
 
 def test_without_gradients_the_value_is_the_same_and_nothing_is_kept():
     hidden, weight, labels = inputs()
-    loss = LossConfig(slice_tokens=7).build()
+    loss = LossConfig(chunk_tokens=7).build()
     with torch.no_grad():
         value = loss(hidden, weight, labels)
     assert not value.requires_grad
@@ -77,7 +77,7 @@ def test_without_gradients_the_value_is_the_same_and_nothing_is_kept():
 
 def test_a_batch_without_labels_costs_nothing():
     hidden, weight, labels = inputs()
-    loss = LossConfig(slice_tokens=7).build()(hidden, weight, torch.full_like(labels, -100))
+    loss = LossConfig(chunk_tokens=7).build()(hidden, weight, torch.full_like(labels, -100))
     assert loss.item() == 0 and (torch.autograd.grad(loss, hidden)[0] == 0).all()
 
 
@@ -87,7 +87,7 @@ def test_bf16_gradients_are_summed_over_slices_in_fp32():
     hidden, labels = (x.flatten(0, 1)[:1].repeat_interleave(600, 0).detach() for x in (hidden, labels[..., None]))
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
     expected = torch.autograd.grad(F.cross_entropy(exact[0] @ exact[1].T, labels.flatten()), exact)
-    loss = LossConfig(slice_tokens=1).build()(hidden.requires_grad_(), weight, labels.flatten())
+    loss = LossConfig(chunk_tokens=1).build()(hidden.requires_grad_(), weight, labels.flatten())
     for found, right in zip(torch.autograd.grad(loss, (hidden, weight)), expected, strict=True):
         assert found.dtype == torch.bfloat16
         assert (found.double() - right).abs().max() <= 0.01 * right.abs().max()
@@ -114,7 +114,7 @@ def test_the_logits_of_the_whole_batch_never_exist(grad):
     weight = torch.randn(100, 4, requires_grad=True)
     labels = torch.randint(0, 100, (512,))
     with torch.set_grad_enabled(grad), Largest() as largest:
-        loss = LossConfig(slice_tokens=32).build()(hidden, weight, labels)
+        loss = LossConfig(chunk_tokens=32).build()(hidden, weight, labels)
         if grad:
             loss.backward()
     assert largest.numel == max(32 * 100, hidden.numel())

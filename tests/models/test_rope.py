@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from monograph.kernels.rotation import rotate
+from monograph.kernels.rope import apply_rope
 from monograph.models.config import RopeConfig
 from monograph.models.rope import compute_frequencies, compute_rotation_scale, compute_score_scale
 
@@ -30,9 +30,9 @@ def test_channels_turn_by_position_times_frequency(interleaved):
     rope = RopeConfig(max_seq_len=32, theta=100.0).build(dim=8)
     positions = torch.tensor([[*range(10)], [*range(5), *range(5)]])
     expected = turn_with_complex_numbers(x, positions, 100.0, interleaved)
-    torch.testing.assert_close(rotate(x, rope(10, positions), interleaved=interleaved), expected, rtol=0, atol=1e-6)
-    plain = rotate(x, rope(10), interleaved=interleaved)
-    assert torch.equal(plain[0], rotate(x, rope(10, positions), interleaved=interleaved)[0])
+    torch.testing.assert_close(apply_rope(x, rope(10, positions), interleaved=interleaved), expected, rtol=0, atol=1e-6)
+    plain = apply_rope(x, rope(10), interleaved=interleaved)
+    assert torch.equal(plain[0], apply_rope(x, rope(10, positions), interleaved=interleaved)[0])
 
 
 @INTERLEAVED
@@ -41,8 +41,8 @@ def test_scores_depend_on_distance_only(interleaved):
     rope = RopeConfig(max_seq_len=64).build(dim=16)
 
     def score(at: int, other: int) -> float:
-        turned_q = rotate(q, rope(1, torch.tensor([[at]])), interleaved=interleaved)
-        turned_k = rotate(k, rope(1, torch.tensor([[other]])), interleaved=interleaved)
+        turned_q = apply_rope(q, rope(1, torch.tensor([[at]])), interleaved=interleaved)
+        turned_k = apply_rope(k, rope(1, torch.tensor([[other]])), interleaved=interleaved)
         return (turned_q * turned_k).sum().item()
 
     assert score(9, 4) == pytest.approx(score(29, 24), abs=1e-5)
@@ -52,8 +52,8 @@ def test_scores_depend_on_distance_only(interleaved):
 def test_bf16_heads_are_turned_in_fp32():
     x = torch.randn(1, 40, 2, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     rope = RopeConfig(max_seq_len=64).build(dim=16)
-    expected = rotate(x.float(), rope(40), interleaved=False).bfloat16()
-    assert torch.equal(rotate(x, rope(40), interleaved=False), expected)
+    expected = apply_rope(x.float(), rope(40), interleaved=False).bfloat16()
+    assert torch.equal(apply_rope(x, rope(40), interleaved=False), expected)
 
 
 def test_llama3_scaling_leaves_short_waves_and_stretches_long_ones():

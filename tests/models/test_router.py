@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from monograph.models.config import RouterConfig, Stream
+from monograph.models.config import ResidualSpec, RouterConfig
 from monograph.models.router import Router
 
-STREAM = Stream(dim=16, norm_eps=1e-6, init_std=0.5, out_std=0.5)
+STREAM = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.5, out_std=0.5)
 N = 8
 
 

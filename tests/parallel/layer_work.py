@@ -120,7 +120,7 @@ def lose(vocab: int, size: int) -> dict[str, Any]:
         labels = torch.randint(0, vocab, (1, 10), generator=torch.Generator().manual_seed(3))
         labels[0, :2], labels[0, 2] = -100, vocab - 1
         weight = full[groups.rank * rows :][:rows].clone().requires_grad_()
-        layer = VocabLoss(LossConfig(slice_tokens=4).build(), groups.coords(), vocab)
+        layer = VocabLoss(LossConfig(chunk_tokens=4).build(), groups.coords(), vocab)
         with WidestTensor() as widest:
             loss = layer(hidden, weight, labels, torch.tensor(5))
             loss.backward()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from monograph.axes import COORDS, Group
 from monograph.compat.ops import all_gather
 from monograph.errors import ConfigError
-from monograph.parallel.groups import joined_groups, pretended_groups
+from monograph.parallel.groups import fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from tests.kit.ranks import pool
 from tests.parallel.exit_work import talk_and_leave
@@ -73,7 +73,7 @@ def test_one_process_can_pretend_to_be_any_rank_of_a_large_world():
     mesh = Mesh(dp_replicate=4, dp_shard=32, tp=8, ep=64)
     for rank in (0, 777):
         start = time.process_time()
-        with pretended_groups(mesh, rank, CPU) as groups:
+        with fake_groups(mesh, rank, CPU) as groups:
             assert time.process_time() - start < 5
             assert dist.get_world_size() == 1024
             gathered = all_gather(torch.ones(3, 2), mesh.group_size(Group.FSDP_GATHER), Group.FSDP_GATHER.value)

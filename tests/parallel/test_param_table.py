@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from monograph.axes import Axis
 from monograph.models.init import initialize, materialize, plan_init
+from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.parallel.param_table import ParamTable, Slot, build_table, plan_shard_dim, unit_of
-from monograph.parallel.plan import DECODER_PLAN, Cut
-from monograph.parallel.start import fill_shards
+from monograph.parallel.plan import DECODER_PLAN, ShardedDim
 from tests.kit.tiny import tiny
 
 MESHES = [mesh for size in (1, 2, 4, 8) for mesh in all_meshes(size)] + [Mesh(dp_shard=3), Mesh(dp_shard=3, tp=2)]
-CUTS = ((), (Cut(axis=Axis.TP, dim=0),), (Cut(axis=Axis.TP, dim=1),))
-EXPERT_CUTS = (Cut(axis=Axis.EP, dim=0), Cut(axis=Axis.ETP, dim=1))
+CUTS = ((), (ShardedDim(axis=Axis.TP, dim=0),), (ShardedDim(axis=Axis.TP, dim=1),))
+EXPERT_CUTS = (ShardedDim(axis=Axis.EP, dim=0), ShardedDim(axis=Axis.ETP, dim=1))
 
 
 @st.composite
@@ -28,7 +28,7 @@ def slots(draw) -> Slot:
     else:
         shape = (draw(st.integers(1, 40)), mesh.tp * draw(st.integers(1, 3)))
         cuts, axis = draw(st.sampled_from(CUTS)), Axis.FSDP
-    shard = Cut(axis=axis, dim=plan_shard_dim(shape, cuts, mesh, axis))
+    shard = ShardedDim(axis=axis, dim=plan_shard_dim(shape, cuts, mesh, axis))
     return Slot(names=("w",), shape=shape, cuts=cuts, shard=shard, unit="u", order=0, mesh=mesh)
 
 

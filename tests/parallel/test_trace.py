@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from monograph.axes import Group
 from monograph.capture.step import buffers_of, make_step
 from monograph.parallel.apply import parallelize
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
@@ -24,7 +24,7 @@ REGIONS = {"dispatch", "compute", "combine"}
 
 def trace(config, mesh: Mesh, rank: int) -> torch.fx.Graph:
     """The graph of one step as `rank` of the mesh traces it."""
-    with pretended_groups(mesh, rank, CPU) as groups:
+    with fake_groups(mesh, rank, CPU) as groups:
         model = build_model(config, CPU)
         table = build_table(model, DECODER_PLAN, mesh)
         coords = groups.coords()

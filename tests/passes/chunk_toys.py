@@ -4,16 +4,16 @@ import torch
 from torch import nn
 
 from monograph.axes import Axis, Group
-from monograph.capture.chunks import capture_twins
+from monograph.capture.chunks import capture_chunk_nodes
 from monograph.capture.step import StepOutputs
 from monograph.capture.trace import Example, capture
 from monograph.compat.ops import all_reduce
 from monograph.graph.facts import Facts
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import Slot
-from monograph.parallel.plan import Cut
+from monograph.parallel.plan import ShardedDim
 from monograph.parallel.shard import gather_parameter
 from tests.graph.captures import CPU, take_gradients
 
@@ -83,13 +83,21 @@ class Stack(nn.Module):
 
 
 def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
-    """The step of a stack of layers on a pretended mesh, its twins, and what the pass may know."""
+    """The step of a stack of layers on a fake mesh, its twins, and what the pass may know."""
     mesh = mesh or Mesh(dp_shard=2)
     config = ExpertOverlapConfig(**{"strategy": "graph", **overlap})
     model = Stack(layer, count)
     names = [f"layers.{number}.w" for number in range(count)]
     slots = [
-        Slot(names=(n,), shape=(4, 4), cuts=(), shard=Cut(axis=Axis.FSDP, dim=0), unit=n[:8], order=place, mesh=mesh)
+        Slot(
+            names=(n,),
+            shape=(4, 4),
+            cuts=(),
+            shard=ShardedDim(axis=Axis.FSDP, dim=0),
+            unit=n[:8],
+            order=place,
+            mesh=mesh,
+        )
         for place, n in enumerate(names)
     ]
 
@@ -98,12 +106,12 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
         loss = torch.func.functional_call(model, pieces, (batch["x"],)).sum()
         return StepOutputs(loss.detach(), take_gradients(loss, state), {})
 
-    with pretended_groups(mesh, 0, CPU) as groups:
+    with fake_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
         example = Example(state, {}, {"x": torch.zeros(rows, 4)}, groups.coords(), {})
         graph = capture(step, model, example)
         roots = [path for path, _ in model.named_modules() if config.selects(path)]
-        capture_twins(graph, step, model, example, config, roots)
+        capture_chunk_nodes(graph, step, model, example, config, roots)
     sizes = {group.value: mesh.group_size(group) for group in Group}
     degrees = {axis: mesh.degree(axis) for axis in Axis}
     return graph, Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config)

@@ -1,4 +1,4 @@
-"""Graphs for tests of passes: a tiny model on a pretended mesh, captured once, handed out as copies."""
+"""Graphs for tests of passes: a tiny model on a fake mesh, captured once, handed out as copies."""
 
 import functools
 import tempfile
@@ -9,17 +9,17 @@ import torch
 from monograph.execute.runner import GraphStep
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.base import Pass
 from monograph.passes.config import (
+    CacheCastWeightsConfig,
     CompileWholeConfig,
-    FuseProductsConfig,
-    JoinProductsConfig,
-    KeepWeightsConfig,
+    FuseSwigluEpilogueConfig,
     MarkRegionsConfig,
+    MergeMatmulsConfig,
     NarrowGradientsConfig,
-    OffloadSavedConfig,
+    OffloadActivationsConfig,
     PassesConfig,
 )
 from monograph.passes.runner import build_passes
@@ -27,13 +27,13 @@ from monograph.run import build_step
 from tests.execute.updates import CPU, normalizers_of, small
 
 ASKED = PassesConfig(
-    offload_saved=OffloadSavedConfig(budget_gib=1.0, min_bytes=64),
+    offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
     narrow_gradients=NarrowGradientsConfig(enabled=True),
-    join_products=JoinProductsConfig(enabled=True),
-    keep_weights=KeepWeightsConfig(enabled=True),
+    merge_matmuls=MergeMatmulsConfig(enabled=True),
+    cache_cast_weights=CacheCastWeightsConfig(enabled=True),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
     compile_whole=CompileWholeConfig(enabled=True),
-    fuse_products=FuseProductsConfig(enabled=True),
+    fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True),
 )
 """Options under which every pass has something to do."""
 
@@ -49,7 +49,7 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool
     changed = {"compile.mode": "graph", "parallelism.fsdp": "graph", **dict(changes)}
     with tempfile.TemporaryDirectory() as folder:
         config = small(model, Path(folder), changed, **degrees)
-    with pretended_groups(mesh, rank, CPU) as groups:
+    with fake_groups(mesh, rank, CPU) as groups:
         step = build_step(config, groups)
         assert isinstance(step, GraphStep)
         shape = (config.training.local_batch_size, config.training.seq_len)

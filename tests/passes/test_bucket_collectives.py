@@ -101,7 +101,7 @@ def test_a_bucket_ends_at_its_size_and_blocks_groups_and_halves_stay_apart():
     graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
     single = count_gathers(graph)
     tight = PassesConfig(bucket_collectives=BucketCollectivesConfig(max_bytes=1))
-    make_pass("share_gathers").run(graph, facts)
+    make_pass("dedupe_all_gathers").run(graph, facts)
     make_pass("bucket_collectives", tight).run(graph, facts)
     assert count_gathers(graph) == single, "nothing fits with anything else"
     make_pass("bucket_collectives").run(graph, facts)

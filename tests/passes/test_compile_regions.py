@@ -7,7 +7,7 @@ from monograph.execute.program import lower
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
-from monograph.passes.compile.regions import find_kind, find_region, find_runs
+from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
 from monograph.passes.config import MarkRegionsConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass
 
@@ -22,7 +22,7 @@ def marked(model, layers):
 
 
 def count_kinds(graph):
-    runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+    runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
     return len({find_kind(find_region(run)) for run in runs})
 
 

@@ -9,12 +9,17 @@ import pytest
 from monograph.compat.ops import ATEN
 from monograph.graph.edit import call_after
 from monograph.graph.tags import tag_of
-from monograph.kernels.gate import GATE, GATE_BACKWARD, GATE_BACKWARD_AGAIN, GATE_BACKWARD_JOINED_AGAIN
-from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
-from monograph.kernels.rotation import ROTATE, ROTATE_JOINED
+from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE
+from monograph.kernels.rope import ROPE, ROPE_PACKED
+from monograph.kernels.swiglu import (
+    SWIGLU,
+    SWIGLU_BACKWARD,
+    SWIGLU_BACKWARD_PACKED_RECOMPUTE,
+    SWIGLU_BACKWARD_RECOMPUTE,
+)
 from monograph.kernels.wide import ADD_WIDE
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, JoinProductsConfig, PassesConfig
+from monograph.passes.config import ChooseSavedConfig, MergeMatmulsConfig, PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
 from tests.passes.kit import capture_small
@@ -25,7 +30,7 @@ FUSED = {"model.kernels": "fused", **BF16}
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 BLOCKS = 2
 NONE = Mesh()
-JOINED = JoinProductsConfig(enabled=True, max_columns=4096)
+JOINED = MergeMatmulsConfig(enabled=True, max_columns=4096)
 
 
 def count_ops(model, passes, mesh=NONE, **changes):
@@ -40,18 +45,16 @@ def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
     ops, _ = count_ops("llama3", PassesConfig())
     # Two norms a block and one in the head; the first has no sum before it, the last is not computed again.
     assert (ops[NORM], ops[ADD_NORM]) == (1, 2 * BLOCKS)
-    assert (ops[NORM_BACKWARD], ops[NORM_BACKWARD_AGAIN]) == (1, 2 * BLOCKS)
-    assert (ops[GATE], ops[GATE_BACKWARD], ops[GATE_BACKWARD_AGAIN]) == (BLOCKS, 0, BLOCKS)
+    assert (ops[NORM_BACKWARD], ops[NORM_BACKWARD_RECOMPUTE]) == (1, 2 * BLOCKS)
+    assert (ops[SWIGLU], ops[SWIGLU_BACKWARD], ops[SWIGLU_BACKWARD_RECOMPUTE]) == (BLOCKS, 0, BLOCKS)
 
 
 @pytest.mark.parametrize("mesh", [NONE, Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
 def test_gradients_of_joined_projections_are_written_side_by_side(mesh):
-    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), join_products=JOINED)
+    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), merge_matmuls=JOINED)
     ops, _ = count_ops("llama3", passes, mesh)
-    assert (ops[GATE_BACKWARD_AGAIN], ops[GATE_BACKWARD_JOINED_AGAIN]) == (0, BLOCKS)
-    assert (ops[ROTATE], ops[ROTATE_JOINED]) == (2 * BLOCKS, BLOCKS), (
-        "queries and keys; both gradients beside the values'"
-    )
+    assert (ops[SWIGLU_BACKWARD_RECOMPUTE], ops[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (0, BLOCKS)
+    assert (ops[ROPE], ops[ROPE_PACKED]) == (2 * BLOCKS, BLOCKS), "queries and keys; both gradients beside the values'"
     if mesh is NONE:
         assert ops[ATEN.cat.default] == 4 * BLOCKS, "weights, in forward and in backward"
 
@@ -93,7 +96,7 @@ def test_equal_blocks_still_read_alike():
     ],
 )
 def test_every_bit_stays(policy, is_joined, tmp_path):
-    joined = {"passes.join_products.enabled": True, "passes.join_products.max_columns": 4096} if is_joined else {}
+    joined = {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": 4096} if is_joined else {}
     made = {}
     for name, off in (("fused", ()), ("apart", ("fuse_kernels",))):
         changes = {**GRAPH, **FUSED, **joined, "passes.choose_saved.policy": policy, "model.n_layers": BLOCKS}
@@ -108,12 +111,12 @@ def make_gated(*, has_transfer=False):
     """A gate that backward computes again, read by a product before the gate's own backward."""
     hand = ByHand()
     x, up, grad, w = (hand.input(name, 4, 4) for name in ("x", "up", "grad", "w"))
-    loss = hand.call(ATEN.sum.default, hand.call(GATE, x, up, path="layers.0"))
+    loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up, path="layers.0"))
     back = {"path": "layers.0", "direction": BACKWARD}
-    again = hand.call(GATE, x, up, **back)
+    again = hand.call(SWIGLU, x, up, **back)
     product = hand.call(ATEN.mm.default, again, grad, **back)
     first = hand.call(ATEN.mm.default, product, grad, **back) if has_transfer else grad
-    pair = hand.call(GATE_BACKWARD, first, x, up, **back)
+    pair = hand.call(SWIGLU_BACKWARD, first, x, up, **back)
     parts = [hand.call(operator.getitem, pair, place, **back) for place in (0, 1)]
     return hand.done(loss, x=parts[0], up=parts[1], grad=product, w=hand.call(ATEN.mm.default, w, grad, **back))
 
@@ -125,11 +128,11 @@ def test_what_reads_the_second_gate_moves_behind_the_backward():
         graph,
         """
         forward block 0:
-          0: float32[4, 4] = monograph.gate(%x, %up)  # layers.*
+          0: float32[4, 4] = monograph.swiglu(%x, %up)  # layers.*
         forward:
           0: float32[] = sum(f0.0)
         backward block 0:
-          0: 3 values = monograph.gate_backward_again(%grad, %x, %up)  # layers.* by fuse_kernels
+          0: 3 values = monograph.swiglu_backward_recompute(%grad, %x, %up)  # layers.* by fuse_kernels
           1: float32[4, 4] = getitem(b.0, 0)  # layers.*
           2: float32[4, 4] = getitem(b.0, 1)  # layers.*
           3: float32[4, 4] = getitem(b.0, 2)  # layers.* by fuse_kernels
@@ -144,7 +147,7 @@ def test_what_reads_the_second_gate_moves_behind_the_backward():
 def test_a_backward_that_needs_the_second_gate_stays_apart():
     graph = make_gated(has_transfer=True)
     assert run("fuse_kernels", graph).startswith("0 computed again")
-    assert Counter(node.target for node in graph.nodes)[GATE] == 2
+    assert Counter(node.target for node in graph.nodes)[SWIGLU] == 2
 
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-6])
@@ -163,7 +166,7 @@ def test_a_norm_with_another_eps_is_another_norm(eps):
 
 def test_nothing_moves_past_what_writes():
     graph = make_gated()
-    (again,) = [node for node in graph.nodes if node.target is GATE and tag_of(node).direction is BACKWARD]
+    (again,) = [node for node in graph.nodes if node.target is SWIGLU and tag_of(node).direction is BACKWARD]
     grad = next(node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.name == "grad")
     call_after(graph.module.graph, again, ATEN.mul_.Tensor, (grad, 2.0), tag_of(again))
     assert run("fuse_kernels", graph).startswith("0 computed again")
@@ -173,10 +176,10 @@ def test_a_gradient_that_is_put_there_twice_stays_apart():
     hand = ByHand()
     x, up, grad = (hand.input(name, 4, 4) for name in ("x", "up", "grad"))
     back = {"path": "layers.0", "direction": BACKWARD}
-    pair = hand.call(GATE_BACKWARD, grad, x, up, **back)
+    pair = hand.call(SWIGLU_BACKWARD, grad, x, up, **back)
     one, other = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
     three = hand.call(ATEN.cat.default, [one, other, one], 1, **back)
     graph = hand.done(
-        hand.call(ATEN.sum.default, hand.call(GATE, x, up)), x=hand.call(ATEN.mm.default, grad, three, **back)
+        hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=hand.call(ATEN.mm.default, grad, three, **back)
     )
     assert "0 + 0 gradients joined" in run("fuse_kernels", graph)

@@ -10,7 +10,7 @@ from monograph.errors import ConfigError
 from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.compile.regions import find_kind, find_region, find_runs
+from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
 from monograph.passes.config import MarkRegionsConfig, PassesConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, run
@@ -44,9 +44,9 @@ def test_a_name_nobody_gave_is_refused_with_those_that_exist():
 
 
 def test_slices_of_the_loss_are_parts_of_their_own_and_of_one_kind():
-    graph, facts = capture_small("llama3", Mesh(), **{"model.loss.slice_tokens": 8})
+    graph, facts = capture_small("llama3", Mesh(), **{"model.loss.chunk_tokens": 8})
     make_pass("mark_regions", PassesConfig(mark_regions=MarkRegionsConfig(regions=("outside",)))).run(graph, facts)
-    runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+    runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
     slices = [run for run in runs if tag_of(run[0]).region.startswith("slice")]
     assert len(slices) > 2
     assert len({find_kind(find_region(run)) for run in slices}) == 1, "compiled once"

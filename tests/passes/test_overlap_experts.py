@@ -12,7 +12,7 @@ from monograph.passes.config import OverlapExpertsConfig, PassesConfig
 from monograph.passes.overlap.chunk_experts import ChunkExperts
 from monograph.passes.overlap.overlap_experts import OverlapExperts, describe_plan
 from monograph.passes.overlap.overlap_plan import is_row_wait
-from monograph.passes.overlap.played import is_exchange, play
+from monograph.passes.overlap.simulate import is_exchange, play
 from monograph.passes.runner import build_passes, run_passes
 from tests.passes.chunk_toys import capture_stack
 from tests.passes.kit import capture_small, clone

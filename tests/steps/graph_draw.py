@@ -25,7 +25,7 @@ COMPILERS = ("mark_regions", "compile_regions", "compile_whole")
 EXPERTS_ONLY = ("layers.*.moe",)
 WHOLE_LAYERS = ("layers.*", *EXPERTS_ONLY)
 """What may be chunked; only chunks of the batch pass through attention."""
-ROUNDS = ("join_products", "fuse_products")
+ROUNDS = ("merge_matmuls", "fuse_swiglu_epilogue")
 """Options under which numbers change within rounding, so that bits are not compared with eager ones."""
 
 
@@ -97,7 +97,7 @@ def draw(seed: int) -> Drawn:
         changes |= draw_backend(pick, mesh, changes) | draw_overlap(pick, mesh)
     changes |= draw_memory(pick) | draw_passes(pick) | draw_updates(pick)
     if "compile.partition" in changes and pick.random() < 0.9:
-        changes.pop("passes.keep_weights.enabled", None)  # refused together
+        changes.pop("passes.cache_cast_weights.enabled", None)  # refused together
     changes |= draw_off(pick, changes)
     degrees = {
         "replicate": mesh.dp_replicate,
@@ -125,7 +125,7 @@ def draw_numbers(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "training.dtype": pick.choice(("float32", "float32", compute)),
         "model.mask": pick.choice(("causal", "document")),
         "model.kernels": pick.choice(("auto", "plain")),
-        "model.loss": LossConfig(slice_tokens=pick.choice((1, 5, 16, 2048))),
+        "model.loss": LossConfig(chunk_tokens=pick.choice((1, 5, 16, 2048))),
         "debug.seed": pick.randint(0, 1000),
     }
 
@@ -173,9 +173,9 @@ def draw_memory(pick: random.Random) -> dict[str, Any]:
         "selected": {f"{saved}.policy": "full", f"{saved}.save": ("layers.*.attention.wo::mm",)},
         "budget": {f"{saved}.policy": "budget", f"{saved}.budget_gib": pick.choice((0.0005, 0.002, 1.0))},
         "offload": {
-            "passes.offload_saved.budget_gib": pick.choice((0.00001, 1.0)),
-            "passes.offload_saved.min_bytes": pick.choice((1, 64, 4096)),
-            "passes.offload_saved.prefetch_blocks": pick.choice((0, 1, 3)),
+            "passes.offload_activations.budget_gib": pick.choice((0.00001, 1.0)),
+            "passes.offload_activations.min_bytes": pick.choice((1, 64, 4096)),
+            "passes.offload_activations.prefetch_blocks": pick.choice((0, 1, 3)),
             **({f"{saved}.policy": pick.choice(("full", "min_cut"))} if pick.random() < 0.5 else {}),
         },
         "partition": {"compile.partition": "min_cut"},
@@ -188,11 +188,11 @@ def draw_passes(pick: random.Random) -> dict[str, Any]:
     if pick.random() < 0.4:
         changes["passes.bucket_collectives.max_bytes"] = pick.choice((1, 1000, 100_000))
     if pick.random() < 0.3:
-        changes["passes.prefetch_gathers.ahead"] = pick.choice((1, 2, 5))
+        changes["passes.prefetch_all_gathers.ahead"] = pick.choice((1, 2, 5))
     if pick.random() < 0.15:
-        changes |= {"passes.join_products.enabled": True, "passes.join_products.max_columns": pick.choice((8, 65536))}
+        changes |= {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": pick.choice((8, 65536))}
         if pick.random() < 0.5:
-            changes["passes.fuse_products.enabled"] = True
+            changes["passes.fuse_swiglu_epilogue.enabled"] = True
     return changes
 
 
@@ -212,7 +212,7 @@ def draw_updates(pick: random.Random) -> dict[str, Any]:
     kind = pick.choice(("auto", "auto", "foreach", "for_loop", "single_pass", "single_pass"))
     changes: dict[str, Any] = {"optimizer.implementation": kind, "optimizer.weight_decay": pick.choice((0.0, 0.1))}
     if pick.random() < 0.3:
-        changes["passes.keep_weights.enabled"] = True
+        changes["passes.cache_cast_weights.enabled"] = True
     if kind == "single_pass" and pick.random() < 0.5:
         changes["passes.narrow_gradients.enabled"] = True
     return changes

@@ -17,7 +17,7 @@ from monograph.execute.runner import GraphStep
 from monograph.graph.file import graph_from_data, graph_to_data
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
-from monograph.parallel.groups import pretended_groups
+from monograph.parallel.groups import fake_groups
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.run import build_step, make_example
 from monograph.train.config import TrainerConfig
@@ -70,7 +70,7 @@ def check_captures(drawn: Drawn, config: TrainerConfig) -> Iterator[str]:
     """The graphs of two fake ranks."""
     texts = {}
     for rank in sorted({0, drawn.mesh.world_size - 1}):
-        with pretended_groups(drawn.mesh, rank, CPU) as groups:
+        with fake_groups(drawn.mesh, rank, CPU) as groups:
             step = build_step(config, groups)
             assert isinstance(step, GraphStep)
             for is_forward in (False, True) if rank == 0 else (False,):

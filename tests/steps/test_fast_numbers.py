@@ -13,10 +13,10 @@ FAST = {
     "parallelism.reshard_after_forward": False,
     "passes.choose_saved.policy": "min_cut",
     "passes.narrow_gradients.enabled": True,
-    "passes.join_products.enabled": True,
-    "passes.join_products.max_columns": 1 << 16,
-    "passes.fuse_products.enabled": True,
-    "passes.keep_weights.enabled": True,
+    "passes.merge_matmuls.enabled": True,
+    "passes.merge_matmuls.max_columns": 1 << 16,
+    "passes.fuse_swiglu_epilogue.enabled": True,
+    "passes.cache_cast_weights.enabled": True,
 }
 COMPILED = {"model.kernels": "auto", "passes.mark_regions.regions": ("blocks", "outside")}
 TOLERANCE = 0.01

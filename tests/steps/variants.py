@@ -17,7 +17,7 @@ POLICIES = {
     "full": {"passes.choose_saved.policy": "full"},
     "selected": {"passes.choose_saved.policy": "full", "passes.choose_saved.save": ("layers.*.attention.wo::mm",)},
     "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.0002},
-    "offload": {"passes.offload_saved.budget_gib": 1.0, "passes.offload_saved.min_bytes": 64},
+    "offload": {"passes.offload_activations.budget_gib": 1.0, "passes.offload_activations.min_bytes": 64},
 }
 WITHOUT = {f"no {name}": {"passes.off": (name,)} for name in ORDER}
 NOTHING = {"no pass at all": {"passes.off": tuple(ORDER)}}

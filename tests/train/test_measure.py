@@ -13,7 +13,7 @@ from monograph.run import train
 from monograph.train import trainer as trainer_module
 from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.flops import FlopsPerToken, count_flops
-from monograph.train.measure import Measured, Meter, Speed, describe_load, find_peak_flops
+from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load, find_peak_flops
 from monograph.train.profiler import Profiler
 from monograph.train.validate import Validator
 from tests.train.clocks import SimulatedDevice
@@ -71,13 +71,13 @@ def test_the_formula_equals_the_operations_torch_counts(config):
 
 
 def measure(step, tokens=1):
-    return Measured(step=step, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=tokens)
+    return StepMeasurement(step=step, loss=torch.tensor(1.0), grad_norm=torch.tensor(1.0), tokens=tokens)
 
 
 def test_mfu_is_operations_done_over_operations_possible():
     flops = FlopsPerToken(matmul=600.0, attention=400.0)
     device = SimulatedDevice(delay=0)
-    meter = Meter(device=CPU, flops=flops, peak_flops=1e6, world_size=4, clock=device)
+    meter = StepMeter(device=CPU, flops=flops, peak_flops=1e6, world_size=4, clock=device)
     device.launch(2.0)
     (record,) = meter.add(measure(1, tokens=5000))
     assert (record["ms"], record["tokens_per_second"]) == (2000, 2500)
@@ -138,7 +138,7 @@ def test_the_mean_speed_leaves_the_first_step_out():
 
 
 def test_on_a_gpu_a_result_is_read_one_step_later_and_none_is_lost():
-    meter = Meter(device=CPU, flops=FlopsPerToken(1.0, 1.0), clock=SimulatedDevice())
+    meter = StepMeter(device=CPU, flops=FlopsPerToken(1.0, 1.0), clock=SimulatedDevice())
     seen = [[record["step"] for record in meter.add(measure(step))] for step in (1, 2, 3)]
     assert seen == [[], [1], [2]]
     assert [record["step"] for record in meter.flush()] == [3]
@@ -149,7 +149,7 @@ def run_simulated(*, steps=6, pauses=()):
     """Steps of 250 ms on a device that the host launches in 3 ms; `pauses` are steps followed by 5 s of other work."""
     device = SimulatedDevice()
     flops = FlopsPerToken(matmul=1e6, attention=0.0)
-    meter = Meter(device=CPU, flops=flops, peak_flops=8e6, clock=device)
+    meter = StepMeter(device=CPU, flops=flops, peak_flops=8e6, clock=device)
     meter.start()
     records = []
     for step in range(1, steps + 1):
@@ -184,7 +184,7 @@ def test_the_speed_of_a_run_is_its_tokens_over_the_time_of_its_steps():
 
 def test_an_mfu_above_the_peak_is_not_reported_as_one(caplog):
     device = SimulatedDevice(delay=0)
-    meter = Meter(device=CPU, flops=FlopsPerToken(matmul=600.0, attention=800.0), peak_flops=1000.0, clock=device)
+    meter = StepMeter(device=CPU, flops=FlopsPerToken(matmul=600.0, attention=800.0), peak_flops=1000.0, clock=device)
     for step in (1, 2):
         device.launch(1.0)
         (record,) = meter.add(measure(step))
@@ -228,7 +228,7 @@ def test_on_a_gpu_no_step_is_faster_than_the_device():
     device = torch.device("cuda")
     weight = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     flops = FlopsPerToken(matmul=20 * 2 * 8192**3, attention=0.0)
-    meter = Meter(device=device, flops=flops)
+    meter = StepMeter(device=device, flops=flops)
     records = []
     for step in range(1, 9):
         if step == 3:  # two steps warm up
@@ -237,7 +237,7 @@ def test_on_a_gpu_no_step_is_faster_than_the_device():
         for _ in range(20):
             value = weight @ value
         zero = value.float().mean() * 0
-        records += meter.add(Measured(step=step, loss=zero, grad_norm=zero, tokens=1))
+        records += meter.add(StepMeasurement(step=step, loss=zero, grad_norm=zero, tokens=1))
     records += meter.flush()
     assert [record["step"] for record in records] == list(range(1, 9))
     steady = records[2:]

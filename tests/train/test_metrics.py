@@ -12,7 +12,7 @@ from monograph.errors import ConfigError
 from monograph.run import train
 from monograph.train.config import MetricsConfig
 from monograph.train.flops import FlopsPerToken
-from monograph.train.measure import Measured, Meter
+from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.trainer import TrainingFailed
 from tests.train.kit import read_records, tiny_run
 
@@ -37,9 +37,9 @@ def steps_in(folder):
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 3.4e38, 1e-45, 6.189459800720215])
 def test_a_float32_comes_back_from_the_file_with_the_same_bits(tmp_path, value):
     exact = torch.tensor(value, dtype=torch.float32)
-    meter = Meter(device=torch.device("cpu"), flops=FlopsPerToken(1, 1))
+    meter = StepMeter(device=torch.device("cpu"), flops=FlopsPerToken(1, 1))
     metrics = open_metrics(tmp_path)
-    for record in meter.add(Measured(step=1, loss=exact, grad_norm=exact, tokens=8)):
+    for record in meter.add(StepMeasurement(step=1, loss=exact, grad_norm=exact, tokens=8)):
         metrics.write(record)
     metrics.close()
     (record,) = read_records(tmp_path)

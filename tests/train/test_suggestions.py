@@ -90,7 +90,7 @@ def test_weights_that_were_only_the_start_are_not_loaded_again(empty, capsys):
 
 def make_summary(**changes):
     values = dict(steps=2, first={}, last={}, tokens_per_second=1.0, validation_loss=None, checkpoint=None)
-    return Summary(**values | dict(metrics=Path("m"), missing=[], is_speaker=True) | changes)
+    return Summary(**values | dict(metrics=Path("m"), missing=[], is_rank_zero=True) | changes)
 
 
 def test_a_run_that_saves_nothing_says_which_settings_did_that(tmp_path):

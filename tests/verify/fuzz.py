@@ -54,7 +54,7 @@ def draw_training(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "training.seq_len": mesh.tp * pick.randint(3, 8),
         "training.max_norm": pick.choice((0.0, 0.1, 1.0)),
         "model.mask": pick.choice(("causal", "document")),
-        "model.loss": LossConfig(slice_tokens=pick.choice((5, 16, 2048))),
+        "model.loss": LossConfig(chunk_tokens=pick.choice((5, 16, 2048))),
         "activation_checkpoint.mode": pick.choice(("none", "none", "full", "selective")),
         "debug.seed": pick.randint(0, 1000),
     }

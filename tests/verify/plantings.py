@@ -17,13 +17,13 @@ import monograph.execute.fsdp2
 import monograph.execute.sharded
 import monograph.parallel.apply
 import monograph.parallel.collectives
+import monograph.parallel.init_shards
 import monograph.parallel.shard
 import monograph.parallel.shared
-import monograph.parallel.start
 from monograph.axes import Group
 from monograph.models.router import Router
 from monograph.parallel.collectives import gather_dim, scatter, scatter_dim, total
-from monograph.parallel.expert import ExchangeDispatch, Sizes
+from monograph.parallel.expert import ExchangeDispatch, SplitSizes
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import Slot
@@ -69,9 +69,9 @@ def thought_to_be_cut(name: str) -> Planting:
 
 def changed_border(path: str, crossing: Callable[[torch.Tensor], torch.Tensor]) -> Planting:
     """The stream leaves one module in another way."""
-    honest = monograph.parallel.apply.add_borders
+    honest = monograph.parallel.apply.add_boundary_collectives
 
-    def add_borders(where: str, module: torch.nn.Module, *rest: Any) -> None:
+    def add_boundary_collectives(where: str, module: torch.nn.Module, *rest: Any) -> None:
         if where == path:
             module.register_forward_hook(lambda _m, _a, result: crossing(result))
             if "attention" in path:
@@ -79,7 +79,7 @@ def changed_border(path: str, crossing: Callable[[torch.Tensor], torch.Tensor]) 
         else:
             honest(where, module, *rest)
 
-    return lambda: patch.object(monograph.parallel.apply, "add_borders", add_borders)
+    return lambda: patch.object(monograph.parallel.apply, "add_boundary_collectives", add_boundary_collectives)
 
 
 def gather_whole(stream: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,9 @@ def swapped_on_the_way_home() -> Iterator[None]:
 
     def combine(self: ExchangeDispatch, rows: Any, weights: Any, travelled: Any) -> Any:
         sizes = travelled.sizes
-        return honest(self, rows, weights, travelled._replace(sizes=Sizes(sizes.received, sizes.sent, sizes.gathered)))
+        return honest(
+            self, rows, weights, travelled._replace(sizes=SplitSizes(sizes.received, sizes.sent, sizes.gathered))
+        )
 
     with patch.object(ExchangeDispatch, "combine", combine):
         yield
@@ -197,12 +199,12 @@ def same_data_everywhere() -> Iterator[None]:
 
 @contextmanager
 def starting_rows_of_rank_0() -> Iterator[None]:
-    honest = monograph.parallel.start.fill_shard
+    honest = monograph.parallel.init_shards.fill_shard
 
     def fill(local: Any, slot: Slot, start: Any, *, seed: int, rank: int) -> None:
         honest(local, slot, start, seed=seed, rank=0 if slot.name == "layers.1.attention.wq_b.weight" else rank)
 
-    with patch.object(monograph.parallel.start, "fill_shard", fill):
+    with patch.object(monograph.parallel.init_shards, "fill_shard", fill):
         yield
 
 

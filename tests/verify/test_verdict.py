@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from monograph.parallel.mesh import Mesh
-from monograph.verify.compare import Differences, Row, compare, count_rerouted, largest_difference, plan_order
+from monograph.verify.compare import Differences, ModuleRow, compare, count_rerouted, largest_difference, plan_order
 from monograph.verify.show import print_verdict, write_verdict
-from monograph.verify.trace import StepTrace, Torn
+from monograph.verify.trace import RankMismatch, StepTrace
 from monograph.verify.verdict import Verdict, find_blame
 from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
@@ -22,7 +22,7 @@ WRONG = 1e-3
 def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
     """Differences that are zero but where said: layers_0_moe={"forward": 1.0}."""
     found = {
-        path: Row(path=path, backward=0.0 if path in ("embedding", "layers.0.moe", "layers.0") else None)
+        path: ModuleRow(path=path, backward=0.0 if path in ("embedding", "layers.0.moe", "layers.0") else None)
         for path in ORDER
     }
     for name, values in rows.items():
@@ -47,8 +47,11 @@ def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
         (make(embedding={"gradient": WRONG}, grad_norm=WRONG), "embedding: its gradient"),
         (make(grad_norm=WRONG, embedding={"updated": 1.0}), "grad_norm: it differs"),
         (make(layers_0_moe_router={"updated": WRONG}), "layers.0.moe.router: its updated values"),
-        (make(torn=[Torn(name="loss", kind="loss")]), "loss: ranks disagree on it"),
-        (make(torn=[Torn(name="head.norm.weight", kind="gradient")]), "head.norm.weight: ranks disagree on its grad"),
+        (make(torn=[RankMismatch(name="loss", kind="loss")]), "loss: ranks disagree on it"),
+        (
+            make(torn=[RankMismatch(name="head.norm.weight", kind="gradient")]),
+            "head.norm.weight: ranks disagree on its grad",
+        ),
     ],
 )
 def test_blame_falls_on_the_first_thing_computed_wrong(found, blame):
@@ -57,7 +60,7 @@ def test_blame_falls_on_the_first_thing_computed_wrong(found, blame):
 
 
 def test_a_gradient_that_ranks_disagree_on_hints_at_a_missing_sum():
-    found = make(head_norm={"gradient": 1.0}, torn=[Torn(name="head.norm.weight", kind="gradient")])
+    found = make(head_norm={"gradient": 1.0}, torn=[RankMismatch(name="head.norm.weight", kind="gradient")])
     assert find_blame(found, 1e-5).endswith("and ranks disagree on it")
 
 
@@ -110,7 +113,7 @@ def test_the_order_of_a_tokens_experts_does_not_matter_but_their_set_does():
 
 def test_the_verdict_is_shown_as_a_table_and_kept_as_plain_json(tmp_path, capsys):
     verdict = Verdict(tolerance=1e-5)
-    verdict.add(1, make(layers_0={"forward": float("inf")}, torn=[Torn(name="loss", kind="loss")]))
+    verdict.add(1, make(layers_0={"forward": float("inf")}, torn=[RankMismatch(name="loss", kind="loss")]))
     print_verdict(verdict, Mesh(dp_shard=2))
     shown = capsys.readouterr().out
     assert "different, first in step 1 at layers.0: its output differs by inf" in shown.replace("\n", " ")

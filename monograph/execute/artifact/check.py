@@ -9,7 +9,7 @@ from monograph.execute.artifact.compare import describe_groups, find_differences
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.machine import describe_here
-from monograph.execute.artifact.manifest import Manifest
+from monograph.execute.artifact.manifest import ArtifactManifest
 from monograph.execute.artifact.trust import Trust, check_code, find_trust
 from monograph.execute.config import CompileConfig
 from monograph.parallel.mesh import Mesh
@@ -18,7 +18,7 @@ SHOWN = 8
 """Differences an error shows."""
 
 
-def find_misfits(manifest: Manifest, config: BaseConfig, mesh: Mesh) -> list[str]:
+def find_misfits(manifest: ArtifactManifest, config: BaseConfig, mesh: Mesh) -> list[str]:
     """Every field in which the artifact was made for something else, with both values."""
     sections = manifest.sections
     found = find_differences(sections["config"], settle(config, mesh))
@@ -42,7 +42,7 @@ def check_before_start(config: BaseConfig, settings: CompileConfig, mesh: Mesh) 
         trust_code(folder, manifest, config, settings)
 
 
-def trust_code(folder: Path, manifest: Manifest, config: BaseConfig, settings: CompileConfig) -> Trust:
+def trust_code(folder: Path, manifest: ArtifactManifest, config: BaseConfig, settings: CompileConfig) -> Trust:
     """Who vouches for the artifact; refused when it has code that this run may not load."""
     trust = find_trust(folder, manifest, is_shared_trusted=settings.artifact_trust_shared_folder)
     passes: Any = getattr(config, "passes")  # noqa: B009 - of the trainer's config, which is not known here

@@ -16,8 +16,8 @@ from monograph.execute.artifact.keys import is_signed_with
 from monograph.execute.artifact.manifest import (
     MANIFEST,
     ArtifactError,
-    FileRecord,
-    Manifest,
+    ArtifactFile,
+    ArtifactManifest,
     open_envelope,
     parse_manifest,
     render_manifest,
@@ -44,7 +44,7 @@ def write_artifact(
         records = {}
         for name, content in files.items():
             _write_file(prepared / name, content)
-            records[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+            records[name] = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
         _write_file(prepared / MANIFEST, render_manifest(sections, records, key))
         for folder in (*(path for path in prepared.rglob("*") if path.is_dir()), prepared):
             _sync_folder(folder)
@@ -97,7 +97,7 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def read_manifest(folder: Path, key: bytes | None = None) -> Manifest:
+def read_manifest(folder: Path, key: bytes | None = None) -> ArtifactManifest:
     """The manifest, once its hash and (with a key) its signature are right."""
     return parse_manifest(read_manifest_bytes(folder), key)
 
@@ -130,7 +130,7 @@ def sign_manifest(folder: Path, data: bytes, key: bytes) -> bool:
     return True
 
 
-def read_file(folder: Path, manifest: Manifest, name: str, *, is_private: bool = False) -> bytes:
+def read_file(folder: Path, manifest: ArtifactManifest, name: str, *, is_private: bool = False) -> bytes:
     """One file's content, read once and checked as it was read: what is used is what was checked.
 
     With `is_private`, a file that other users can write to is refused.
@@ -162,7 +162,7 @@ def _read(path: Path, limit: int, *, is_private: bool = False) -> bytes:
         return file.read(min(limit, found.st_size + 1))
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
+def check_files(folder: Path, manifest: ArtifactManifest) -> None:
     """Every file is there and is what the manifest says."""
     for name in manifest.files:
         read_file(folder, manifest, name)

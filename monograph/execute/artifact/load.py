@@ -18,10 +18,10 @@ from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_inputs, describe_table
 from monograph.execute.artifact.fields import EVALUATION, KERNELS, OWN_KERNELS, STEP, name_part
 from monograph.execute.artifact.folder import read_file
-from monograph.execute.artifact.make import OWN_CALLS
-from monograph.execute.artifact.manifest import ArtifactError, Manifest
+from monograph.execute.artifact.make import CUSTOM_CALLS
+from monograph.execute.artifact.manifest import ArtifactError, ArtifactManifest
 from monograph.execute.artifact.trust import Trust
-from monograph.execute.own_kernels import build_calls, calls_from_data
+from monograph.execute.custom_kernels import build_calls, calls_from_data
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.file import graph_from_data, parse_graph_file
@@ -43,7 +43,7 @@ class StepFailed(MonographError):
 class Artifact:
     """An artifact whose manifest was read, believed and found to fit; its other files are checked as they are read."""
 
-    def __init__(self, folder: Path, manifest: Manifest, trust: Trust) -> None:
+    def __init__(self, folder: Path, manifest: ArtifactManifest, trust: Trust) -> None:
         self.folder, self.manifest, self.trust = folder, manifest, trust
         self._kernels: Path | None = None
 
@@ -106,10 +106,10 @@ class Artifact:
                 do="precompile it on a machine with the same compiler, Python and torch in the same places",
             ) from None
 
-    def load_own_kernels(self) -> bool:
+    def load_custom_kernels(self) -> bool:
         """Load the kernels of custom ops; False when they have to be built here, because there are none or nobody
         vouches for them."""
-        if OWN_CALLS not in self.manifest.files:
+        if CUSTOM_CALLS not in self.manifest.files:
             return False
         found = [name for name in self.manifest.files if name.startswith(OWN_KERNELS)]
         if found and not self.trust.may_run_code:
@@ -118,7 +118,7 @@ class Artifact:
         files = {name.removeprefix(OWN_KERNELS): self.read_code(name) for name in found}
         with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
             try:
-                calls = calls_from_data(json.loads(self.read(OWN_CALLS)))
+                calls = calls_from_data(json.loads(self.read(CUSTOM_CALLS)))
                 put_kernels(Path(folder), files)
             except (ValueError, RecursionError) as error:
                 raise ArtifactError("the artifact's own kernels cannot be read", why=str(error)) from None

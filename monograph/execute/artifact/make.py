@@ -22,7 +22,7 @@ from monograph.execute.artifact.describe import (
 )
 from monograph.execute.artifact.fields import EVALUATION, OWN_KERNELS, name_part
 from monograph.execute.artifact.machine import describe_here
-from monograph.execute.own_kernels import Call, build_calls, calls_to_data
+from monograph.execute.custom_kernels import KernelCall, build_calls, calls_to_data
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.file import find_parts, graph_from_data, graph_to_data
@@ -37,7 +37,7 @@ KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
 
 
-OWN_CALLS = "own/calls.json"
+CUSTOM_CALLS = "own/calls.json"
 """What the kernels of custom ops are called with."""
 
 
@@ -46,14 +46,14 @@ class CannotPrecompile(MonographError):
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """One graph with the records of the passes that made it what it is."""
 
     graph: StepGraph
     records: Sequence[Record]
 
 
-def make_own_kernels(calls: Sequence[Call]) -> dict[str, bytes]:
+def make_custom_kernels(calls: Sequence[KernelCall]) -> dict[str, bytes]:
     """Name -> content: the kernels of our own ops, and what they are called with; nothing where there is no GPU."""
     with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
         with triton_folder(Path(folder)):
@@ -62,10 +62,10 @@ def make_own_kernels(calls: Sequence[Call]) -> dict[str, bytes]:
     if not kernels:
         return {}
     content = json.dumps(calls_to_data(calls), separators=(",", ":"), allow_nan=False).encode()
-    return {OWN_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
+    return {CUSTOM_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 
-def make_files(graphs: Mapping[str, Captured], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:
+def make_files(graphs: Mapping[str, CapturedGraph], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:
     """Name -> content: each graph as data and as text, the code of each part, the kernels that code needs."""
     files: dict[str, bytes] = {}
     for name, captured in graphs.items():
@@ -103,7 +103,7 @@ def check_round_trip(name: str, graph: StepGraph, facts: Facts, content: bytes) 
 
 
 def make_sections(
-    config: BaseConfig, mesh: Mesh, table: ParamTable, device: torch.device, graphs: Mapping[str, Captured]
+    config: BaseConfig, mesh: Mesh, table: ParamTable, device: torch.device, graphs: Mapping[str, CapturedGraph]
 ) -> dict[str, Any]:
     """What the manifest says about the artifact."""
     parts = {name: list(find_parts(captured.graph)) for name, captured in graphs.items()}

@@ -28,7 +28,7 @@ class ArtifactError(ConfigError):
 
 
 @dataclass(frozen=True)
-class FileRecord:
+class ArtifactFile:
     """What a file must be, to the byte."""
 
     size: int
@@ -36,11 +36,11 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ArtifactManifest:
     """What an artifact says about itself."""
 
     sections: Mapping[str, Any]
-    files: Mapping[str, FileRecord]
+    files: Mapping[str, ArtifactFile]
     digest: str
     """The sha256 in the first line: equal exactly for equal artifacts."""
     signature: Signature
@@ -65,7 +65,7 @@ class Envelope:
     signed: bytes
 
 
-def render_manifest(sections: Mapping[str, Any], files: Mapping[str, FileRecord], key: bytes | None) -> bytes:
+def render_manifest(sections: Mapping[str, Any], files: Mapping[str, ArtifactFile], key: bytes | None) -> bytes:
     """The file's bytes; the same for the same content."""
     listed = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
     content = {"schema": SCHEMA, **{name: sections[name] for name in SECTIONS}, "files": listed}
@@ -91,7 +91,7 @@ def open_envelope(data: bytes) -> Envelope:
     return Envelope(first[1].decode(), second[1] or b"", data[second.end() :])
 
 
-def parse_manifest(data: bytes, key: bytes | None) -> Manifest:
+def parse_manifest(data: bytes, key: bytes | None) -> ArtifactManifest:
     """Check the hash and, with a key, the signature; then every field."""
     envelope = open_envelope(data)
     signature = check_signature(envelope, key)
@@ -108,9 +108,9 @@ def parse_manifest(data: bytes, key: bytes | None) -> Manifest:
         check_content(content)
     except BadField as error:
         raise damaged(str(error)) from None
-    files = {name: FileRecord(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
+    files = {name: ArtifactFile(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
     sections = {name: content[name] for name in SECTIONS}
-    return Manifest(sections, files, envelope.digest, signature)
+    return ArtifactManifest(sections, files, envelope.digest, signature)
 
 
 def damaged(why: str) -> ArtifactError:

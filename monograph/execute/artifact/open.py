@@ -11,7 +11,7 @@ from monograph.execute.artifact.describe import describe_machine
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.load import Artifact
-from monograph.execute.artifact.manifest import Manifest
+from monograph.execute.artifact.manifest import ArtifactManifest
 from monograph.execute.config import CompileConfig
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
@@ -70,7 +70,7 @@ def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> boo
     return True
 
 
-def find_machine_misfits(manifest: Manifest, groups: Groups) -> list[str]:
+def find_machine_misfits(manifest: ArtifactManifest, groups: Groups) -> list[str]:
     """How this rank's machine is not the one the code was made for."""
     here = describe_machine(groups.device, is_compiled=manifest.has_compiled_parts)
     return find_differences(manifest.sections["machine"], here, "machine")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.execute.artifact.keys import Signature
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, Manifest
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, ArtifactManifest
 from monograph.permissions import find_exposed
 
 SHOWN = 3
@@ -47,7 +47,7 @@ class Trust:
         )
 
 
-def find_trust(folder: Path, manifest: Manifest, *, is_shared_trusted: bool = False) -> Trust:
+def find_trust(folder: Path, manifest: ArtifactManifest, *, is_shared_trusted: bool = False) -> Trust:
     """Who can write to an artifact, and who signed it."""
     files = [folder / name for name in (MANIFEST, *manifest.files)]
     inside = {parent for file in files for parent in file.parents if parent.is_relative_to(folder)}
@@ -55,7 +55,7 @@ def find_trust(folder: Path, manifest: Manifest, *, is_shared_trusted: bool = Fa
     return Trust(manifest.signature, find_exposed(paths), is_shared_trusted)
 
 
-def check_code(folder: Path, manifest: Manifest, trust: Trust, *, is_asked_for: bool) -> None:
+def check_code(folder: Path, manifest: ArtifactManifest, trust: Trust, *, is_asked_for: bool) -> None:
     """Refuse compiled parts that this run did not ask for, or that other users could have written."""
     if not manifest.has_compiled_parts:
         return

@@ -26,7 +26,7 @@ from monograph.models.hf_map import (
     OUTPUT,
     TOP,
     Entry,
-    Rule,
+    NameRule,
     expand,
     find_layer,
     is_never_needed,
@@ -48,9 +48,9 @@ NAMES = {
 """Fields of our config -> keys of config.json, besides those that all families share."""
 
 
-def rule(ours: str, theirs: str) -> Rule:
+def rule(ours: str, theirs: str) -> NameRule:
     """A rule within a block."""
-    return Rule(f"layers.{{layer}}.{ours}", f"model.layers.{{layer}}.{theirs}")
+    return NameRule(f"layers.{{layer}}.{ours}", f"model.layers.{{layer}}.{theirs}")
 
 
 LATENT = (

@@ -1,6 +1,6 @@
 """DeepSeek-V3 (and V2): latent attention; the first blocks are dense, the others have experts."""
 
-from monograph.models.config import Stream
+from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
 from monograph.models.deepseek_v3.config import DeepseekV3Config
 
@@ -11,7 +11,7 @@ class DeepseekV3(Decoder):
     Config = DeepseekV3Config
     config: DeepseekV3Config
 
-    def build_block(self, stream: Stream, layer: int) -> Block:
+    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
         config = self.config
         attention = config.attention.build(stream=stream, rope=config.rope)
         feed_forward = config.feed_forward if layer < config.n_dense_layers else config.moe

@@ -1,6 +1,6 @@
 """Llama 3: every block is grouped-query attention and a feed-forward layer."""
 
-from monograph.models.config import Stream
+from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
 from monograph.models.llama3.config import Llama3Config
 
@@ -11,7 +11,7 @@ class Llama3(Decoder):
     Config = Llama3Config
     config: Llama3Config
 
-    def build_block(self, stream: Stream, layer: int) -> Block:
+    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
         config = self.config
         attention = config.attention.build(stream=stream, rope=config.rope)
         return Block(stream, attention=attention, feed_forward=config.feed_forward.build(stream=stream))

@@ -15,7 +15,7 @@ from monograph.models.hf_map import (
     OUTPUT,
     TOP,
     Entry,
-    Rule,
+    NameRule,
     expand,
     is_never_needed,
 )
@@ -26,7 +26,7 @@ from monograph.models.qwen3.config import Qwen3Config
 NAMES = {"top_k": "num_experts_per_tok", "n_experts": "num_experts", "hidden_dim": "moe_intermediate_size"}
 """Fields of our config -> keys of config.json, besides those that all families share."""
 HEAD_NORMS = tuple(
-    Rule(f"layers.{{layer}}.attention.{name}_norm.weight", f"model.layers.{{layer}}.self_attn.{name}_norm.weight")
+    NameRule(f"layers.{{layer}}.attention.{name}_norm.weight", f"model.layers.{{layer}}.self_attn.{name}_norm.weight")
     for name in "qk"
 )
 

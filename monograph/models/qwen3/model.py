@@ -1,6 +1,6 @@
 """Qwen3: grouped-query attention with normalised heads; feed-forward layers, or experts in every block."""
 
-from monograph.models.config import Stream
+from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
 from monograph.models.qwen3.config import Qwen3Config
 
@@ -11,7 +11,7 @@ class Qwen3(Decoder):
     Config = Qwen3Config
     config: Qwen3Config
 
-    def build_block(self, stream: Stream, layer: int) -> Block:
+    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
         config = self.config
         attention = config.attention.build(stream=stream, rope=config.rope)
         feed_forward = config.moe if config.moe.n_experts else config.feed_forward

@@ -11,13 +11,13 @@ from torch.fx import Node
 from monograph.annotate import Role
 from monograph.axes import Axis
 from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
-from monograph.graph.edit import Maker, erase, redirect
+from monograph.graph.edit import CallMaker, erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_launch, value_of, wait_of
 from monograph.graph.schedule import find_early_readers, find_late_arguments, move_after, move_before
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.config import BucketCollectivesConfig
 
 
@@ -44,8 +44,8 @@ class BucketCollectives(Pass):
     """
 
     Config = BucketCollectivesConfig
-    needs = (Has.SHARED_GATHERS,)
-    gives = (Has.BUCKETS,)
+    needs = (Property.SHARED_GATHERS,)
+    gives = (Property.BUCKETS,)
 
     def skip(self, facts: Facts) -> str:
         axes = (Axis.FSDP, Axis.EFSDP, Axis.DP_REPLICATE, Axis.TP)
@@ -53,7 +53,7 @@ class BucketCollectives(Pass):
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_buckets(graph, facts, self.config.max_bytes)
-        maker = Maker(graph.module.graph)
+        maker = CallMaker(graph.module.graph)
         for bucket in plan:
             apply_bucket(maker, bucket)
         return f"{sum(len(bucket.launches) for bucket in plan)} transfers became {len(plan)}"
@@ -89,7 +89,7 @@ def cut(launches: list[Node], max_bytes: int) -> Iterator[list[Node]]:
     yield part
 
 
-def apply_bucket(maker: Maker, bucket: Bucket) -> None:
+def apply_bucket(maker: CallMaker, bucket: Bucket) -> None:
     """Pack, transfer once, unpack; then move what was in the way."""
     launches, waits = bucket.launches, [wait_of(node) for node in bucket.launches]
     first, last = min(launches), max(launches)
@@ -105,7 +105,7 @@ def apply_bucket(maker: Maker, bucket: Bucket) -> None:
         erase([launch, wait])
 
 
-def pack_and_send(maker: Maker, bucket: Bucket, anchor: Node) -> list[Node]:
+def pack_and_send(maker: CallMaker, bucket: Bucket, anchor: Node) -> list[Node]:
     """The transfers' results, in order, from one transfer before `anchor`."""
     first, tag = bucket.launches[0], tag_of(bucket.launches[0])
     common = Tag(path=tag.unit, direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())

@@ -6,13 +6,13 @@ from monograph.compat.compiler import kernels_built_together
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.compile.regions import (
     CompiledRegion,
     compile_region,
     find_kind,
     find_region,
-    find_runs,
+    group_consecutive,
     put_in_place,
 )
 
@@ -26,11 +26,11 @@ class CompileRegions(Pass):
              changes how numbers are rounded, so this is a choice.
     """
 
-    needs = (Has.REGIONS,)
+    needs = (Property.REGIONS,)
     same_bits = False
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        runs = find_runs(graph.nodes, lambda node: tag_of(node).compile or None)
+        runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
         kinds = [find_kind(find_region(run)) for run in runs]
         codes: dict[str, tuple[str, CompiledRegion]] = {}
         with kernels_built_together(wanted=not facts.is_saved):

@@ -11,8 +11,8 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import alias_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
-from monograph.passes.base import Has, Pass
-from monograph.passes.compile.regions import can_compile, find_runs
+from monograph.passes.base import Pass, Property
+from monograph.passes.compile.regions import can_compile, group_consecutive
 from monograph.passes.config import MarkRegionsConfig
 
 BLOCKS = "blocks"
@@ -31,7 +31,7 @@ class MarkRegions(Pass):
     """
 
     Config = MarkRegionsConfig
-    gives = (Has.REGIONS,)
+    gives = (Property.REGIONS,)
 
     def skip(self, facts: Facts) -> str:
         return "" if self.config.regions else "mark_regions.regions is empty"
@@ -79,7 +79,7 @@ def plan_marks(graph: StepGraph, regions: tuple[str, ...]) -> dict[str, list[Nod
 
     marks: dict[str, list[Node]] = {}
     numbers: Counter[tuple[str, ...]] = Counter()
-    for run in find_runs(graph.nodes, find_part):
+    for run in group_consecutive(graph.nodes, find_part):
         part = find_part(run[0])
         if part is not None and sum(alias_of(node) is None for node in run) >= WORTH_COMPILING:
             numbers[part] += 1

@@ -12,8 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.compat.capture import expression_of
 from monograph.compat.compiler import CompiledCode, compile_graph
+from monograph.graph.cast_weights import is_once
 from monograph.graph.edit import fake_mode
-from monograph.graph.once import is_once
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
@@ -169,7 +169,7 @@ def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegi
         inside.erase_node(node)
 
 
-def find_runs(nodes: Sequence[Node], key: Any) -> list[list[Node]]:
+def group_consecutive(nodes: Sequence[Node], key: Any) -> list[list[Node]]:
     """Nodes next to each other for which `key` gives the same answer, other than None."""
     runs: list[list[Node]] = []
     current: Any = None

@@ -5,8 +5,8 @@ from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.kernels.catalog import OWN
-from monograph.kernels.gate import GATE_BACKWARD
-from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_AGAIN
+from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE
+from monograph.kernels.swiglu import SWIGLU_BACKWARD
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.fusions import (
@@ -22,8 +22,8 @@ from monograph.passes.compute.fusions import (
 class FuseKernels(Pass):
     """Ops of ours that read the same memory become one, with the additions around them.
 
-    Before:  s = add(h, d);  y, r = norm(s, w)         a = gate(x, up);  gx, gup = gate_backward(g, x, up)
-    After:   s, y, r = add_norm(h, d, w)               gx, gup, a = gate_backward_again(g, x, up)
+    Before:  s = add(h, d);  y, r = norm(s, w)         a = gate(x, up);  gx, gup = swiglu_backward(g, x, up)
+    After:   s, y, r = add_norm(h, d, w)               gx, gup, a = swiglu_backward_recompute(g, x, up)
     Why:     norms and gates are as fast as memory is, and neighbours read the same values: a norm's input is the sum
              before it, a backward reads what the gate or norm that is computed again there reads. Each is rounded
              where it was rounded before, so every bit stays. Comes after compilers, which fuse what they were given.
@@ -34,11 +34,11 @@ class FuseKernels(Pass):
         if not any(node.target in OWN for node in graph.nodes):
             return "no ops of ours"
         stages = (
-            (fuse_again, (NORM_BACKWARD, GATE_BACKWARD)),
+            (fuse_again, (NORM_BACKWARD, SWIGLU_BACKWARD)),
             (fuse_joined, (ATEN.cat.default,)),
             (fuse_rotations, (ATEN.cat.default,)),
             (fuse_sum_before, (NORM,)),
-            (fuse_sum_after, (NORM_BACKWARD, NORM_BACKWARD_AGAIN)),
+            (fuse_sum_after, (NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE)),
             (fuse_casts, (ATEN.add.Tensor,)),
         )
         counts = []

@@ -12,15 +12,15 @@ from monograph.compat.ops import ATEN, UNSAFE_VIEW
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.query import has_symbols, is_compute, is_launch, is_mutation, is_wait, value_of
 from monograph.graph.tags import Tag, tag_of
-from monograph.kernels.gate import (
-    GATE,
-    GATE_BACKWARD,
-    GATE_BACKWARD_AGAIN,
-    GATE_BACKWARD_JOINED,
-    GATE_BACKWARD_JOINED_AGAIN,
+from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD_RECOMPUTE
+from monograph.kernels.rope import ROPE, ROPE_PACKED
+from monograph.kernels.swiglu import (
+    SWIGLU,
+    SWIGLU_BACKWARD,
+    SWIGLU_BACKWARD_PACKED,
+    SWIGLU_BACKWARD_PACKED_RECOMPUTE,
+    SWIGLU_BACKWARD_RECOMPUTE,
 )
-from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD_AGAIN
-from monograph.kernels.rotation import ROTATE, ROTATE_JOINED
 from monograph.kernels.wide import ADD_WIDE
 
 _VIEWS = (ATEN.view.default, UNSAFE_VIEW)
@@ -33,8 +33,8 @@ def fuse_again(graph: Graph, back: Node) -> bool:
         sunk = plan_sinking(again, back)
         if sunk is None:
             continue
-        is_gate = back.target is GATE_BACKWARD
-        target = GATE_BACKWARD_AGAIN if is_gate else NORM_BACKWARD_AGAIN
+        is_gate = back.target is SWIGLU_BACKWARD
+        target = SWIGLU_BACKWARD_RECOMPUTE if is_gate else NORM_BACKWARD_RECOMPUTE
         whole = call_before(graph, back, target, back.args, _made(back))
         parts = take_parts(graph, back, whole, {0: 0, 1: 1})
         place = parts[-1] if parts else whole
@@ -50,11 +50,11 @@ def fuse_again(graph: Graph, back: Node) -> bool:
 
 def find_again(back: Node) -> Iterator[Node]:
     """Nodes of a backward's own direction that compute from the values it reads what its forward computed."""
-    is_gate = back.target is GATE_BACKWARD
+    is_gate = back.target is SWIGLU_BACKWARD
     _, x, other, *_ = back.args
     assert isinstance(x, Node)
     for node in list(x.users):
-        if node.target is not (GATE if is_gate else NORM) or tag_of(node).direction is not tag_of(back).direction:
+        if node.target is not (SWIGLU if is_gate else NORM) or tag_of(node).direction is not tag_of(back).direction:
             continue
         is_same = node.args[0] is x and is_same_value(node.args[1], other)
         if is_same and (is_gate or (_part(node, 0) is not None and _part(node, 1) is None and has_eps_of(node, back))):
@@ -99,13 +99,13 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
     is_whole = all(
         value_of(part).shape[-1] == value_of(source).shape[-1] for part, source in zip(parts, sources, strict=True)
     )
-    if back.target not in (GATE_BACKWARD, GATE_BACKWARD_AGAIN) or not is_whole:
+    if back.target not in (SWIGLU_BACKWARD, SWIGLU_BACKWARD_RECOMPUTE) or not is_whole:
         return False
     chain = {node for part in parts for node in _chain(part)}
     if any(user not in chain and user is not cat for node in chain for user in node.users):
         return False
-    has_again = back.target is GATE_BACKWARD_AGAIN
-    target = GATE_BACKWARD_JOINED_AGAIN if has_again else GATE_BACKWARD_JOINED
+    has_again = back.target is SWIGLU_BACKWARD_RECOMPUTE
+    target = SWIGLU_BACKWARD_PACKED_RECOMPUTE if has_again else SWIGLU_BACKWARD_PACKED
     whole = call_before(graph, back, target, back.args, _made(back))
     both = whole
     if has_again:
@@ -123,7 +123,7 @@ def fuse_rotations(graph: Graph, cat: Node) -> bool:
         return False
     sources = [find_source(part) for part in parts]
     *turned, values = sources
-    if any(each.target is not ROTATE for each in turned) or turned[0].args[1:] != turned[1].args[1:]:
+    if any(each.target is not ROPE for each in turned) or turned[0].args[1:] != turned[1].args[1:]:
         return False
     shapes = [tuple(value_of(each).shape) for each in sources]
     tokens = {shape[:2] for shape in shapes if len(shape) == 4}
@@ -136,7 +136,7 @@ def fuse_rotations(graph: Graph, cat: Node) -> bool:
     if any(map(is_mutation, find_between(min(turned), cat))):
         return False
     heads = [each.args[0] for each in turned]
-    joined = call_before(graph, cat, ROTATE_JOINED, (*heads, values, *turned[0].args[1:]), _made(cat))
+    joined = call_before(graph, cat, ROPE_PACKED, (*heads, values, *turned[0].args[1:]), _made(cat))
     redirect(cat, call_before(graph, cat, ATEN.view.default, (joined, list(value.shape)), _made(cat)))
     return True
 

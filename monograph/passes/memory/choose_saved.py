@@ -9,7 +9,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.config import ChooseSavedConfig
 from monograph.passes.memory.min_cut import plan_min_cut
 from monograph.passes.memory.policies import (
@@ -36,7 +36,7 @@ class ChooseSaved(Pass):
     """
 
     Config = ChooseSavedConfig
-    gives = (Has.SAVED_PLAN,)
+    gives = (Property.SAVED_PLAN,)
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         kept = self.plan(graph, facts)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 import networkx
 from torch.fx import Node
 
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_backward, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
@@ -25,13 +25,13 @@ def plan_min_cut(graph: StepGraph, fixed: set[Node], is_spring: Callable[[Node],
         block = tag_of(node).block
         if is_compute(node) and not is_backward(node) and block is not None:
             blocks.setdefault(block, []).append(node)
-    sizes, roots = Sizes(graph.module.graph), find_storages(graph.module.graph)
+    sizes, roots = LikelySizes(graph.module.graph), find_storages(graph.module.graph)
     solved: dict[Hashable, tuple[int, ...]] = {}
     kept = set(fixed)
     for nodes in blocks.values():
-        pipes = find_pipes(nodes, fixed, is_spring, lambda node: sizes.bytes(value_of(roots[node])))
+        pipes = build_flow_network(nodes, fixed, is_spring, lambda node: sizes.bytes(value_of(roots[node])))
         if pipes not in solved:
-            solved[pipes] = cut_pipes(pipes)
+            solved[pipes] = cut_flow_network(pipes)
         kept |= {nodes[place] for place in solved[pipes]}
     return kept
 
@@ -40,7 +40,7 @@ Pipe = tuple[int | None, bool, bool, tuple[int, ...]]
 """One node: its width (None cannot be closed), whether it is a spring, whether backward reads it, who reads it."""
 
 
-def find_pipes(
+def build_flow_network(
     nodes: list[Node], fixed: set[Node], is_spring: Callable[[Node], bool], width: Callable[[Node], int]
 ) -> tuple[Pipe, ...]:
     """A block as pipes, in a form that is equal for equal blocks."""
@@ -57,7 +57,7 @@ def find_pipes(
     return tuple(pipes)
 
 
-def cut_pipes(pipes: tuple[Pipe, ...]) -> tuple[int, ...]:
+def cut_flow_network(pipes: tuple[Pipe, ...]) -> tuple[int, ...]:
     """Which pipes are closed in the cheapest cut between the springs and the sea."""
     flow = networkx.DiGraph()
     flow.add_nodes_from((SPRING, SEA))

@@ -11,7 +11,7 @@ from monograph.annotate import Role
 from monograph.compat.ops import EXCHANGE, SCATTER, find_costly_ops
 from monograph.errors import ConfigError
 from monograph.graph.cost import H200, find_node_costs
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import alias_of, is_compute, is_launch, is_random, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
@@ -101,7 +101,7 @@ def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[
     """
     candidates = [node for node in graph.nodes if is_compute(node) and node not in fixed and alias_of(node) is None]
     forward = [node for node in candidates if tag_of(node).direction == "forward" and not is_gathered(node)]
-    sizes = Sizes(graph.module.graph)
+    sizes = LikelySizes(graph.module.graph)
     seconds = find_node_costs(graph.module.graph, sizes, H200, {}).seconds
     ranked = sorted(forward, key=lambda node: -seconds.get(node, 0.0) / max(sizes.bytes(value_of(node)), 1))
 

@@ -10,13 +10,13 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.memory.saved import find_crossing
 
 
 @dataclass(frozen=True)
-class Again:
+class Recomputation:
     """One forward node that backward computes once more."""
 
     node: Node
@@ -33,8 +33,8 @@ class Recompute(Pass):
              the same values, so every bit stays. Counters, sizes and random numbers are never computed twice.
     """
 
-    needs = (Has.SAVED_PLAN,)
-    gives = (Has.RECOMPUTE,)
+    needs = (Property.SAVED_PLAN,)
+    gives = (Property.RECOMPUTE,)
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_recompute(graph)
@@ -44,7 +44,7 @@ class Recompute(Pass):
         return f"{len(plan)} nodes are computed again, {len(dead)} are no longer needed in forward"
 
 
-def plan_recompute(graph: StepGraph) -> list[Again]:
+def plan_recompute(graph: StepGraph) -> list[Recomputation]:
     """Every node to compute again with its first reader; arguments come before those who read them."""
     crossing = find_crossing(graph, {node for node in graph.nodes if tag_of(node).keep is not False})
     again = set(crossing.again)
@@ -59,10 +59,10 @@ def plan_recompute(graph: StepGraph) -> list[Again]:
         readers = [first[user] for user in node.users if user in again]
         readers += [first[node]] if node in first else []
         first[node] = min(readers, key=places.__getitem__)
-    return [Again(node, first[node]) for node in crossing.again]
+    return [Recomputation(node, first[node]) for node in crossing.again]
 
 
-def apply_recompute(plan: list[Again]) -> None:
+def apply_recompute(plan: list[Recomputation]) -> None:
     """Make the copies and let backward read them."""
     copies: dict[Node, Node] = {}
     for item in plan:

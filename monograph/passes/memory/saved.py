@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_backward, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 
 
 @dataclass(frozen=True)
-class Crossing:
+class SavedActivations:
     """What backward needs of forward."""
 
     kept: tuple[Node, ...]
@@ -24,7 +24,7 @@ class Crossing:
     """Values it computes again, in order."""
 
 
-def find_crossing(graph: StepGraph, kept: Collection[Node]) -> Crossing:
+def find_crossing(graph: StepGraph, kept: Collection[Node]) -> SavedActivations:
     """Walk from backward's arguments to what is kept."""
     read: set[Node] = set()
     again: set[Node] = set()
@@ -39,11 +39,11 @@ def find_crossing(graph: StepGraph, kept: Collection[Node]) -> Crossing:
             again.add(value)
             todo += value.all_input_nodes
     order = [node for node in graph.nodes if node in read or node in again]
-    return Crossing(tuple(n for n in order if n in read), tuple(n for n in order if n in again))
+    return SavedActivations(tuple(n for n in order if n in read), tuple(n for n in order if n in again))
 
 
-def count_saved_bytes(graph: StepGraph, crossing: Crossing) -> int:
+def count_saved_bytes(graph: StepGraph, crossing: SavedActivations) -> int:
     """Bytes that stay alive between forward and backward: each piece of memory once, inputs not at all."""
-    roots, sizes = find_storages(graph.module.graph), Sizes(graph.module.graph)
+    roots, sizes = find_storages(graph.module.graph), LikelySizes(graph.module.graph)
     owners = {roots[node] for node in crossing.kept}
     return sum(sizes.bytes(value_of(owner)) for owner in owners if is_compute(owner))

@@ -10,15 +10,15 @@ from torch.fx import Node
 
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
+from monograph.graph.checked_properties import with_chunks
+from monograph.graph.chunk_nodes import find_chunk_node, forget_chunk_nodes, is_inside, map_leaves
 from monograph.graph.edit import call_after, call_before, copy_value, erase, infer_value, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.promises import with_chunks
 from monograph.graph.query import is_backward, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
-from monograph.graph.twins import find_twin, forget_twins, is_inside, map_leaves
 from monograph.log import get_log
-from monograph.passes.base import Has, Pass
+from monograph.passes.base import Pass, Property
 from monograph.passes.overlap.chunk_plan import ChunkPlan, plan_chunks
 
 log = get_log("overlap")
@@ -35,7 +35,7 @@ class ChunkExperts(Pass):
              The numbers are those of calling the modules chunk by chunk.
     """
 
-    gives = (Has.CHUNKS,)
+    gives = (Property.CHUNKS,)
     same_bits = False
 
     def skip(self, facts: Facts) -> str:
@@ -45,7 +45,7 @@ class ChunkExperts(Pass):
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):
             return "evaluation runs whole"
-        if not any(find_twin(node) for node in graph.nodes):
+        if not any(find_chunk_node(node) for node in graph.nodes):
             if any(tag_of(node).chunk is not None for node in graph.nodes):
                 return "cut already"
             raise ConfigError(
@@ -55,7 +55,7 @@ class ChunkExperts(Pass):
         plan = plan_chunks(graph, facts)
         log_plan(plan)
         apply_chunks(graph, plan)
-        forget_twins(graph)
+        forget_chunk_nodes(graph)
         roots = set(plan.body.values())
         if graph.promises is not None:
             graph.promises = with_chunks(
@@ -129,7 +129,7 @@ def cut_value(graph: StepGraph, value: Node, plan: ChunkPlan, tag: Tag) -> list[
 
 def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> Node:
     """One chunk's version of a node, before it: arguments of the chunk, constants and value of the twin."""
-    twin = find_twin(node)
+    twin = find_chunk_node(node)
     constants = twin.constants if twin is not None else {}
 
     def change(place: int, leaf: Any) -> Any:

@@ -17,13 +17,13 @@ from monograph.annotate import Direction, Role
 from monograph.axes import Axis
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
+from monograph.graph.chunk_nodes import ChunkNode, find_chunk_node, find_cut, is_inside, leaves_of
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute, is_launch, is_random, value_of
 from monograph.graph.refuse import describe
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
-from monograph.graph.twins import Twin, find_cut, find_twin, is_inside, leaves_of
 
 TRAVELLING = (
     Role.EXCHANGE_ROWS,
@@ -54,7 +54,7 @@ class ChunkPlan:
 def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
     """The body and its borders; what cannot be cut is refused with the node and its module."""
     plan = ChunkPlan(facts.overlap.num_chunks)
-    roots = sorted({twin.root for node in graph.nodes if (twin := find_twin(node)) is not None})
+    roots = sorted({twin.root for node in graph.nodes if (twin := find_chunk_node(node)) is not None})
     dim = 0 if facts.overlap.chunk_dim == "batch" else 1
     for node in graph.nodes:
         root = find_root(node, plan, roots)
@@ -77,7 +77,7 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
     """
     if not is_compute(node):
         return ""
-    twin = find_twin(node)
+    twin = find_chunk_node(node)
     if twin is not None:
         return twin.root
     tag = tag_of(node)
@@ -91,7 +91,7 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
 
 def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
     """Whether anything of a chunk reaches this node; values it needs from outside are marked to be cut."""
-    twin = find_twin(node)
+    twin = find_chunk_node(node)
     is_reached = any(each in plan.body or each in plan.cuts for each in node.all_input_nodes)
     if twin is None:
         return is_reached
@@ -110,7 +110,7 @@ def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
 
 def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
     """What a node of the body yields for one chunk; nodes without a twin (sums, copies) keep their argument's form."""
-    twin = find_twin(node)
+    twin = find_chunk_node(node)
     if twin is not None:
         return twin.values[0]
     return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
@@ -148,7 +148,7 @@ def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None
     readers = [user for user in node.users if user not in plan.body]
     if not readers:
         return
-    twin = find_twin(node)
+    twin = find_chunk_node(node)
     value = value_of(node)
     is_gradient = bool(tag_of(node).gradient_of) or any(map(_is_scattered, [node, *readers]))
     if find_cut(value, find_chunk_value(node, plan), plan.count) == [dim]:
@@ -190,9 +190,9 @@ def find_counted(graph: StepGraph) -> set[Node]:
 def check_can_be_cut(node: Node) -> None:
     """Refuse nodes whose meaning would change with the order of chunks, or that talk to other ranks unexpectedly."""
     if is_random(node):
-        raise refuse(node, find_twin(node), "random numbers would be drawn in another order")
+        raise refuse(node, find_chunk_node(node), "random numbers would be drawn in another order")
     if is_launch(node) and tag_of(node).role not in TRAVELLING:
-        raise refuse(node, find_twin(node), "this transfer is not known to work for a part of the micro-batch")
+        raise refuse(node, find_chunk_node(node), "this transfer is not known to work for a part of the micro-batch")
 
 
 def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
@@ -209,7 +209,7 @@ def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
         )
 
 
-def refuse(node: Node, twin: Twin | None, why: str) -> ConfigError:
+def refuse(node: Node, twin: ChunkNode | None, why: str) -> ConfigError:
     """The error about one node."""
     where = twin.root if twin is not None else tag_of(node).path
     return ConfigError(
@@ -224,6 +224,6 @@ def refuse_border(node: Node, operand: Node, part: Any, dim: int) -> ConfigError
     whole, found = list(value_of(operand).shape), list(part.shape)
     return refuse(
         node,
-        find_twin(node),
+        find_chunk_node(node),
         f"%{operand.name} is {whole} for the whole and {found} for a chunk: not a cut along dim {dim} alone",
     )

@@ -7,7 +7,7 @@ from torch.fx import Node
 from monograph.errors import ConfigError
 from monograph.graph.cost import Machine, find_node_costs
 from monograph.graph.facts import Facts
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import is_backward
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
@@ -15,7 +15,7 @@ from monograph.log import get_log
 from monograph.passes.base import Pass
 from monograph.passes.config import OverlapExpertsConfig
 from monograph.passes.overlap.overlap_plan import plan_overlap
-from monograph.passes.overlap.played import MICROSECOND, Played, is_exchange
+from monograph.passes.overlap.simulate import MICROSECOND, SimulatedSchedule, is_exchange
 
 log = get_log("overlap")
 
@@ -51,7 +51,7 @@ class OverlapExperts(Pass):
             f"{plan.exposed_seconds / MICROSECOND:.0f} us of them exposed ({hidden:.0f} % hidden)"
         )
 
-    def plan(self, graph: StepGraph, facts: Facts) -> Played:
+    def plan(self, graph: StepGraph, facts: Facts) -> SimulatedSchedule:
         """The order, and what it costs by the model."""
         if not any(is_exchange(node) and tag_of(node).chunk is not None for node in graph.nodes):
             raise ConfigError(
@@ -67,12 +67,12 @@ class OverlapExperts(Pass):
             link_bytes_per_second=config.link_gb_per_second * 1e9,
             link_latency_seconds=config.link_latency_us * MICROSECOND,
         )
-        sizes = Sizes(graph.module.graph)
+        sizes = LikelySizes(graph.module.graph)
         costs = find_node_costs(graph.module.graph, sizes, machine, facts.group_sizes)
         return plan_overlap(graph.nodes, costs, sizes, config.max_extra_bytes)
 
 
-def describe_plan(plan: Played) -> list[str]:
+def describe_plan(plan: SimulatedSchedule) -> list[str]:
     """The plan as a person reads it: a line for every exchange."""
     return [window.text() for window in plan.windows]
 

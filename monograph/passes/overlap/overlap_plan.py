@@ -14,30 +14,32 @@ from torch.fx import Node
 from monograph.annotate import Direction
 from monograph.compat.ops import WAIT
 from monograph.graph.cost import NodeCosts
-from monograph.graph.likely_sizes import Sizes
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import is_compute, is_launch, is_wait, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
-from monograph.passes.overlap.played import Played, is_exchange, play
+from monograph.passes.overlap.simulate import SimulatedSchedule, is_exchange, play
 
 
-def plan_overlap(nodes: Sequence[Node], costs: NodeCosts, sizes: Sizes, max_extra_bytes: int) -> Played:
+def plan_overlap(
+    nodes: Sequence[Node], costs: NodeCosts, sizes: LikelySizes, max_extra_bytes: int
+) -> SimulatedSchedule:
     """The best order found; the present one when no other would be faster."""
     best = play(nodes, costs)
     while True:
-        found = Turns(best.order, costs, sizes, max_extra_bytes).run()
+        found = ScheduleBuilder(best.order, costs, sizes, max_extra_bytes).run()
         if found.now >= best.now * 0.999:
             return best
         best = found
 
 
-class Turns:
+class ScheduleBuilder:
     """Builds an order turn by turn."""
 
-    def __init__(self, nodes: Sequence[Node], costs: NodeCosts, sizes: Sizes, max_extra_bytes: int) -> None:
+    def __init__(self, nodes: Sequence[Node], costs: NodeCosts, sizes: LikelySizes, max_extra_bytes: int) -> None:
         self.nodes, self.sizes, self.max_extra_bytes = nodes, sizes, max_extra_bytes
         self.places = {node: place for place, node in enumerate(nodes)}
-        self.played = Played(costs)
+        self.played = SimulatedSchedule(costs)
         self.done: set[Node] = set()
         self.waiting = [node for node in nodes if is_compute(node) and tag_of(node).chunk is None]
         """Nodes of no chunk: they keep their place in front of the first chunk that passes it."""
@@ -52,7 +54,7 @@ class Turns:
         self.front = 0
         self.needed: set[Node] = set()
 
-    def run(self) -> Played:
+    def run(self) -> SimulatedSchedule:
         """The whole step: forward, then backward."""
         for node in self.nodes:
             if not is_compute(node) and node.op != "output":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from monograph.errors import CheckpointError
 from monograph.log import get_log
-from monograph.train.checkpoint.manifest import Manifest
+from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks
 from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint
 from monograph.train.checkpoint.verify import DamagedError, read_manifest, verify_checkpoint
@@ -48,7 +48,7 @@ def find_candidates(store: Store, which: str | int | Path) -> Candidates:
     )
 
 
-def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, Manifest]:
+def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, CheckpointManifest]:
     """The first candidate that proves to be whole, verified; damaged ones are named in the log."""
     rejected = list(candidates.rejected)
     for path in candidates.paths:
@@ -66,7 +66,7 @@ def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, Manifest]:
     )
 
 
-def choose(store: Store, which: str | int | Path, ranks: Ranks) -> tuple[Path, Manifest]:
+def choose(store: Store, which: str | int | Path, ranks: Ranks) -> tuple[Path, CheckpointManifest]:
     """Find, verify and agree on what `which` means; every rank gets the same answer or the same error."""
     return open_best(_agree(lambda: find_candidates(store, which), ranks), ranks)
 

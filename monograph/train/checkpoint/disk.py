@@ -59,7 +59,7 @@ class Disk:
         os.rmdir(path)
 
 
-class HashedFile:
+class DurableFile:
     """A new file that knows its own size and sha256 while it is written; durable once `finish` has returned."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -91,7 +91,7 @@ class HashedFile:
 
 def write_file(disk: Disk, path: Path, data: bytes) -> str:
     """Write a small file durably; returns its sha256."""
-    with HashedFile(disk, path) as file:
+    with DurableFile(disk, path) as file:
         file.write(data)
         return file.finish()
 

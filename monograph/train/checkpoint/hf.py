@@ -25,15 +25,15 @@ from monograph.train.checkpoint.hf_folder import CONFIG_NAME, INDEX_NAME, SINGLE
 from monograph.train.checkpoint.hf_stored import check_fp8
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
+    CheckpointManifest,
     Chunk,
     FileRecord,
-    Manifest,
     TensorRecord,
     render_manifest,
 )
 from monograph.train.checkpoint.regions import RegionReader
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, name_dtype, split_files, write_tensor_file
-from monograph.train.checkpoint.verify import MODEL_PREFIX, Request, check_request, list_some, verify_checkpoint
+from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request, list_some, verify_checkpoint
 
 MODEL_VALUE = "model"
 """Key among a checkpoint's values of the model's configuration, as `to_json` writes it; `export_hf` reads it."""
@@ -103,7 +103,7 @@ def import_hf(
             tensors |= {spec.key: _record(spec, name) for spec in part}
             log.info("%s: wrote file %d of %d", target, number, len(files))
         values = {MODEL_VALUE: to_json(config)}
-        manifest = Manifest(0, 0, secrets.token_hex(8), values, tensors, records)
+        manifest = CheckpointManifest(0, 0, secrets.token_hex(8), values, tensors, records)
         write_file(disk, prepared / MANIFEST_NAME, render_manifest(manifest))
     return Moved(target, config, len(specs), sum(spec.num_bytes for spec in specs), len(files))
 
@@ -127,7 +127,7 @@ def export_hf(
     family = find_family_of(config)
     entries = family.entries(config)
     ours = _describe_model(config, entries)
-    requests = {MODEL_PREFIX + name: Request(torch.float32, tensor.shape) for name, tensor in ours.items()}
+    requests = {MODEL_PREFIX + name: LoadRequest(torch.float32, tensor.shape) for name, tensor in ours.items()}
     check_request(checkpoint, manifest, requests, model_only=True, wanted_by="the model that is to be exported")
     pieces = {name: piece for entry in entries for name, piece in _plan_theirs(manifest, entry, ours, dtype)}
     files = split_files((piece.spec for piece in pieces.values()), max_file_bytes)
@@ -173,7 +173,7 @@ class _Piece:
             yield regions.read(self.ours, offsets, sizes).to(self.spec.dtype)
 
 
-def find_model_config(path: Path, manifest: Manifest) -> DecoderConfig:
+def find_model_config(path: Path, manifest: CheckpointManifest) -> DecoderConfig:
     """The model's configuration that a checkpoint carries."""
     value = manifest.values.get(MODEL_VALUE)
     config = from_json(value) if value is not None else None
@@ -253,7 +253,7 @@ def _plan_ours(folder: HfFolder, entry: Entry, ours: _Ours, dtype: torch.dtype |
 
 
 def _plan_theirs(
-    manifest: Manifest, entry: Entry, ours: Mapping[str, _Ours], dtype: torch.dtype | None
+    manifest: CheckpointManifest, entry: Entry, ours: Mapping[str, _Ours], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, _Piece]]:
     name, described = MODEL_PREFIX + entry.ours, ours[entry.ours]
     stored = find_dtype(manifest.tensors[name].dtype)

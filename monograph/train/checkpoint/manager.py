@@ -24,12 +24,12 @@ from monograph.permissions import find_exposed
 from monograph.train.checkpoint.choose import AUTO, choose, find_latest
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
-from monograph.train.checkpoint.manifest import Manifest
+from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.staging import Staging
 from monograph.train.checkpoint.store import Store, describe_choices
-from monograph.train.checkpoint.verify import MODEL_PREFIX, DamagedError, Request, check_request, read_manifest
+from monograph.train.checkpoint.verify import MODEL_PREFIX, DamagedError, LoadRequest, check_request, read_manifest
 from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
 
 log = get_log(__name__)
@@ -226,7 +226,7 @@ class CheckpointManager(Configurable):
         self.last_saved = self._store.step_path(step)
         log.info("saved %s in %.1f s", self.last_saved, time.perf_counter() - start)
 
-    def _fill(self, path: Path, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> None:
+    def _fill(self, path: Path, manifest: CheckpointManifest, tensors: dict[str, torch.Tensor]) -> None:
         try:
             load_plan(tensors, SafetensorsReader(path, manifest), self._ranks)
         except Exception as error:
@@ -234,9 +234,9 @@ class CheckpointManager(Configurable):
                 f"loading {path} stopped half way: the state is incomplete", why=str(error), do="start the run again"
             ) from error
 
-    def _merge_requests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Request]:
+    def _merge_requests(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, LoadRequest]:
         """What all ranks ask for together. They mostly ask for the same, so a hash is compared before lists travel."""
-        mine = {name: Request(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        mine = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         digest = hashlib.sha256(repr(sorted(mine.items(), key=lambda entry: entry[0])).encode()).digest()
         if len(set(self._ranks.collect(digest))) == 1:
             return mine
@@ -252,7 +252,7 @@ class CheckpointManager(Configurable):
         for _, path in sorted(mine)[: -self.config.keep_last]:
             self._store.delete(path)
 
-    def _read_manifests(self) -> list[tuple[Path, Manifest]]:
+    def _read_manifests(self) -> list[tuple[Path, CheckpointManifest]]:
         """Those that can be read. What cannot is never deleted: someone may want to look at it."""
         found = []
         for path in self._store.find_all():

@@ -60,7 +60,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """`sequence` counts the checkpoints of a folder in the order they were committed, so that the newest is known even
     after a run went back to an earlier step. `run` stays the same over resumes: pruning touches one run's own only."""
 
@@ -72,7 +72,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
 
 
-def render_manifest(manifest: Manifest) -> bytes:
+def render_manifest(manifest: CheckpointManifest) -> bytes:
     """The file's bytes: one line per tensor and per file, so that it can be read and compared."""
     files = {name: {"size": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
     tensors = {name: _describe_tensor(tensor) for name, tensor in manifest.tensors.items()}
@@ -89,7 +89,7 @@ def render_manifest(manifest: Manifest) -> bytes:
     return b'{"sha256":"' + hashlib.sha256(rest).hexdigest().encode() + b'",\n' + rest
 
 
-def parse_manifest(data: bytes) -> Manifest:
+def parse_manifest(data: bytes) -> CheckpointManifest:
     """Check the hash, then every field; raises ManifestError."""
     first = _FIRST_LINE.match(data)
     if first is None:
@@ -114,7 +114,7 @@ def parse_manifest(data: bytes) -> Manifest:
         files=dict,
         tensors=dict,
     )
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=_natural(fields["step"], "step"),
         sequence=_natural(fields["sequence"], "sequence"),
         run=fields["run"],
@@ -195,7 +195,7 @@ def _parse_chunk(name: str, raw: Any, shape: tuple[int, ...]) -> Chunk:
     return Chunk(offsets, sizes, fields["file"], fields["key"])
 
 
-def _check_chunk_files(manifest: Manifest) -> None:
+def _check_chunk_files(manifest: CheckpointManifest) -> None:
     for name, tensor in manifest.tensors.items():
         for chunk in tensor.chunks:
             if chunk.file not in manifest.files:

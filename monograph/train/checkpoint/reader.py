@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.futures import Future
 
-from monograph.train.checkpoint.manifest import Chunk, Manifest
+from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.tensor_file import find_dtype
@@ -41,7 +41,7 @@ class ShardLoadPlanner(DefaultLoadPlanner):
 class SafetensorsReader(StorageReader):
     """Reads a checkpoint that has been verified. Works with `dcp.load` as well as with `load_plan`."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
         self._path = path
         self._manifest = manifest
         self._chunks = {

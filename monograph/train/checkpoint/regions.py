@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from monograph.train.checkpoint.manifest import Chunk, Manifest
+from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk
 from monograph.train.checkpoint.reader import read_box
 from monograph.train.checkpoint.tensor_file import find_dtype
 
@@ -13,7 +13,7 @@ from monograph.train.checkpoint.tensor_file import find_dtype
 class RegionReader:
     """The tensors of a verified checkpoint as whole tensors, read box by box."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
         self._path = path
         self._manifest = manifest
         self._files: dict[str, safe_open] = {}

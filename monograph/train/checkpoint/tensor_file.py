@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from monograph.errors import CheckpointError
-from monograph.train.checkpoint.disk import Disk, HashedFile, hash_file
+from monograph.train.checkpoint.disk import Disk, DurableFile, hash_file
 from monograph.train.checkpoint.manifest import DTYPES, FileRecord
 
 FILE_DTYPES: dict[str, torch.dtype] = {
@@ -82,7 +82,7 @@ def write_tensor_file(
     The file is synced and read back before its record is returned: what a record says has been on the disk.
     """
     ordered = sorted(specs, key=lambda spec: (-spec.dtype.itemsize, spec.key))  # keeps every tensor aligned
-    with HashedFile(disk, path) as file:
+    with DurableFile(disk, path) as file:
         file.write(_render_header(ordered, metadata))
         for spec in ordered:
             before = file.size

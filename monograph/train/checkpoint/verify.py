@@ -13,8 +13,8 @@ from monograph.errors import CheckpointError
 from monograph.train.checkpoint.disk import hash_file
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     ManifestError,
     TensorRecord,
     parse_manifest,
@@ -44,14 +44,14 @@ class DamagedError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """What a load will write into: the shape of the whole tensor and its element type."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint at `path`, once it has proved to be intact."""
     try:
         manifest = parse_manifest((path / MANIFEST_NAME).read_bytes())
@@ -62,7 +62,7 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> Manifest:
+def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManifest:
     """Read every byte of a checkpoint and compare it with the manifest; raises DamagedError on all ranks.
 
     Each rank reads its share of the files, several at a time.
@@ -82,7 +82,12 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> Manifest:
 
 
 def check_request(
-    path: Path, manifest: Manifest, requests: Mapping[str, Request], *, model_only: bool, wanted_by: str = "this run"
+    path: Path,
+    manifest: CheckpointManifest,
+    requests: Mapping[str, LoadRequest],
+    *,
+    model_only: bool,
+    wanted_by: str = "this run",
 ) -> None:
     """Raise one error that says everything in which the request and the checkpoint differ.
 
@@ -116,7 +121,7 @@ def list_some(title: str, entries: Iterable[str]) -> str:
     return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
 
 
-def _attempt_manifest(path: Path) -> Manifest | DamagedError:
+def _attempt_manifest(path: Path) -> CheckpointManifest | DamagedError:
     """The manifest and the list of names; hashing is shared out once these are known."""
     try:
         manifest = read_manifest(path)
@@ -147,7 +152,7 @@ def _find_damage(path: Path, name: str, record: FileRecord, content: dict[str, T
     return None
 
 
-def _find_contents(manifest: Manifest) -> dict[str, dict[str, TensorSpec]]:
+def _find_contents(manifest: CheckpointManifest) -> dict[str, dict[str, TensorSpec]]:
     """What the header of each file must say."""
     contents: dict[str, dict[str, TensorSpec]] = {name: {} for name in manifest.files}
     for tensor in manifest.tensors.values():
@@ -156,7 +161,7 @@ def _find_contents(manifest: Manifest) -> dict[str, dict[str, TensorSpec]]:
     return contents
 
 
-def _find_mismatch(name: str, saved: TensorRecord, wanted: Request, model_only: bool) -> str:
+def _find_mismatch(name: str, saved: TensorRecord, wanted: LoadRequest, model_only: bool) -> str:
     if saved.shape != wanted.shape:
         return f"{name} has shape {list(saved.shape)} there and {list(wanted.shape)} here"
     dtype = find_dtype(saved.dtype)

@@ -23,9 +23,9 @@ from monograph.errors import CheckpointError
 from monograph.train.checkpoint.disk import write_file
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
+    CheckpointManifest,
     Chunk,
     FileRecord,
-    Manifest,
     TensorRecord,
     render_manifest,
 )
@@ -130,7 +130,7 @@ class SafetensorsWriter(StorageWriter):
         if self._prepared is None:
             raise AssertionError("finish follows prepare_global_plan")
         stored = {result.index: result.storage_data for part in results for result in part}
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             step=self._label.step,
             sequence=self._label.sequence,
             run=self._label.run,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from monograph.models.init import reset
 from monograph.train.checkpoint.disk import Disk, write_file
 from monograph.train.checkpoint.hf import export_hf, import_hf
-from monograph.train.checkpoint.manifest import Chunk, Manifest, TensorRecord, render_manifest
+from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.tensor_file import TensorSpec, write_tensor_file
 from monograph.train.checkpoint.verify import verify_checkpoint
 from tests.train.checkpoint.disks import make_manager
@@ -96,7 +96,7 @@ def cut_up(folder: Path, tensors: dict[str, torch.Tensor], values: dict) -> None
         specs = [TensorSpec(key, piece.dtype, tuple(piece.shape)) for key, piece in part.items()]
         name = f"rank-{rank:05d}.safetensors"
         files[name] = write_tensor_file(Disk(), folder / name, specs, lambda spec, part=part: [part[spec.key]])
-    write_file(Disk(), folder / "manifest.json", render_manifest(Manifest(0, 0, "r", values, records, files)))
+    write_file(Disk(), folder / "manifest.json", render_manifest(CheckpointManifest(0, 0, "r", values, records, files)))
 
 
 def test_a_run_can_start_from_an_import_in_another_type(tmp_path):

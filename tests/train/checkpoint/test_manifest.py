@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monograph.train.checkpoint.manifest import (
+    CheckpointManifest,
     Chunk,
     FileRecord,
-    Manifest,
     ManifestError,
     TensorRecord,
     parse_manifest,
@@ -18,7 +18,7 @@ from monograph.train.checkpoint.manifest import (
 )
 
 FILE = "rank-00000.safetensors"
-GOOD = Manifest(
+GOOD = CheckpointManifest(
     step=3,
     sequence=2,
     run="ab",
@@ -57,7 +57,7 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_any_json_values_survive(values):
-    manifest = Manifest(1, 1, "r", values, {}, {})
+    manifest = CheckpointManifest(1, 1, "r", values, {}, {})
     assert parse_manifest(render_manifest(manifest)) == manifest
 
 

@@ -1,0 +1,152 @@
+"""The kernels of our own ops that a step will launch, built before it runs: from the forms of their arguments alone.
+
+On a GPU a step without compiled parts spends most of its first run on building them. An artifact has them built.
+"""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from monograph.graph.cast_weights import find_kept
+from monograph.graph.checked_properties import find_gradients
+from monograph.graph.encode import GraphFileError, decode_form, encode_form
+from monograph.graph.forms import Form, form_of
+from monograph.graph.query import value_of
+from monograph.graph.signature import InputKind
+from monograph.graph.step_graph import StepGraph
+from monograph.kernels.catalog import OWN, PLAIN_FORMS
+from monograph.kernels.choose import HAS_TRITON
+from monograph.kernels.launch import only_built
+
+_UNKNOWN_SIZE = 1024
+"""What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
+UPDATE, SQUARES = "update", "square_sum"
+"""The optimizer's kernel, called with the forms of a parameter, its gradient and its copy; the norm's, with a
+gradient's."""
+_LONGEST = ("matmul_swiglu", "matmul_swiglu_backward")
+"""What takes longest to build, and is begun first: half a second of a first step."""
+Argument = Form | bool | int | float | None
+_TYPES: dict[str, tuple[type, ...]] = {
+    "Tensor": (Form,),
+    "Optional[Tensor]": (Form, NoneType),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float,),
+}
+"""What an op's schema calls a type -> what may be given."""
+
+
+class KernelCall(NamedTuple):
+    """A kernel and what it is called with: tensors by their forms, and numbers."""
+
+    name: str
+    args: tuple[Argument, ...]
+
+
+def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCall]:
+    """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
+    found: dict[KernelCall, None] = {}
+    for node in graph.nodes:
+        if node.target in OWN and not (is_compiled and node.target in PLAIN_FORMS):
+            args: Any = torch.fx.node.map_arg(node.args, lambda each: form_of(value_of(each)))
+            found[KernelCall(OWN[node.target].name, tuple(args))] = None
+    return list(found)
+
+
+def find_updates(graph: StepGraph) -> list[KernelCall]:
+    """The optimizer's calls, one for all dtypes that a parameter, its gradient and its copy have, and the norm's."""
+    stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
+    kept = {each for _, each in find_kept(graph)}
+    copied = Counter(slot for each in kept for slot in each.slots)
+    copies = {slot: each.dtype for each in kept for slot in each.slots if copied[slot] == 1}
+    gradients = {slot: form_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
+    found = dict.fromkeys((stored[slot], dtype, copies.get(slot)) for slot, dtype in gradients.items())
+
+    def form(dtype: torch.dtype | None) -> Form | None:
+        return Form(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
+
+    updates = [KernelCall(UPDATE, tuple(map(form, dtypes))) for dtypes in found]
+    return updates + [KernelCall(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(gradients.values())]
+
+
+def build_calls(calls: Iterable[KernelCall]) -> None:
+    """Build the kernels, or find them where Triton keeps them; nothing without a GPU.
+
+    Their arguments are tensors on the meta device: fake ones would be on a GPU, but torch imports its compiler for the
+    first of them, half a second of every start from an artifact.
+    """
+    if not (HAS_TRITON and torch.cuda.is_available()):
+        return
+    with only_built():
+        for name, args in sorted(calls, key=lambda call: call.name not in _LONGEST):
+            find_builder(name)(*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
+
+
+def find_builder(name: str) -> Callable[..., Any]:
+    """What launches a kernel; imported when it is asked for."""
+    for own in OWN.values():
+        if own.name == name:
+            return own.find_launcher()
+    optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
+    norm: Any = importlib.import_module("monograph.kernels.square_sum_on_gpu")
+
+    def update(parameter: Tensor, gradient: Tensor, copy: Tensor | None) -> None:
+        dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
+        flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="meta") for dtype in dtypes]
+        numbers = [torch.empty((), device="meta") for _ in range(6)]
+        narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="meta")
+        optimizer.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
+
+    def squares(gradient: Tensor) -> None:
+        norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
+
+    return update if name == UPDATE else squares
+
+
+def make_tensor(form: Form) -> Tensor:
+    """A tensor of this form that has no memory."""
+    shape, strides = (
+        [size if isinstance(size, int) else _UNKNOWN_SIZE for size in sizes] for sizes in (form.shape, form.strides)
+    )
+    return torch.empty_strided(shape, strides, dtype=form.dtype, device="meta")
+
+
+def calls_to_data(calls: Iterable[KernelCall]) -> list[Any]:
+    """Calls as objects that JSON can write."""
+    return [[call.name, [encode_form(arg) if isinstance(arg, Form) else arg for arg in call.args]] for call in calls]
+
+
+def calls_from_data(data: Any) -> list[KernelCall]:
+    """What `calls_to_data` wrote; anything else is an error."""
+    try:
+        found = [
+            (name, tuple(decode_form(arg) if isinstance(arg, list) else arg for arg in args)) for name, args in data
+        ]
+        if not all(is_known(name, args) for name, args in found):
+            raise GraphFileError("a call of something that is no kernel of ours")
+    except (TypeError, ValueError) as error:
+        raise GraphFileError(f"this is no list of calls: {error}") from None
+    return [KernelCall(name, args) for name, args in found]
+
+
+def is_known(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether there is such a kernel, and it takes such arguments."""
+    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in OWN.values()}
+    wanted |= {UPDATE: ["Tensor", "Tensor", "Optional[Tensor]"], SQUARES: ["Tensor"]}
+    kinds = wanted.get(name)
+    if kinds is None or len(kinds) != len(args):
+        return False
+    return all(type(arg) in _TYPES[kind] and is_sound(arg) for arg, kind in zip(args, kinds, strict=True))
+
+
+def is_sound(arg: Argument) -> bool:
+    """Whether there can be such a tensor, or such a number of tokens."""
+    if isinstance(arg, Form):
+        sizes = [size for size in (*arg.shape, *arg.strides) if isinstance(size, int)]
+        return len(arg.shape) == len(arg.strides) and min(sizes, default=0) >= 0
+    return type(arg) is not int or arg > 0

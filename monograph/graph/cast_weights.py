@@ -1,0 +1,65 @@
+"""Values that change only when the weights do: casts of parameters, alone or one below the other.
+
+A node with such a value is tagged `once` by the pass cache_cast_weights. Whoever runs the graph may compute it after an
+update instead of in every micro-batch, or let the optimizer write it; whoever does not know of this runs it as it is.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from monograph.compat.ops import ATEN
+from monograph.graph.forms import Form, form_of
+from monograph.graph.query import value_of
+from monograph.graph.signature import InputKind
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+
+
+class CachedCast(NamedTuple):
+    """What a value is made of: parameters of one dtype, one below the other."""
+
+    slots: tuple[str, ...]
+    dtype: torch.dtype
+
+
+def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
+    """Every node that only casts parameters, or puts such casts one below the other."""
+    pairs = zip(graph.placeholders, graph.inputs, strict=True)
+    slots = {node: spec.name for node, spec in pairs if spec.kind is InputKind.STATE}
+    found: dict[Node, CachedCast] = {}
+    for node in graph.nodes:
+        if node.target is ATEN._to_copy.default and set(node.kwargs) == {"dtype"} and node.args[0] in slots:
+            form = form_of(value_of(node))
+            if form.shape and is_dense(form):
+                found[node] = CachedCast((slots[node.args[0]],), value_of(node).dtype)  # type: ignore[index]
+        elif node.target is ATEN.cat.default and (len(node.args) == 1 or node.args[1] == 0):
+            parts = [found.get(each) for each in node.all_input_nodes]
+            known = [part for part in parts if part is not None]
+            is_whole = len(known) == len(parts) == len(node.args[0])  # type: ignore[arg-type]
+            if is_whole and len({part.dtype for part in known}) == 1 and all(len(part.slots) == 1 for part in known):
+                found[node] = CachedCast(tuple(part.slots[0] for part in known), known[0].dtype)
+    return found
+
+
+def is_dense(form: Form) -> bool:
+    """Whether the last dim's numbers are next to each other, and rows follow rows."""
+    sizes: Any = form.shape
+    return all(stride == math.prod(sizes[place + 1 :]) for place, stride in enumerate(form.strides))
+
+
+def find_kept(graph: StepGraph) -> Iterator[tuple[Node, CachedCast]]:
+    """The tagged nodes that others read, with what they are made of."""
+    castings: dict[Node, CachedCast] | None = None
+    for node in graph.nodes:
+        if is_once(node) and any(not is_once(user) for user in node.users):
+            castings = find_castings(graph) if castings is None else castings
+            yield node, castings[node]
+
+
+def is_once(node: Node) -> bool:
+    """Whether a node's value changes only with the weights."""
+    return node.op == "call_function" and tag_of(node).once

@@ -1,0 +1,121 @@
+"""The kernels of gates, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
+
+Each reads its inputs by their strides (gates are often parts of wider products), computes in fp32 and writes a dense
+result. No sum crosses programs, so results do not depend on the order in which these run.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from monograph.kernels.launch import launch
+from monograph.kernels.rows import as_rows
+
+_COLUMNS = 4096
+"""Of a gate that one program computes, at most."""
+
+
+@triton.jit
+def swiglu_kernel(x, up, out, columns, x_row, up_row, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
+    tl.store(out + row * columns + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), is_in)
+
+
+@triton.jit
+def swiglu_backward_kernel(
+    grad,
+    x,
+    up,
+    of_x,
+    of_up,
+    again,
+    columns,
+    grad_row,
+    x_row,
+    up_row,
+    to_row,
+    has_again: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = column < columns
+    g = tl.load(grad + row * grad_row + column, is_in).to(tl.float32)
+    a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
+    s = tl.sigmoid(a)
+    to = row * to_row + column
+    tl.store(of_x + to, (g * b * s * (1.0 + a * (1.0 - s))).to(of_x.dtype.element_ty), is_in)
+    tl.store(of_up + to, (g * a * s).to(of_up.dtype.element_ty), is_in)
+    if has_again:
+        tl.store(again + row * columns + column, (a * s * b).to(again.dtype.element_ty), is_in)
+
+
+def swiglu(x: Tensor, up: Tensor) -> Tensor:
+    """silu(x) * up."""
+    out = x.new_empty(x.shape)
+    if out.numel():
+        a, b = as_rows(x), as_rows(up)
+        rows, columns = a.shape
+        block = min(_COLUMNS, triton.next_power_of_2(columns))
+        grid = (rows, triton.cdiv(columns, block))
+        launch(swiglu_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=block)
+    return out
+
+
+def swiglu_backward(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both."""
+    of_x, of_up = x.new_empty(x.shape), up.new_empty(up.shape)
+    _swiglu_backward(grad, x, up, as_rows(of_x), as_rows(of_up), None)
+    return of_x, of_up
+
+
+def swiglu_backward_recompute(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of both, and the gate once more."""
+    of_x, of_up, again = x.new_empty(x.shape), up.new_empty(up.shape), x.new_empty(x.shape)
+    _swiglu_backward(grad, x, up, as_rows(of_x), as_rows(of_up), again)
+    return of_x, of_up, again
+
+
+def swiglu_backward_packed(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
+    """The gradients of both, side by side."""
+    both = x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))
+    of_x, of_up = as_rows(both).chunk(2, dim=-1)
+    _swiglu_backward(grad, x, up, of_x, of_up, None)
+    return both
+
+
+def swiglu_backward_packed_recompute(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both, side by side, and the gate once more."""
+    both, again = x.new_empty((*x.shape[:-1], 2 * x.shape[-1])), x.new_empty(x.shape)
+    of_x, of_up = as_rows(both).chunk(2, dim=-1)
+    _swiglu_backward(grad, x, up, of_x, of_up, again)
+    return both, again
+
+
+def _swiglu_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Tensor, again: Tensor | None) -> None:
+    if x.numel():
+        g, a, b = as_rows(grad), as_rows(x), as_rows(up)
+        rows, columns = a.shape
+        block = min(_COLUMNS, triton.next_power_of_2(columns))
+        launch(
+            swiglu_backward_kernel,
+            (rows, triton.cdiv(columns, block)),
+            g,
+            a,
+            b,
+            of_x,
+            of_up,
+            of_x if again is None else again,
+            columns,
+            g.stride(0),
+            a.stride(0),
+            b.stride(0),
+            of_x.stride(0),
+            has_again=again is not None,
+            block=block,
+        )

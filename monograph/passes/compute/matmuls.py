@@ -1,0 +1,187 @@
+"""Which matrix products of a graph can be one: those that share an operand, those that are added up.
+
+Values are told apart by what they are, not by their node: the same view taken twice is one value.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from monograph.compat.ops import ATEN, UNSAFE_VIEW
+from monograph.graph.edit import can_refresh
+from monograph.graph.query import has_symbols, value_of
+from monograph.graph.tags import tag_of
+
+_VIEWS = (ATEN.view.default, UNSAFE_VIEW)
+Key = Any
+
+
+@dataclass(frozen=True)
+class MatmulGroup:
+    """Products with a common operand; the others are transposed matrices that can stand side by side."""
+
+    products: list[Node]
+    shared: Node
+    parts: list[Node]
+    """What is transposed, one for each product."""
+    part_keys: list[Key]
+    is_left_shared: bool
+    anchor: Node
+    """The joined product comes right before it."""
+
+
+@dataclass(frozen=True)
+class MatmulSum:
+    """Products that are added up, perhaps with something else."""
+
+    root: Node
+    products: list[Node]
+    others: list[Node]
+    lefts: list[Node]
+    left_keys: list[Key]
+    rights: list[Node]
+    right_keys: list[Key]
+
+
+def key_of(node: Node) -> Key:
+    """Equal for nodes that are the same view of the same value."""
+    source = node.args[0] if node.args else None
+    if node.target in _VIEWS and isinstance(source, Node):
+        return "view", key_of(source), tuple(map(str, value_of(node).shape))
+    if node.target is ATEN.t.default and isinstance(source, Node):
+        return "t", key_of(source)
+    return node
+
+
+def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[MatmulSum]:
+    """Every sum in which two or more addends are products that nobody else reads, one of them narrow inside."""
+    found = []
+    for node in nodes:
+        if not _is_sum(node) or any(_is_sum(user) and _is_partial(node, user) for user in node.users):
+            continue
+        products: list[Node] = []
+        others: list[Node] = []
+        for addend in find_addends(node):
+            product = find_product(addend)
+            if product is not None and _place(product) == _place(node) and value_of(addend).dtype == _dtype(node):
+                products.append(product)
+            else:
+                others.append(addend)
+        if len(products) < 2 or len({tuple(value_of(each).shape) for each in products}) > 1:
+            continue
+        products.sort(key=lambda each: _place_of_weight(_operand(each, 1)))
+        lefts, rights = ([_operand(each, place) for each in products] for place in (0, 1))
+        if min(value_of(left).shape[1] for left in lefts) > max_columns:
+            continue
+        found.append(MatmulSum(node, products, others, lefts, [*map(key_of, lefts)], rights, [*map(key_of, rights)]))
+    return found
+
+
+def find_addends(root: Node) -> list[Node]:
+    """What a tree of additions adds up, wherever nobody else reads a partial sum."""
+    found: list[Node] = []
+    for each in root.args:
+        assert isinstance(each, Node)
+        found += find_addends(each) if _is_partial(each, root) else [each]
+    return found
+
+
+def find_product(node: Node) -> Node | None:
+    """The product that a value is a view of, if nobody else reads it."""
+    while node.target in _VIEWS and len(node.users) == 1:
+        node = node.args[0]  # type: ignore[assignment]
+    is_product = node.target is ATEN.mm.default and len(node.users) == 1
+    return node if is_product and not has_symbols(value_of(node)) else None
+
+
+def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int], max_columns: int) -> list[MatmulGroup]:
+    """Every set of products in one block that share an operand and of which one is narrow.
+
+    `ranks` says how parts were put side by side before.
+    """
+    sharing: dict[Any, list[Node]] = defaultdict(list)
+    for node in nodes:
+        if node.target is not ATEN.mm.default or has_symbols(value_of(node)):
+            continue
+        for is_left in (True, False):
+            other = _operand(node, int(is_left))
+            if other.target is ATEN.t.default:
+                sharing[is_left, key_of(_operand(node, int(not is_left))), _place(node)].append(node)
+    found = []
+    for (is_left, *_), products in sharing.items():
+        narrow = min(value_of(product).shape[int(is_left)] for product in products)
+        if len(products) > 1 and narrow <= max_columns:
+            group = _make_group(products, is_left, ranks)
+            found += [group] if group else []
+    return found
+
+
+def _make_group(products: list[Node], is_left: bool, ranks: Mapping[Key, int]) -> MatmulGroup | None:
+    """The group, if there is a place where all operands are known and no result is needed yet."""
+    parts = {product: _operand(_operand(product, int(is_left)), 0) for product in products}
+    keys = {product: key_of(part) for product, part in parts.items()}
+    if len(set(keys.values())) < len(products):
+        return None
+    first, last = products[0], products[-1]
+    if all(part < first for part in parts.values()):
+        anchor = first
+    elif all(last < user for product in products for user in product.users):
+        anchor = last
+    else:
+        return None
+    shared = _operand(first if anchor is first else last, int(not is_left))
+    if all(key in ranks for key in keys.values()):
+        products = sorted(products, key=lambda each: ranks[keys[each]])
+    if not all(can_refresh(product, _part_value(product, products, is_left)) for product in products):
+        return None
+    return MatmulGroup(products, shared, [parts[p] for p in products], [keys[p] for p in products], is_left, anchor)
+
+
+def _part_value(product: Node, products: list[Node], is_left: bool) -> Any:
+    """What a product's value will be: a part of a larger one."""
+    value = value_of(product)
+    rows, columns = value.shape
+    width = sum(value_of(each).shape[1] for each in products) if is_left else columns
+    return value.new_empty_strided((rows, columns), (width, 1))
+
+
+def _operand(node: Node, place: int) -> Node:
+    found = node.args[place]
+    assert isinstance(found, Node)
+    return found
+
+
+def _place_of_weight(node: Node) -> tuple[Node, Node]:
+    """Weights come in the order of the inputs they are copies of; parts of one gather in the order they are taken."""
+    return _origin(node), node
+
+
+def _origin(node: Node) -> Node:
+    """The input that a value is a copy or a view of; itself when there is none."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _place(node: Node) -> tuple[object, ...]:
+    tag = tag_of(node)
+    return tag.unit, tag.direction, tag.chunk, tag.region
+
+
+def _dtype(node: Node) -> Any:
+    return value_of(node).dtype
+
+
+def _is_partial(node: Node, total: Node) -> bool:
+    """Whether a value is a sum that only this larger sum reads."""
+    if not _is_sum(node) or len(node.users) > 1:
+        return False
+    return value_of(node).shape == value_of(total).shape and _dtype(node) == _dtype(total)
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a node adds two tensors."""
+    return node.target is ATEN.add.Tensor and not node.kwargs and all(isinstance(each, Node) for each in node.args)

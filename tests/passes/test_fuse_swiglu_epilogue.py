@@ -1,0 +1,164 @@
+"""fuse_swiglu_epilogue: a product and the gate of its result become one op; so do a product and a gate's backward."""
+
+import operator
+from collections import Counter
+
+import pytest
+
+from monograph.compat.ops import ATEN
+from monograph.errors import ConfigError
+from monograph.graph.cost import measure
+from monograph.graph.edit import call_after
+from monograph.graph.tags import tag_of
+from monograph.kernels.matmul_swiglu import MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWARD
+from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
+from monograph.parallel.mesh import Mesh
+from monograph.passes.config import ChooseSavedConfig, FuseSwigluEpilogueConfig, MergeMatmulsConfig, PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from tests.execute.updates import differences, make_updates, one_rank, small
+from tests.passes.kit import capture_small
+from tests.passes.written import BACKWARD, ByHand, check_text, run
+
+FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.n_layers": 2}
+JOINED = PassesConfig(
+    choose_saved=ChooseSavedConfig(policy="min_cut"), merge_matmuls=MergeMatmulsConfig(enabled=True, max_columns=4096)
+)
+ASKED = JOINED.replace(fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True))
+GATED = (SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE, MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWARD)
+
+
+def count(model, passes, mesh=Mesh(), **changes):  # noqa: B008 - a mesh never changes
+    """How often each op that has to do with gates is in a step after all passes, and the step's cost."""
+    graph, facts = capture_small(model, mesh, **{**FUSED, **changes})
+    run_passes(graph, build_passes(passes), (), facts)
+    ops = Counter(node.target for node in graph.nodes)
+    return [ops[op] for op in GATED], measure(graph)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
+def test_gates_of_a_dense_model_are_computed_by_products(mesh):
+    apart, before = count("llama3", JOINED, mesh)
+    fused, after = count("llama3", ASKED, mesh)
+    assert (apart, fused) == ([2, 2, 0, 0], [0, 0, 2, 2])
+    assert before.flops == after.flops > 0
+    assert after.peak_bytes <= before.peak_bytes
+
+
+def test_gates_of_routed_experts_stay_apart():
+    """Their products are grouped; those of a dense layer and of shared experts are not."""
+    (gates, *others), _ = count("deepseek_v3", JOINED)
+    assert others == [2, 0, 0] and gates > 2
+    assert count("deepseek_v3", ASKED)[0] == [gates - 2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_on_a_cpu_every_bit_stays(model, tmp_path):
+    """Both are computed by the same ops there."""
+    joined = {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": 4096}
+    made = {}
+    for is_fused in (False, True):
+        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", **FUSED, **joined}
+        changes |= {"passes.choose_saved.policy": "min_cut", "passes.fuse_swiglu_epilogue.enabled": is_fused}
+        config = small(model, tmp_path, changes)
+        with one_rank(config) as groups:
+            made[is_fused] = make_updates(config, groups)
+    assert differences(made[False], made[True]) == []
+
+
+def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=False):
+    """x @ w.T with the gate of its halves; and backward, with a product that may have another reader."""
+    hand = ByHand()
+    sizes = [3, 3, 2] if has_third else [3, 3]
+    x, w = hand.input("x", 4, 5), hand.input("w", sum(sizes), 5) if is_turned else hand.input("w", 5, 6)
+    grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 3)
+    path, inside = {"path": "layers.0"}, {"path": "layers.0.up"}
+    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **inside) if is_turned else w, **inside)
+    split = hand.call(ATEN.split_with_sizes.default, product, sizes, 1, **inside)
+    halves = [hand.call(operator.getitem, split, place, **inside) for place in ((1, 0) if is_swapped else (0, 1))]
+    loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, *halves, **path))
+    back = {**path, "direction": BACKWARD}
+    of_gate = hand.call(ATEN.mm.default, grad, v, **back)
+    pair = hand.call(SWIGLU_BACKWARD_PACKED_RECOMPUTE, of_gate, *halves, **back)
+    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    more = {"w": hand.call(ATEN.mul.Tensor, of_gate, 2.0, **back)} if is_read else {}
+    return hand.done(loss, x=both, v=again, **more)
+
+
+def test_what_it_writes():
+    graph = make_gated()
+    assert run("fuse_swiglu_epilogue", graph, ASKED) == "1 products with gates, 1 with backwards of gates"
+    check_text(
+        graph,
+        """
+        forward block 0:
+          0: 2 values = monograph.matmul_swiglu(%x, %w)  # layers.* by fuse_swiglu_epilogue
+          1: float32[4, 6] = getitem(f.0, 0)  # layers.*.up by fuse_swiglu_epilogue
+          2: float32[4, 3] = getitem(f.0, 1)  # layers.* by fuse_swiglu_epilogue
+          3: 2 values = split_with_sizes(f.1, [3, 3], 1)  # layers.*.up
+          4: float32[4, 3] = getitem(f.3, 0)  # layers.*.up
+          5: float32[4, 3] = getitem(f.3, 1)  # layers.*.up
+          6: float32[4, 3] = view(f.2, [4, 3])  # layers.* by fuse_swiglu_epilogue
+        forward:
+          0: float32[] = sum(f0.6)
+        backward block 0:
+          0: 2 values = monograph.matmul_swiglu_backward(%grad, %v, f.4, f.5)  # layers.* by fuse_swiglu_epilogue
+          1: float32[4, 6] = getitem(b.0, 0)  # layers.*
+          2: float32[4, 3] = getitem(b.0, 1)  # layers.*
+          3: float32[4, 6] = view(b.1, [4, 6])  # layers.* by fuse_swiglu_epilogue
+          4: float32[4, 3] = view(b.2, [4, 3])  # layers.* by fuse_swiglu_epilogue
+        backward:
+          return f.0, b0.3, b0.4
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"is_swapped": True}, "0 products with gates, 1 with backwards of gates"),
+        ({"is_turned": False}, "0 products with gates, 1 with backwards of gates"),
+        ({"is_read": True}, "1 products with gates, 0 with backwards of gates"),
+        ({"has_third": True}, "0 products with gates, 1 with backwards of gates"),
+    ],
+    ids=str,
+)
+def test_what_is_something_else_stays_apart(change, said):
+    assert run("fuse_swiglu_epilogue", make_gated(**change), ASKED) == said
+
+
+def test_a_product_is_computed_once_for_two_gates():
+    hand = ByHand()
+    x, w = hand.input("x", 4, 5), hand.input("w", 6, 5)
+    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w))
+    split = hand.call(ATEN.split_with_sizes.default, product, [3, 3], 1)
+    halves = [hand.call(operator.getitem, split, place) for place in (0, 1)]
+    gates = [hand.call(SWIGLU, *halves) for _ in range(2)]
+    graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, *gates)), x=x)
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("1 products with gates")
+    ops = Counter(node.target for node in graph.nodes)
+    assert (ops[MATMUL_SWIGLU], ops[ATEN.mm.default], ops[SWIGLU]) == (1, 0, 1)
+
+
+def test_rows_that_are_cut_otherwise_stay_apart():
+    """Gradients that lie side by side in narrower rows do not lie side by side in the product's."""
+    hand = ByHand()
+    grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 6)
+    x, up = hand.input("x", 4, 2, 3), hand.input("up", 4, 2, 3)
+    back = {"path": "layers.0", "direction": BACKWARD}
+    of_gate = hand.call(ATEN.view.default, hand.call(ATEN.mm.default, grad, v, **back), [4, 2, 3], **back)
+    pair = hand.call(SWIGLU_BACKWARD_PACKED_RECOMPUTE, of_gate, x, up, **back)
+    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    graph = hand.done(hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=both, up=again)
+    assert run("fuse_swiglu_epilogue", graph, ASKED).endswith("0 with backwards of gates")
+
+
+def test_nothing_moves_past_what_writes():
+    graph = make_gated()
+    product = next(node for node in graph.nodes if node.target is ATEN.mm.default)
+    call_after(graph.module.graph, product, ATEN.mul_.Tensor, (product, 2.0), tag_of(product))
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("0 products with gates")
+
+
+def test_products_that_are_not_joined_are_an_error():
+    with pytest.raises(ConfigError, match="fuse_swiglu_epilogue is enabled without"):
+        PassesConfig(fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True)).check()

@@ -1,0 +1,33 @@
+"""split_communicators: counts leave the road of the rows."""
+
+import re
+
+from monograph.axes import Axis
+from monograph.parallel.mesh import Mesh
+from tests.passes.kit import capture_small, make_pass
+
+
+def test_counts_travel_beside_the_rows_and_nothing_else_changes():
+    graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2))
+    before = graph.text(folded=False).splitlines()
+    assert facts.degree(Axis.EP) == 2
+    assert make_pass("split_communicators").run(graph, facts) == "2 transfers moved to 1 groups"
+    after = graph.text(folded=False).splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 2
+    for old, new in changed:
+        assert "exchange_counts" in old and old.replace(", ep)", ", ep_counts)") == new
+    assert any(re.search(r"all_to_all.*, ep\).*exchange_rows", line) for line in after)
+
+
+def test_with_chunks_what_is_dispatched_has_a_road_of_its_own_in_both_directions():
+    overlap = {"strategy": "trace", "modules": "layers.*.moe"}
+    chunked = {f"compile.expert_overlap.{name}": value for name, value in overlap.items()}
+    chunked["training.local_batch_size"] = 2
+    graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2), **chunked)
+    make_pass("split_communicators").run(graph, facts)
+    lines = [line for line in graph.text(folded=False).splitlines() if "all_to_all" in line and "exchange_rows" in line]
+    assert len(lines) >= 8, "two chunks, there and back, forward and backward"
+    for line in lines:
+        assert (", ep_dispatch)" in line) == ("in dispatch" in line), line
+        assert (", ep)" in line) == ("in combine" in line), line

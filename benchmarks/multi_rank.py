@@ -35,7 +35,7 @@ PAIRWISE = {
 TIMEOUT_SECONDS = 10
 """Of collectives in the fault cases."""
 GRACE_SECONDS = 120
-"""What tearing down may take beyond the timeout: NCCL's watchdog waits for a dump before it ends a process (up to 60 s),
+"""What tearing down may take beyond the timeout: NCCL's watchdog waits up to 60 s for a dump before it ends a process,
 and the launcher gives a rank that does not react 30 s."""
 LAUNCH_SECONDS = 240
 """What an unbroken launch may take while others share the device."""

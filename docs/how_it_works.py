@@ -166,7 +166,8 @@ def chapter_6_graph(config: TrainerConfig) -> None:
     with joined_groups(plan_run_mesh(config, 1), torch.device("cpu")) as groups:
         op_by_op, captured = build_step(eager, groups), build_step(graph, groups)
         assert isinstance(captured, GraphStep)
-        losses = [step(batch, torch.tensor(tokens.numel())) for step in (op_by_op, captured)]
+        counts = {"valid_tokens": tokens.numel(), "sequences": len(tokens)}  # what a step's sums are divided by
+        losses = [step(batch, step.sum_normalizers(counts)) for step in (op_by_op, captured)]
     assert torch.equal(*losses)
 
     # A graph is a text that people can read; equal blocks are printed once.

@@ -111,9 +111,11 @@ def interrupt(_path):
     raise KeyboardInterrupt
 
 
-def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path):
-    with pytest.raises(command.RunFailed, match=r"metrics.jsonl is missing"):
-        command.read_records(tmp_path / "metrics.jsonl")
+def test_a_run_without_metrics_is_an_error_that_names_the_file(monkeypatch, capsys):
+    ended = subprocess.CompletedProcess([], 0, stdout="", stderr="")
+    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: ended)
+    assert main(["compare", TINY, TINY]) == 1
+    assert "metrics.jsonl is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_launcher_asked_to_stop_leaves_one_checkpoint_of_all_ranks(tmp_path):
     asked = time.monotonic()
     code, _, err = finish(process, 60)
     assert code == 75, err
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < 30
     (step,) = find_steps(folder)
     assert step == read_records(folder)[-1]["step"], "what was saved is the step that was finished last"
     assert f"stopped after step {step}, with a checkpoint" in err

@@ -90,7 +90,7 @@ class OptimizerConfig(Configurable.Config):
     reads and writes everything once."""
 
     def check(self) -> None:
-        check_range(self, "lr", FP32_TINY, 100, why="AdamW moves every weight by about lr in one step")
+        check_range(self, "lr", FP32_TINY, 1e30, why="AdamW moves every weight by about lr in one step")
         check_range(self, "eps", FP32_TINY, FP32_MAX, why="AdamW divides by it in float32 where a gradient is 0")
         if self.weight_decay < 0 or self.lr * self.weight_decay > 1:
             raise ConfigError(

@@ -26,7 +26,7 @@ class EffectRule:
     """Dotted paths, separated by spaces; `*` stands for any name, and at the end for everything below."""
     when: Callable[[Any], str]
     """The deciding setting as "path is value" while it leaves the fields unused, else an empty string."""
-    do: str
+    do: str | Callable[[Any], str]
     """The flag that gives them an effect."""
     is_strict: bool = True
     """Whether a recipe may not write them either; recipes are made from others, which set some of them routinely."""
@@ -62,6 +62,14 @@ def _no_experts(config: Any) -> str:
     if getattr(config.model, "n_dense_layers", None) == config.model.n_layers:
         return f"model.n_dense_layers is {config.model.n_layers}, all of them"
     return "model.moe.n_experts is 0"
+
+
+def _some_experts(config: Any) -> str:
+    return (
+        f"--model.n_dense_layers {config.model.n_layers - 1}"
+        if _read(config, "model.n_dense_layers")
+        else ("--model.moe.n_experts 8")
+    )
 
 
 def _only_experts(config: Any) -> str:
@@ -144,7 +152,7 @@ RULES = (
         _unless("model.rope.scaling", "yarn"),
         "--model.rope.scaling yarn",
     ),
-    EffectRule("model.moe.*", _no_experts, "--model.moe.n_experts 8"),
+    EffectRule("model.moe.*", _no_experts, _some_experts),
     EffectRule("model.feed_forward.*", _only_experts, "a model with dense layers"),
     EffectRule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),
     EffectRule(
@@ -212,7 +220,7 @@ RULES = (
     EffectRule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
     EffectRule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
     EffectRule("profiler.start", _late_profile, "a start within the run"),
-    EffectRule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, "--model.moe.n_experts 8"),
+    EffectRule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, _some_experts),
     EffectRule(
         "metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"
     ),
@@ -245,7 +253,8 @@ class Unused:
     path: str
     value: Any
     reason: str
-    rule: EffectRule
+    do: str
+    is_strict: bool
 
 
 def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[Unused]:
@@ -260,20 +269,21 @@ def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[U
     for leaf in written:
         for rule in (*RULES, *_make_rules_of_passes(config)):
             if rule.matches(leaf.path) and (reason := rule.when(config)):
-                yield Unused(leaf.path, leaf.value, reason, rule)
+                do = rule.do if isinstance(rule.do, str) else rule.do(config)
+                yield Unused(leaf.path, leaf.value, reason, do, rule.is_strict)
                 break
 
 
 def check_unused(config: BaseConfig, *, flags: Collection[str] = ()) -> None:
     """Refuse a written field without effect: any that a recipe may not write either, and whatever is in `flags`."""
     for unused in find_unused(config, also=flags):
-        counts = unused.path in flags if flags else unused.rule.is_strict
+        counts = unused.path in flags if flags else unused.is_strict
         if counts:
             value = format_words(unused.value) or repr(unused.value)
             raise ConfigError(
                 f"{unused.path} is {value} while {unused.reason}",
                 why=f"{unused.path} would have no effect",
-                do=f"leave --{unused.path} out, or write {unused.rule.do}",
+                do=f"leave --{unused.path} out, or write {unused.do}",
             )
 
 

@@ -102,7 +102,7 @@ def test_rows_travel_by_sizes_that_were_read_and_counts_by_fixed_ones(graphs, ex
 
 
 def copy_sizes(load, received, arriving):
-    return load.sum() + ExchangeDispatch(ep=2, etp=1).copy_sizes(load, received, arriving).sent[0]
+    return load.sum() + ExchangeDispatch(ep=2, etp=1).find_sizes(load, received, arriving, rows=4).sent[0]
 
 
 def run_in_loop(rows, ends):

@@ -40,7 +40,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     train(tiny("llama3", folder, SHORT))
     train(tiny("llama3", folder, {**SHORT, "compile.mode": "graph"}))
-    train(tiny("llama3", folder, {**SHORT, "training.steps": 4, "optimizer.lr": 1e30}))
+    train(tiny("llama3", folder, {**SHORT, "training.steps": 4, "optimizer.lr": 1e30, "optimizer.weight_decay": 0.0}))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def test_experts_elsewhere_answer_like_experts_at_home(mesh, kind):
     chosen = [choose(rank, kind) for rank in range(mesh.world_size)]
     for answer in pool.run(mesh.world_size, send_to_experts, mesh, chosen):
         assert answer["same"] == [True, True, True]
-        assert answer["copies"] == [(2 * mesh.ep + mesh.etp,)], "one blocking copy for every size"
+        copied = [(2 * mesh.ep + mesh.etp,)] if mesh.ep > 1 else []
+        assert answer["copies"] == copied, "one blocking copy for all sizes, and none where no size depends on the data"
         assert answer["sent"] == TOKENS * TOP_K, "a rank sends its own tokens and nothing else"
         assert answer["load_is_own"]
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from monograph.commands.request import read_request
+from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
 from monograph.models.config import FeedForwardConfig
 from monograph.train.layout import plan_run_mesh
@@ -71,12 +73,13 @@ def test_the_nearest_choice_serves_every_part_of_the_model(tmp_path):
 
 
 def test_a_model_whose_layers_are_all_dense_has_no_experts_to_spread(tmp_path):
-    config = tiny("deepseek_v3", tmp_path, {"model.n_dense_layers": 3}, ep=2)
+    dense = ["deepseek_v3_debugmodel", "--model.n_layers", "3", "--model.n_dense_layers", "3"]
+    config = read_request([*dense, "--parallelism.expert_parallel_degree", "2"], BaseConfig()).config
     with pytest.raises(ConfigError, match="expert_parallel_degree is 2"):
         plan_run_mesh(config, 2)
-    unused = {"model.moe.hidden_dim": 33, "model.moe.n_shared_experts": 1}
-    odd = tiny("deepseek_v3", tmp_path, {"model.n_dense_layers": 3, **unused}, tp=2)
-    assert plan_run_mesh(odd, 2).tp == 2, "experts that are not there need not divide"
+    with pytest.raises(ConfigError, match="n_dense_layers is 3, all of them") as caught:
+        tiny("deepseek_v3", tmp_path, {"model.n_dense_layers": 3})
+    assert "--model.n_dense_layers 2" in caught.value.do
 
 
 def test_what_can_be_padded_is_not_refused(tmp_path):

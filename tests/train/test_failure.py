@@ -67,7 +67,16 @@ def test_a_bad_number_stops_the_run_at_its_step_with_all_weights_as_they_were(tm
 def test_a_rate_far_too_high_ends_the_command_with_exit_code_one_and_no_traceback(tmp_path, capsys):
     flags = ["--training.steps", "20", "--training.seq_len", "32", "--training.local_batch_size", "1"]
     small = ["--model.n_layers", "1", "--model.dim", "64", "--validator.interval", "0", "--debug.device", "cpu"]
-    wild = ["--optimizer.lr", "1e30", "--lr_scheduler.warmup_steps", "0", "--job.dump_folder", str(tmp_path)]
+    wild = [
+        "--optimizer.lr",
+        "1e30",
+        "--optimizer.weight_decay",
+        "0",
+        "--lr_scheduler.warmup_steps",
+        "0",
+        "--job.dump_folder",
+        str(tmp_path),
+    ]
     assert main(["train", "llama3_debugmodel", *flags, *small, *wild]) == 1
     said = capsys.readouterr().err
     assert "step 2: loss" in said and "samples before epoch 0, sample 2" in said and "Traceback" not in said

@@ -106,7 +106,7 @@ def test_numbers_that_are_not_finite_are_null_and_named_beside_the_others(tmp_pa
 
 
 def test_every_line_of_a_run_that_went_bad_is_strict_json(tmp_path):
-    wild = {"optimizer.lr": 1e30, "lr_scheduler.warmup_steps": 0, "training.steps": 20}
+    wild = {"optimizer.lr": 1e30, "optimizer.weight_decay": 0.0, "lr_scheduler.warmup_steps": 0, "training.steps": 20}
     with pytest.raises(TrainingFailed):
         train(tiny_run(tmp_path, wild))
     records = [strict_json.parse(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]

@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_says_how_to_continue_and_that_works(empty, capsy
 
 
 def test_a_run_that_went_bad_is_not_told_to_resume_when_it_saved_nothing(empty, capsys):
-    wild = "--optimizer.lr 1e30 --lr_scheduler.warmup_steps 0 --training.steps 9"
+    wild = "--optimizer.lr 1e30 --optimizer.weight_decay 0 --lr_scheduler.warmup_steps 0 --training.steps 9"
     assert main(shlex.split(f"{TRAIN} {wild}")) == 1
     assert "start again with a lower optimizer.lr" in capsys.readouterr().err
     assert main(shlex.split(f"{TRAIN} {wild} --checkpoint.interval 1")) == 1

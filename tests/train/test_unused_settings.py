@@ -165,7 +165,7 @@ def test_no_recipe_has_a_setting_without_effect_and_its_json_has_none_either(nam
 @pytest.mark.parametrize("name", find_recipes())
 def test_one_flag_switches_off_what_a_recipe_set_up(name, off):
     request = read(name, off)
-    assert [each for each in find_unused(request.config) if each.rule.is_strict] == []
+    assert [each for each in find_unused(request.config) if each.is_strict] == []
     check_config(parse_json(dump_json(request.config)))
 
 

@@ -91,7 +91,7 @@ def test_chunked_graphs_on_four_ranks_have_the_bits_of_eager_chunking(chunks, sc
 @pytest.mark.parametrize("chunks", MODES)
 def test_chunks_use_the_counts_of_whole_sequences(chunks, scope, tmp_path):
     """A chunked run is verified against one device that knows no chunks."""
-    options = {"strategy": "trace", "schedule": "off", **MODES[chunks]}
+    options = {"strategy": "trace", **MODES[chunks]}
     changes = {f"compile.expert_overlap.{name}": value for name, value in options.items()}
     changes |= {"training.local_batch_size": 4, "parallelism.fsdp": "graph", **balanced(scope)}
     verdict = pool.run(1, verify_on_ranks, tiny("qwen3_moe", tmp_path, changes))[0]

@@ -39,7 +39,7 @@ class Check:
 
 def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Check]:
     """Graph mode against eager: bit for bit, also as a CUDA graph and with every memory policy; compiled, within
-    rounding. Routed experts are recorded with grouped products, which exist in bf16 only."""
+    rounding. Routed experts are recorded with grouped matmuls, which exist in bf16 only."""
     recorded = {"as a CUDA graph": f"{bf16} --compile.cuda_graph full"} if device == "cuda" else {}
     same = {
         "": fp32,

@@ -1,7 +1,7 @@
 """How fast a step is: modes one after the other in one process, on the same tokens and the same first weights.
 
 The optimizer counts; reading data, checkpoints and logs do not. Times are medians over many steps. Every step has its
-own tokens: a batch that is seen again and again is soon known by heart, and products of tiny gradients are faster than
+own tokens: a batch that is seen again and again is soon known by heart, and matmuls of tiny gradients are faster than
 those of a real run. On a GPU the device's own clock is read between steps, and nobody waits for it until the end.
 """
 
@@ -40,7 +40,7 @@ log = get_log("bench")
 AHEAD = 64
 """Batches drawn at once."""
 WIDEST = 1 << 16
-"""Columns of products that are still joined where our own kernels can read and write them side by side."""
+"""Columns of matmuls that are still joined where our own kernels can read and write them side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)

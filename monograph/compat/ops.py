@@ -33,9 +33,9 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def add_matmul_(total: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
-    """Add left @ right to an fp32 sum, or begin one: added up inside of the product, and rounded nowhere.
+    """Add left @ right to an fp32 sum, or begin one: added up inside of the matmul, and rounded nowhere.
 
-    Products of narrow operands with a wide result are CUDA's alone, and new.
+    Matmuls of narrow operands with a wide result are CUDA's alone, and new.
     """
     wider: dict[str, Any] = {} if left.dtype == total.dtype else {"out_dtype": total.dtype}
     if is_first:
@@ -86,7 +86,7 @@ UNSAFE_VIEW = ATEN._unsafe_view.default
 
 
 def find_costly_ops() -> frozenset[Any]:
-    """Ops worth remembering: products, attention and top-k."""
+    """Ops worth remembering: matmuls, attention and top-k."""
     names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
     attention = (
         "_scaled_dot_product_flash_attention",

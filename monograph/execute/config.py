@@ -87,4 +87,4 @@ class ActivationCheckpointConfig(Configurable.Config):
     """What a block keeps for backward, and what it computes again."""
 
     mode: Literal["none", "full", "selective"] = "none"
-    """none keeps all; full keeps a block's input; selective also keeps products, attention, top-k and exchanges."""
+    """none keeps all; full keeps a block's input; selective also keeps matmuls, attention, top-k and exchanges."""

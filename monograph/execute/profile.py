@@ -39,8 +39,8 @@ _NUMBER = re.compile(r"\.\d+(?=[. ])")
 KINDS = {
     "compiled": r"triton|cpp_fused",
     "attention": r"flash|fmha|attention|sdpa",
-    "grouped products": r"grouped",
-    "products": r"gemm|nvjet|cutlass|cublas|xmma|::mm|::bmm|::addmm|splitk|cijk",
+    "grouped matmuls": r"grouped",
+    "matmuls": r"gemm|nvjet|cutlass|cublas|xmma|::mm|::bmm|::addmm|splitk|cijk",
     "optimizer": r"adam|foreach|multi_tensor|lpnorm",
     "transfers": r"nccl|c10d",
     "sorting": r"sort|topk|scan|radix|searchsorted",

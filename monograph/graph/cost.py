@@ -60,7 +60,7 @@ H200 = Machine(
     link_bytes_per_second=50e9,
     link_latency_seconds=10e-6,
 )
-"""bf16 products and memory as measured on one H200; links as a 400 Gb/s network card per GPU gives them."""
+"""bf16 matmuls and memory as measured on one H200; links as a 400 Gb/s network card per GPU gives them."""
 
 
 @dataclass(frozen=True, kw_only=True)

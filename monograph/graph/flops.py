@@ -1,4 +1,4 @@
-"""Floating-point operations of one node. Products and attention count; everything else is bound by memory.
+"""Floating-point operations of one node. Matmuls and attention count; everything else is bound by memory.
 
 A multiplication and its addition count as two. Attention counts every query with every key, causal or not: the
 convention of most published figures. Backward through attention computes the scores once more.
@@ -73,7 +73,7 @@ def _attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
 
 
 def _attention_backward(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
-    """Scores once more and the gradients of query and key (3 products), of the weights and of value (2)."""
+    """Scores once more and the gradients of query and key (3 matmuls), of the weights and of value (2)."""
     scores = math.prod(query[:-1]) * key[-2]
     return 2 * scores * (3 * query[-1] + 2 * value[-1])
 

@@ -1,7 +1,7 @@
 """The loss of a projection to the vocabulary, slice by slice, with its gradients: one op, because it saves memory.
 
 As ops of a graph, every slice makes its logits, their gradient and a new sum of the weight's gradients. Inside of one
-op the gradient takes the memory of the logits, and the product adds to the sum where it lies.
+op the gradient takes the memory of the logits, and the matmul adds to the sum where it lies.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The sliced loss on a GPU: torch's products around a cross entropy in Triton, in as little memory as it takes.
+"""The sliced loss on a GPU: torch's matmuls around a cross entropy in Triton, in as little memory as it takes.
 
 Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
 """
@@ -25,8 +25,8 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and gradients; only one slice of logits exists at a time, and its gradient is written over it.
 
-    What several slices add to the weight's gradient is summed in fp32, inside of the products; that of a single one
-    is the product itself.
+    What several slices add to the weight's gradient is summed in fp32, inside of the matmuls; that of a single one
+    is the matmul itself.
     """
     tokens = hidden.shape[0]
     labels, weight = labels.contiguous(), weight.contiguous()

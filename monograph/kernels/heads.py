@@ -66,7 +66,7 @@ class RopeTail(Function):
 
 
 class JoinKeys(Function):
-    """Keys and values of one product; backward writes that product's gradient whole, instead of joining two halves."""
+    """Keys and values of one matmul; backward writes that matmul's gradient whole, instead of joining two halves."""
 
     @staticmethod
     def forward(
@@ -93,7 +93,7 @@ def reference_join_heads(
 def reference_split_heads(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `join_keys`: of the product, and of the tail that all heads share."""
+    """The gradients of `join_keys`: of the matmul, and of the tail that all heads share."""
     own, tail = cut_tail(grad_keys, cos)
     shared = reference_rope(tail.sum(dim=2, keepdim=True), cos, sin, interleaved, True)
     return torch.cat((own, grad_values), dim=-1), shared

@@ -1,6 +1,6 @@
 """The kernels of latent attention's heads, in Triton. Imported with the first CUDA tensor, as swiglu_on_gpu.py is.
 
-Inputs are read by their strides: heads are parts of wider products, and a tail that all heads share has none between
+Inputs are read by their strides: heads are parts of wider matmuls, and a tail that all heads share has none between
 them. In backward a program owns a token, so that no sum over heads crosses programs.
 """
 
@@ -154,7 +154,7 @@ def split_kernel(
 def split_heads(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the product that keys and values are parts of, and of the tail that all heads share."""
+    """The gradients of the matmul that keys and values are parts of, and of the tail that all heads share."""
     batch, seq_len, heads, dim = grad_keys.shape
     half, width = cos.shape[-1], grad_values.shape[-1]
     kept = dim - 2 * half

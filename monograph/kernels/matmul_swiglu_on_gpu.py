@@ -1,4 +1,4 @@
-"""Who computes a product with a gate on a GPU: one kernel of ours where there is one for it, or one after the other."""
+"""Who computes a matmul with a gate on a GPU: one kernel of ours where there is one for it, or one after the other."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Products that compute a gate, or its backward, while their results are still in the processor; in Gluon.
+"""Matmuls that compute a gate, or its backward, while their results are still in the processor; in Gluon.
 
-What is as wide as the hidden layer is not read again. Every number is rounded where a product and a gate of their own
+What is as wide as the hidden layer is not read again. Every number is rounded where a matmul and a gate of their own
 round it.
 """
 

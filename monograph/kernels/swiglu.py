@@ -4,7 +4,7 @@ Op by op, values as wide as the hidden layer are read and written fourteen times
 are remembered, not silu(x).
 
 Three more ops are put into graphs by the pass fuse_kernels. `again` also computes the gate once more, where backward
-needs it and forward did not keep it; `joined` writes both gradients side by side, for the one product that reads them.
+needs it and forward did not keep it; `joined` writes both gradients side by side, for the one matmul that reads them.
 """
 
 import importlib

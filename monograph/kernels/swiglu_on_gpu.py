@@ -1,6 +1,6 @@
 """The kernels of gates, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
 
-Each reads its inputs by their strides (gates are often parts of wider products), computes in fp32 and writes a dense
+Each reads its inputs by their strides (gates are often parts of wider matmuls), computes in fp32 and writes a dense
 result. No sum crosses programs, so results do not depend on the order in which these run.
 """
 

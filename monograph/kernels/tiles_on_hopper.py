@@ -1,4 +1,4 @@
-"""Products tile by tile, in Gluon, for GPUs of compute capability 9: what all warps do but those that finish a tile.
+"""Matmuls tile by tile, in Gluon, for GPUs of compute capability 9: what all warps do but those that finish a tile.
 
 One warp fetches both operands, two groups of four warps multiply half of a tile's rows each and leave the result in
 shared memory. Who finishes it does so while the next tile is multiplied, and it takes no time of its own. Where the

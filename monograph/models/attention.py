@@ -1,4 +1,4 @@
-"""Grouped-query attention, and the attention product that all kinds of attention share."""
+"""Grouped-query attention, and the attention that all kinds of attention share."""
 
 import torch
 import torch.nn.functional as F

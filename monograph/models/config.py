@@ -103,7 +103,7 @@ class RopeConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class SdpaConfig(Configurable.Config):
-    """How the attention product itself is computed."""
+    """How the attention itself is computed."""
 
     backends: tuple[AttentionBackend, ...] = ("cudnn", "flash", "efficient", "math")
     """Kernels in order of preference; the first that serves the device and shapes is used."""
@@ -131,7 +131,7 @@ class AttentionConfig(Configurable.Config):
     qk_norm: bool = False
     """Normalise every query and key head before rotating it."""
     sdpa: SdpaConfig = field(default_factory=SdpaConfig)
-    """Kernels of the attention product."""
+    """Kernels of the attention."""
 
     def check(self) -> None:
         check_positive(self, "n_heads", "n_kv_heads", most=MAX_COUNT)
@@ -181,7 +181,7 @@ class LatentAttentionConfig(Configurable.Config):
     latent_norm_eps: float = 1e-6
     """Added to the mean square in the norms of the latents; DeepSeek's models use 1e-6, whatever norm_eps is."""
     sdpa: SdpaConfig = field(default_factory=SdpaConfig)
-    """Kernels of the attention product."""
+    """Kernels of the attention."""
 
     def check(self) -> None:
         check_positive(self, "n_heads", most=MAX_COUNT)

@@ -63,11 +63,11 @@ class Experts(nn.Module, Configurable):
             )
         return backend == "grouped_mm" or (backend == "auto" and is_fit and has_grouped_mm(device, dtype))
 
-    def compute_grouped(self, rows: Tensor, ends: Tensor, product: Callable[..., Tensor]) -> Tensor:
-        """All experts in three products; nothing is read on the host."""
-        x = product(rows, self.w1.transpose(1, 2), ends)
-        up = product(rows, self.w3.transpose(1, 2), ends)
-        return product(swiglu(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
+    def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
+        """All experts in three matmuls; nothing is read on the host."""
+        x = matmul(rows, self.w1.transpose(1, 2), ends)
+        up = matmul(rows, self.w3.transpose(1, 2), ends)
+        return matmul(swiglu(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
 
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""

@@ -26,7 +26,7 @@ class ParallelismConfig(Configurable.Config):
     data_parallel_shard_degree: int = -1
     """Devices that share one copy of the parameters (FSDP); -1 takes the rest."""
     tensor_parallel_degree: int = 1
-    """Devices that share each matrix product; between the products each has a slice of the sequence."""
+    """Devices that share each matmul; between the matmuls each has a slice of the sequence."""
     expert_parallel_degree: int = 1
     """Devices that share the routed experts."""
     expert_tensor_parallel_degree: int = 1

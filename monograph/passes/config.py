@@ -18,7 +18,7 @@ class ChooseSavedConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.passes.memory.choose_saved:ChooseSaved"
     policy: SavePolicy = "default"
-    """all; default: products, attention, top-k, exchanges; min_cut: fewest bytes; full: block inputs; budget: fits."""
+    """all; default: matmuls, attention, top-k, exchanges; min_cut: fewest bytes; full: block inputs; budget: fits."""
     save: tuple[str, ...] = ()
     """With full: also keep these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
     budget_gib: float = 0.0
@@ -126,13 +126,13 @@ class OverlapExpertsConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class MergeMatmulsConfig(Configurable.Config):
-    """Whether several products become one."""
+    """Whether several matmuls become one."""
 
     owner: ClassVar[str] = "monograph.passes.compute.merge_matmuls:MergeMatmuls"
     enabled: bool = False
-    """Join products that share an operand or are added up; numbers change within rounding."""
+    """Join matmuls that share an operand or are added up; numbers change within rounding."""
     max_columns: int = 1024
-    """Join only where one of the products has no more columns than this: wide ones keep a GPU busy by themselves."""
+    """Join only where one of the matmuls has no more columns than this: wide ones keep a GPU busy by themselves."""
 
     def check(self) -> None:
         if self.max_columns < 1:
@@ -168,11 +168,11 @@ class CompileWholeConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class FuseSwigluEpilogueConfig(Configurable.Config):
-    """Whether products compute gates."""
+    """Whether matmuls compute gates."""
 
     owner: ClassVar[str] = "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue"
     enabled: bool = False
-    """Let products compute the gates of their results; needs joined products. Numbers change within rounding."""
+    """Let matmuls compute the gates of their results; needs joined matmuls. Numbers change within rounding."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -194,7 +194,7 @@ class PassesConfig(Configurable.Config):
     overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
     """When chunks take turns."""
     merge_matmuls: MergeMatmulsConfig = field(default_factory=MergeMatmulsConfig)
-    """Which products are one."""
+    """Which matmuls are one."""
     cache_cast_weights: CacheCastWeightsConfig = field(default_factory=CacheCastWeightsConfig)
     """How often parameters are cast."""
     mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
@@ -202,7 +202,7 @@ class PassesConfig(Configurable.Config):
     compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
     """Whether all of it is."""
     fuse_swiglu_epilogue: FuseSwigluEpilogueConfig = field(default_factory=FuseSwigluEpilogueConfig)
-    """Whether products compute gates."""
+    """Whether matmuls compute gates."""
 
     order: ClassVar[dict[str, str]] = ORDER
     """Name -> class, in the order they run; a recipe with passes of its own subclasses this and changes it."""
@@ -239,7 +239,7 @@ class PassesConfig(Configurable.Config):
         if self.fuse_swiglu_epilogue.enabled and not self.merge_matmuls.enabled:
             raise ConfigError(
                 "passes.fuse_swiglu_epilogue is enabled without passes.merge_matmuls",
-                why="a gate is computed with the one product that both of its inputs come from",
+                why="a gate is computed with the one matmul that both of its inputs come from",
                 do="--passes.merge_matmuls.enabled true --passes.merge_matmuls.max_columns 65536",
             )
         for name in self.off:

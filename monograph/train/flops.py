@@ -1,6 +1,6 @@
 """Useful floating-point operations per token, for MFU. Two conventions exist, so both are counted and named.
 
-Matrix products: 6 operations per weight a token meets (2 forward, 4 backward); a routed expert's weights count for
+Matmuls: 6 operations per weight a token meets (2 forward, 4 backward); a routed expert's weights count for
 the share of tokens that visit it. The embedding is a lookup and counts nothing. Attention scores: every layer
 multiplies each query with every key and value of its sequence (full), or with half of them (causal).
 """

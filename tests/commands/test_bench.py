@@ -54,7 +54,7 @@ def check_profile(folder, mode):
     paths = {share["name"] for share in shares["by_path"]}
     assert any(path.startswith("layers.*.attention") and path.endswith("forward") for path in paths)
     assert any(path.startswith("layers.*.attention") and path.endswith("backward") for path in paths)
-    assert "products" in {share["name"] for share in shares["by_kind"]}
+    assert "matmuls" in {share["name"] for share in shares["by_kind"]}
     assert json.loads((folder / f"{mode}.trace.json").read_text())["traceEvents"]
 
 

@@ -93,21 +93,21 @@ def test_the_cut_is_the_cheapest_of_all(seed):
     assert sum(pipes[place][0] for place in found) == min(costs)
 
 
-def test_a_small_value_is_kept_instead_of_the_large_product_it_comes_from():
+def test_a_small_value_is_kept_instead_of_the_large_matmul_it_comes_from():
     hand = ByHand()
     x, w = hand.input("x", 4, 4), hand.input("w", 4, 4)
-    product = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
-    small_one = hand.call(ATEN.sum.dim_IntList, product, [0], path="layers.0.ffn")
+    matmul = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
+    small_one = hand.call(ATEN.sum.dim_IntList, matmul, [0], path="layers.0.ffn")
     loss = hand.call(ATEN.sum.default, small_one, path="head")
     back = hand.call(ATEN.mul.Tensor, x, small_one, path="layers.0.ffn", direction=BACKWARD)
     graph = hand.done(loss, w=back)
-    plans = {"the product": {product}, "the cut": plan_min_cut(graph, set(), lambda node: node is product)}
+    plans = {"the matmul": {matmul}, "the cut": plan_min_cut(graph, set(), lambda node: node is matmul)}
     sizes = {name: count_saved_bytes(graph, find_crossing(graph, kept)) for name, kept in plans.items()}
-    assert sizes == {"the product": 64, "the cut": 16}
+    assert sizes == {"the matmul": 64, "the cut": 16}
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=2, ep=2)], ids=["one", "ep2"])
-def test_no_product_attention_or_exchange_is_computed_twice(mesh):
+def test_no_matmul_attention_or_exchange_is_computed_twice(mesh):
     graph, facts = capture_small("deepseek_v3", mesh)
     pass_ = make_pass("choose_saved")
     pass_.config = pass_.config.replace(policy="min_cut")

@@ -87,7 +87,7 @@ def run(way: str) -> list[dict[str, Seen]]:
         return pool.run(RANKS, look_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS)
 
 
-def count_products(seen):
+def count_matmuls(seen):
     return sum(seen.backward[name] for name in ("mm", "bmm", "addmm", "_grouped_mm"))
 
 
@@ -118,7 +118,7 @@ def test_a_block_that_runs_twice_counts_its_tokens_once(way):
 def test_full_runs_everything_again_and_selective_repeats_nothing_costly(way):
     for rank in run(way):
         none, full, selective = (rank[kind] for kind in KINDS)
-        assert count_products(selective) == count_products(none) < count_products(full)
+        assert count_matmuls(selective) == count_matmuls(none) < count_matmuls(full)
         for name in ("topk", "all_to_all_single"):
             assert selective.backward[name] == none.backward[name] < full.backward[name]
         assert none.backward["topk"] == 0

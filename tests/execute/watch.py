@@ -28,8 +28,8 @@ class CountOps(TorchDispatchMode):
         self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
-    def products(self) -> int:
-        """Matrix products of any kind."""
+    def matmuls(self) -> int:
+        """Matmuls of any kind."""
         return sum(self.counts[name] for name in PRODUCTS)
 
 

@@ -36,14 +36,14 @@ def flops_of(op, *shapes, dtype=torch.float32, **kwargs):
     return count_flops(node, LikelySizes(hand.graph))
 
 
-def test_products_count_two_operations_for_every_multiplication():
+def test_matmuls_count_two_operations_for_every_multiplication():
     assert flops_of(ATEN.mm.default, (3, 5), (5, 7)) == 2 * 3 * 5 * 7
     assert flops_of(ATEN.addmm.default, (7,), (3, 5), (5, 7)) == 2 * 3 * 5 * 7
     assert flops_of(ATEN.bmm.default, (4, 3, 5), (4, 5, 7)) == 4 * 2 * 3 * 5 * 7
     assert flops_of(ATEN.add.Tensor, (3, 5), (3, 5)) == 0
 
 
-def test_grouped_products_count_each_row_once_whatever_its_group():
+def test_grouped_matmuls_count_each_row_once_whatever_its_group():
     hand = ByHand()
     rows, weights = (hand.input(n, *s, dtype=torch.bfloat16) for n, s in (("a", (64, 32)), ("b", (4, 32, 16))))
     ends = hand.input("ends", 4, dtype=torch.int32)
@@ -56,7 +56,7 @@ def test_grouped_products_count_each_row_once_whatever_its_group():
     assert count_flops(weight_gradient, sizes) == 2 * 64 * 32 * 16
 
 
-def test_attention_counts_every_query_with_every_key_and_five_products_in_backward():
+def test_attention_counts_every_query_with_every_key_and_five_matmuls_in_backward():
     hand = ByHand()
     q, k = (hand.input(name, 2, 3, 16, 8) for name in ("q", "k"))
     v = hand.input("v", 2, 3, 16, 4)
@@ -108,9 +108,9 @@ def test_a_rank_that_is_alone_in_its_group_sends_nothing():
 def test_compute_is_bound_by_operations_or_by_memory():
     hand = ByHand()
     x = hand.input("x", 10, 10)
-    product = hand.call(ATEN.mm.default, x, x)  # 2000 operations at 100/s
-    launch = hand.call(REDUCE, product, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
-    total = hand.call(ATEN.add.Tensor, product, x)  # three times 400 bytes at 1000/s
+    matmul = hand.call(ATEN.mm.default, x, x)  # 2000 operations at 100/s
+    launch = hand.call(REDUCE, matmul, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
+    total = hand.call(ATEN.add.Tensor, matmul, x)  # three times 400 bytes at 1000/s
     done = hand.call(WAIT, launch)
     cost = measure(hand.done(hand.call(ATEN.view.default, done, [100]), x=total), SLOW, {"g": 2})
     assert cost.flops == 2000

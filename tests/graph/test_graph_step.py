@@ -79,11 +79,11 @@ def test_a_batch_of_another_shape_is_refused_by_name():
 def test_every_node_is_tagged_and_backward_knows_its_module():
     graph = captured("deepseek_v3_debugmodel", Mesh(), 0)
     assert all(has_tag(node) for node in graph.nodes)
-    products = [tag_of(n) for n in graph.nodes if n.target is torch.ops.aten.mm.default]
-    by_module = Counter((tag.path, tag.direction) for tag in products)
+    matmuls = [tag_of(n) for n in graph.nodes if n.target is torch.ops.aten.mm.default]
+    by_module = Counter((tag.path, tag.direction) for tag in matmuls)
     for path in ("layers.1.attention.wo", "layers.2.moe.shared_experts.w1", "layers.0.feed_forward.w2"):
         assert by_module[path, Direction.FORWARD] == 1
-        assert by_module[path, Direction.BACKWARD] == 2, f"{path}: a product for the weight and one for the input"
+        assert by_module[path, Direction.BACKWARD] == 2, f"{path}: a matmul for the weight and one for the input"
     regions = {tag_of(node).region for node in graph.nodes if tag_of(node).block == 1}
     assert {"dispatch", "compute", "combine"} <= regions
 

@@ -1,4 +1,4 @@
-"""Products with gates: what torch and the ops of gates do one after the other, whoever computes it."""
+"""Matmuls with gates: what torch and the ops of gates do one after the other, whoever computes it."""
 
 import importlib
 
@@ -28,7 +28,7 @@ depth; two, the second nearly empty; a single tile beside another, and below it.
 
 
 def make(device, dtype, rows, depth, columns):
-    """Two products' operands, and a gate's inputs as halves of rows of one product."""
+    """Two matmuls' operands, and a gate's inputs as halves of rows of one matmul."""
     torch.manual_seed(0)
     x = torch.randn(rows, depth, device=device, dtype=dtype)
     weight = torch.randn(2 * columns, depth, device=device, dtype=dtype) / depth**0.5
@@ -68,7 +68,7 @@ def test_on_a_cpu_they_are_the_same_ops(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_number_is_what_two_ops_compute(shape):
-    """Each is rounded where two ops round it, so only the order of a product's sum can make a difference: less than one
+    """Each is rounded where two ops round it, so only the order of a matmul's sum can make a difference: less than one
     number in a thousand may differ, and against fp64 ours must not be further away."""
     device = torch.device("cuda")
     forward, backward = make(device, torch.bfloat16, *shape)

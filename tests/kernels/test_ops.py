@@ -37,7 +37,7 @@ def close(found, expected):
 
 
 def make_gate(device, dtype, rows=7):
-    """Two halves of one product, as when both projections are computed together: rows with gaps between them."""
+    """Two halves of one matmul, as when both projections are computed together: rows with gaps between them."""
     torch.manual_seed(0)
     both = torch.randn(3, rows, 3000, dtype=dtype, device=device)
     return both[..., :1500], both[..., 1500:], torch.randn(3, rows, 1500, dtype=dtype, device=device)
@@ -201,7 +201,7 @@ def test_a_row_of_logits_does_not_depend_on_the_rows_before_it():
         part = slice(first, first + 11)
         _, few, _ = chunked_cross_entropy(hidden[part], weight, labels[part], scale, 3000, kernels="fused")
         error = (all_rows[part].float() - few.float()).norm() / few.float().norm()
-        assert error < 1e-3, "products of another size may add in another order, and nothing else"
+        assert error < 1e-3, "matmuls of another size may add in another order, and nothing else"
 
 
 @pytest.mark.gpu

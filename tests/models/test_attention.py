@@ -21,7 +21,7 @@ def attend_plainly(q, k, v, mask, scale):
 @pytest.mark.parametrize("backends", [("cudnn", "flash", "efficient", "math"), ("math",)])
 @pytest.mark.parametrize("kv_heads, v_dim", [(4, 8), (2, 8), (1, 8), (4, 12)])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_attention_product_is_the_textbook_one(backends, kv_heads, v_dim, packed):
+def test_the_attention_matmul_is_the_textbook_one(backends, kv_heads, v_dim, packed):
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 12, 4, 8, generator=generator)
     k, v = (torch.randn(2, 12, kv_heads, dim, generator=generator) for dim in (8, v_dim))

@@ -30,8 +30,8 @@ def test_casts_of_parameters_are_marked_and_nothing_else():
     a, b = hand.input("a", 4, 4), hand.input("b", 2, 4)
     narrow = [hand.call(ATEN._to_copy.default, each, dtype=torch.bfloat16) for each in (a, b)]
     both = hand.call(ATEN.cat.default, narrow, 0)
-    product = hand.call(ATEN.mm.default, both, narrow[0])
-    wide = hand.call(ATEN._to_copy.default, product, dtype=torch.float32)
+    matmul = hand.call(ATEN.mm.default, both, narrow[0])
+    wide = hand.call(ATEN._to_copy.default, matmul, dtype=torch.float32)
     graph = hand.done(hand.call(ATEN.sum.default, wide))
     assert run("cache_cast_weights", graph, config=KEPT) == "2 parameters are cast once an update"
     check_text(

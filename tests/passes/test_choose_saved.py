@@ -22,13 +22,13 @@ def choose(policy, model="deepseek_v3", mesh=ALONE, **options):
     return kept, count_saved_bytes(graph, find_crossing(graph, kept)), graph
 
 
-def test_products_are_kept_and_what_follows_cheaply_is_computed_again():
+def test_matmuls_are_kept_and_what_follows_cheaply_is_computed_again():
     hand = ByHand()
     x, w = hand.input("x", 4, 4), hand.input("w", 4, 4)
-    product = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
-    active = hand.call(ATEN.silu.default, product, path="layers.0.ffn")
+    matmul = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
+    active = hand.call(ATEN.silu.default, matmul, path="layers.0.ffn")
     loss = hand.call(ATEN.sum.default, active, path="layers.0")
-    back = hand.call(ATEN.mm.default, active, product, path="layers.0.ffn", direction=BACKWARD)
+    back = hand.call(ATEN.mm.default, active, matmul, path="layers.0.ffn", direction=BACKWARD)
     graph = hand.done(loss, w=back)
     run("choose_saved", graph)
     check_text(
@@ -69,7 +69,7 @@ def test_a_budget_below_what_must_be_kept_is_refused_with_the_number():
 def test_a_selector_keeps_what_it_names_in_every_block_and_nothing_else():
     plain, more = choose("full")[0], choose("full", save=("layers.*.attention.wo::mm",))
     added = more[0] - {each for each in more[0] if each.name in {node.name for node in plain}}
-    assert len(added) == 3, "one product in each of three blocks"
+    assert len(added) == 3, "one matmul in each of three blocks"
     assert all(node.target is ATEN.mm.default for node in added)
 
 

@@ -108,17 +108,17 @@ def test_every_bit_stays(policy, is_joined, tmp_path):
 
 
 def make_gated(*, has_transfer=False):
-    """A gate that backward computes again, read by a product before the gate's own backward."""
+    """A gate that backward computes again, read by a matmul before the gate's own backward."""
     hand = ByHand()
     x, up, grad, w = (hand.input(name, 4, 4) for name in ("x", "up", "grad", "w"))
     loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up, path="layers.0"))
     back = {"path": "layers.0", "direction": BACKWARD}
     again = hand.call(SWIGLU, x, up, **back)
-    product = hand.call(ATEN.mm.default, again, grad, **back)
-    first = hand.call(ATEN.mm.default, product, grad, **back) if has_transfer else grad
+    matmul = hand.call(ATEN.mm.default, again, grad, **back)
+    first = hand.call(ATEN.mm.default, matmul, grad, **back) if has_transfer else grad
     pair = hand.call(SWIGLU_BACKWARD, first, x, up, **back)
     parts = [hand.call(operator.getitem, pair, place, **back) for place in (0, 1)]
-    return hand.done(loss, x=parts[0], up=parts[1], grad=product, w=hand.call(ATEN.mm.default, w, grad, **back))
+    return hand.done(loss, x=parts[0], up=parts[1], grad=matmul, w=hand.call(ATEN.mm.default, w, grad, **back))
 
 
 def test_what_reads_the_second_gate_moves_behind_the_backward():
@@ -159,8 +159,8 @@ def test_a_norm_with_another_eps_is_another_norm(eps):
     again = hand.call(operator.getitem, hand.call(NORM, x, w, eps, **back), 0, **back)
     pair = hand.call(NORM_BACKWARD, grad, x, w, scale, None, **back)
     of_x, of_w = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
-    product = hand.call(ATEN.mm.default, again, grad, **back)
-    graph = hand.done(hand.call(ATEN.sum.default, out), x=of_x, w=of_w, grad=product)
+    matmul = hand.call(ATEN.mm.default, again, grad, **back)
+    graph = hand.done(hand.call(ATEN.sum.default, out), x=of_x, w=of_w, grad=matmul)
     assert run("fuse_kernels", graph).startswith("1 computed" if eps == 1e-5 else "0 computed")
 
 

@@ -1,4 +1,4 @@
-"""fuse_swiglu_epilogue: a product and the gate of its result become one op; so do a product and a gate's backward."""
+"""fuse_swiglu_epilogue: a matmul and the gate of its result become one op; so do a matmul and a gate's backward."""
 
 import operator
 from collections import Counter
@@ -36,7 +36,7 @@ def count(model, passes, mesh=Mesh(), **changes):  # noqa: B008 - a mesh never c
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
-def test_gates_of_a_dense_model_are_computed_by_products(mesh):
+def test_gates_of_a_dense_model_are_computed_by_matmuls(mesh):
     apart, before = count("llama3", JOINED, mesh)
     fused, after = count("llama3", ASKED, mesh)
     assert (apart, fused) == ([2, 2, 0, 0], [0, 0, 2, 2])
@@ -45,7 +45,7 @@ def test_gates_of_a_dense_model_are_computed_by_products(mesh):
 
 
 def test_gates_of_routed_experts_stay_apart():
-    """Their products are grouped; those of a dense layer and of shared experts are not."""
+    """Their matmuls are grouped; those of a dense layer and of shared experts are not."""
     (gates, *others), _ = count("deepseek_v3", JOINED)
     assert others == [2, 0, 0] and gates > 2
     assert count("deepseek_v3", ASKED)[0] == [gates - 2, 0, 2, 2]
@@ -66,14 +66,14 @@ def test_on_a_cpu_every_bit_stays(model, tmp_path):
 
 
 def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=False):
-    """x @ w.T with the gate of its halves; and backward, with a product that may have another reader."""
+    """x @ w.T with the gate of its halves; and backward, with a matmul that may have another reader."""
     hand = ByHand()
     sizes = [3, 3, 2] if has_third else [3, 3]
     x, w = hand.input("x", 4, 5), hand.input("w", sum(sizes), 5) if is_turned else hand.input("w", 5, 6)
     grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 3)
     path, inside = {"path": "layers.0"}, {"path": "layers.0.up"}
-    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **inside) if is_turned else w, **inside)
-    split = hand.call(ATEN.split_with_sizes.default, product, sizes, 1, **inside)
+    matmul = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **inside) if is_turned else w, **inside)
+    split = hand.call(ATEN.split_with_sizes.default, matmul, sizes, 1, **inside)
     halves = [hand.call(operator.getitem, split, place, **inside) for place in ((1, 0) if is_swapped else (0, 1))]
     loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, *halves, **path))
     back = {**path, "direction": BACKWARD}
@@ -86,7 +86,7 @@ def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=Fal
 
 def test_what_it_writes():
     graph = make_gated()
-    assert run("fuse_swiglu_epilogue", graph, ASKED) == "1 products with gates, 1 with backwards of gates"
+    assert run("fuse_swiglu_epilogue", graph, ASKED) == "1 matmuls with gates, 1 with backwards of gates"
     check_text(
         graph,
         """
@@ -115,10 +115,10 @@ def test_what_it_writes():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"is_swapped": True}, "0 products with gates, 1 with backwards of gates"),
-        ({"is_turned": False}, "0 products with gates, 1 with backwards of gates"),
-        ({"is_read": True}, "1 products with gates, 0 with backwards of gates"),
-        ({"has_third": True}, "0 products with gates, 1 with backwards of gates"),
+        ({"is_swapped": True}, "0 matmuls with gates, 1 with backwards of gates"),
+        ({"is_turned": False}, "0 matmuls with gates, 1 with backwards of gates"),
+        ({"is_read": True}, "1 matmuls with gates, 0 with backwards of gates"),
+        ({"has_third": True}, "0 matmuls with gates, 1 with backwards of gates"),
     ],
     ids=str,
 )
@@ -126,21 +126,21 @@ def test_what_is_something_else_stays_apart(change, said):
     assert run("fuse_swiglu_epilogue", make_gated(**change), ASKED) == said
 
 
-def test_a_product_is_computed_once_for_two_gates():
+def test_a_matmul_is_computed_once_for_two_gates():
     hand = ByHand()
     x, w = hand.input("x", 4, 5), hand.input("w", 6, 5)
-    product = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w))
-    split = hand.call(ATEN.split_with_sizes.default, product, [3, 3], 1)
+    matmul = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w))
+    split = hand.call(ATEN.split_with_sizes.default, matmul, [3, 3], 1)
     halves = [hand.call(operator.getitem, split, place) for place in (0, 1)]
     gates = [hand.call(SWIGLU, *halves) for _ in range(2)]
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, *gates)), x=x)
-    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("1 products with gates")
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("1 matmuls with gates")
     ops = Counter(node.target for node in graph.nodes)
     assert (ops[MATMUL_SWIGLU], ops[ATEN.mm.default], ops[SWIGLU]) == (1, 0, 1)
 
 
 def test_rows_that_are_cut_otherwise_stay_apart():
-    """Gradients that lie side by side in narrower rows do not lie side by side in the product's."""
+    """Gradients that lie side by side in narrower rows do not lie side by side in the matmul's."""
     hand = ByHand()
     grad, v = hand.input("grad", 4, 5), hand.input("v", 5, 6)
     x, up = hand.input("x", 4, 2, 3), hand.input("up", 4, 2, 3)
@@ -154,11 +154,11 @@ def test_rows_that_are_cut_otherwise_stay_apart():
 
 def test_nothing_moves_past_what_writes():
     graph = make_gated()
-    product = next(node for node in graph.nodes if node.target is ATEN.mm.default)
-    call_after(graph.module.graph, product, ATEN.mul_.Tensor, (product, 2.0), tag_of(product))
-    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("0 products with gates")
+    matmul = next(node for node in graph.nodes if node.target is ATEN.mm.default)
+    call_after(graph.module.graph, matmul, ATEN.mul_.Tensor, (matmul, 2.0), tag_of(matmul))
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("0 matmuls with gates")
 
 
-def test_products_that_are_not_joined_are_an_error():
+def test_matmuls_that_are_not_joined_are_an_error():
     with pytest.raises(ConfigError, match="fuse_swiglu_epilogue is enabled without"):
         PassesConfig(fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True)).check()

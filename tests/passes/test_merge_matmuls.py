@@ -1,4 +1,4 @@
-"""merge_matmuls: products with a common operand, and sums of products, are computed as one."""
+"""merge_matmuls: matmuls with a common operand, and sums of matmuls, are computed as one."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ ASKED = PassesConfig(merge_matmuls=MergeMatmulsConfig(enabled=True))
 JOINED = {"passes.merge_matmuls.enabled": True}
 
 
-def test_shared_left_operands_sums_and_shared_right_operands_become_one_product_each():
+def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_each():
     hand = ByHand()
     x, a, b = hand.input("x", 4, 3), hand.input("a", 2, 3), hand.input("b", 5, 3)
     paths = {"path": "layers.0.attention.wa"}, {"path": "layers.0.attention.wb"}
@@ -37,7 +37,7 @@ def test_shared_left_operands_sums_and_shared_right_operands_become_one_product_
         a=wgrads[0],
         b=wgrads[1],
     )
-    assert run("merge_matmuls", graph, config=ASKED) == "6 products became 3"
+    assert run("merge_matmuls", graph, config=ASKED) == "6 matmuls became 3"
     check_text(
         graph,
         """
@@ -76,7 +76,7 @@ def test_a_second_run_finds_nothing_more_to_join():
     run("merge_matmuls", graph, config=ASKED)
     once = graph.text()
     assert count(graph) < before
-    assert run("merge_matmuls", graph, config=ASKED) == "0 products became 0"
+    assert run("merge_matmuls", graph, config=ASKED) == "0 matmuls became 0"
     assert graph.text() == once
 
 

@@ -9,7 +9,7 @@ from tests.passes.kit import capture_small, make_pass
 
 
 def order_of_events(graph):
-    """`launch 0`, `wait 0`, ... of the gathers in the order they happen, by block; blocks' products in between."""
+    """`launch 0`, `wait 0`, ... of the gathers in the order they happen, by block; blocks' matmuls in between."""
     events = []
     for line in graph.text(folded=False).splitlines():
         head = re.match(r"(forward|backward)(?: block (\d+))?:", line)

@@ -13,10 +13,10 @@ from tests.passes.written import BACKWARD, ByHand, check_text, run
 def test_a_value_lives_again_just_before_backward_reads_it():
     hand = ByHand()
     x, w = hand.input("x", 4, 4), hand.input("w", 4, 4)
-    product = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
-    active = hand.call(ATEN.silu.default, product, path="layers.0.ffn")
+    matmul = hand.call(ATEN.mm.default, x, w, path="layers.0.ffn")
+    active = hand.call(ATEN.silu.default, matmul, path="layers.0.ffn")
     loss = hand.call(ATEN.sum.default, active, path="layers.0")
-    early = hand.call(ATEN.mul.Tensor, product, 2, path="layers.0.ffn", direction=BACKWARD)
+    early = hand.call(ATEN.mul.Tensor, matmul, 2, path="layers.0.ffn", direction=BACKWARD)
     back = hand.call(ATEN.mm.default, active, early, path="layers.0.ffn", direction=BACKWARD)
     graph = hand.done(loss, w=hand.call(ATEN.mul.Tensor, back, active, path="layers.0.ffn", direction=BACKWARD))
     run("choose_saved", graph)

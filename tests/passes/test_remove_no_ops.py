@@ -40,7 +40,7 @@ def test_views_that_change_something_and_values_that_are_returned_stay():
     assert graph.text() == before
 
 
-def make_product_with_one():
+def make_matmul_with_one():
     """A loss that computes its gradient in forward, times the gradient that backward begins with."""
     hand = ByHand()
     x, w = hand.input("x", 4, 4, kind=InputKind.BATCH), hand.input("w", 4, 4)
@@ -52,8 +52,8 @@ def make_product_with_one():
     return hand.done(loss, w=hand.call(ATEN.mul.Tensor, grad, 3, direction=BACKWARD))
 
 
-def test_a_product_with_one_is_its_other_factor_and_backward_stays_backward():
-    graph = make_product_with_one()
+def test_a_matmul_with_one_is_its_other_factor_and_backward_stays_backward():
+    graph = make_matmul_with_one()
     assert run("remove_no_ops", graph) == "2 nodes removed"
     check_text(
         graph,
@@ -75,11 +75,11 @@ def test_a_product_with_one_is_its_other_factor_and_backward_stays_backward():
 
 
 def test_a_step_that_is_cut_where_backward_begins_keeps_its_ones():
-    graph = make_product_with_one()
+    graph = make_matmul_with_one()
     assert run("remove_no_ops", graph, is_split=True) == "0 nodes removed"
 
 
-def test_whatever_reads_such_a_product_through_a_view_reads_the_alias():
+def test_whatever_reads_such_a_matmul_through_a_view_reads_the_alias():
     hand = ByHand()
     x = hand.input("x", 4, 4)
     early = hand.call(ATEN.mm.default, x, x)

@@ -18,7 +18,7 @@ SLOW = Machine(
 
 
 def make_graph(blocks=3):
-    """Each block gathers its parameter and multiplies; backward reads the gathered values and the products."""
+    """Each block gathers its parameter and multiplies; backward reads the gathered values and the matmuls."""
     hand = ByHand()
     x = hand.input("x", 4, 4)
     weights = [hand.input(f"layers.{block}.w", 2, 4) for block in range(blocks)]
@@ -31,10 +31,10 @@ def make_graph(blocks=3):
         kept.append((full, x))
     gradient = x
     back = {"direction": Direction.BACKWARD}
-    for block, (full, product) in reversed(list(enumerate(kept))):
+    for block, (full, matmul) in reversed(list(enumerate(kept))):
         path = f"layers.{block}.work"
         gradient = hand.call(ATEN.mm.default, gradient, full, path=path, **back)
-        gradient = hand.call(ATEN.mul.Tensor, gradient, product, path=path, **back)
+        gradient = hand.call(ATEN.mul.Tensor, gradient, matmul, path=path, **back)
     return hand.done(gradient)
 
 

@@ -19,13 +19,13 @@ _ATEN = torch.ops.aten
 
 
 class RemoveNoOps(Pass):
-    """Drop what changes nothing: detach, a view to the same shape, a transpose of a transpose, a product with one.
+    """Drop what changes nothing: detach, a view to the same shape, a transpose of a transpose, a multiplication by one.
 
     Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)        g = ones_like(loss);  d = mul(dw, g)
     After:   y = mm(x, w)                                             d = alias(dw)
     Why:     views cost a dispatch, hide equal values from other passes, and lengthen the text. Backward begins with
              a gradient of one, and multiplies values as large as the vocabulary with it. An alias stays where such a
-             product led from forward to backward: a gradient must be seen to come from there.
+             matmul led from forward to backward: a gradient must be seen to come from there.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -43,7 +43,7 @@ class RemoveNoOps(Pass):
 
 
 def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]:
-    """Node -> the earlier node with the same value, for every node that changes nothing; `has_ones` keeps products
+    """Node -> the earlier node with the same value, for every node that changes nothing; `has_ones` keeps multiplications
     with one."""
     plan: dict[Node, Node] = {}
 
@@ -90,7 +90,7 @@ def _transposed_twice(node: Node, follow: Follow) -> Node | None:
 
 
 def _times_one(node: Node, follow: Follow) -> Node | None:
-    """A product with ones that leaves shape and dtype as they are."""
+    """A multiplication by ones that leaves shape and dtype as they are."""
     for source, other in (node.args, node.args[::-1]):
         if not (isinstance(source, Node) and isinstance(other, Node)):
             continue

@@ -1,4 +1,4 @@
-"""Which matrix products of a graph can be one: those that share an operand, those that are added up.
+"""Which matmuls of a graph can be one: those that share an operand, those that are added up.
 
 Values are told apart by what they are, not by their node: the same view taken twice is one value.
 """
@@ -21,24 +21,24 @@ Key = Any
 
 @dataclass(frozen=True)
 class MatmulGroup:
-    """Products with a common operand; the others are transposed matrices that can stand side by side."""
+    """Matmuls with a common operand; the others are transposed matrices that can stand side by side."""
 
-    products: list[Node]
+    matmuls: list[Node]
     shared: Node
     parts: list[Node]
-    """What is transposed, one for each product."""
+    """What is transposed, one for each matmul."""
     part_keys: list[Key]
     is_left_shared: bool
     anchor: Node
-    """The joined product comes right before it."""
+    """The joined matmul comes right before it."""
 
 
 @dataclass(frozen=True)
 class MatmulSum:
-    """Products that are added up, perhaps with something else."""
+    """Matmuls that are added up, perhaps with something else."""
 
     root: Node
-    products: list[Node]
+    matmuls: list[Node]
     others: list[Node]
     lefts: list[Node]
     left_keys: list[Key]
@@ -57,26 +57,26 @@ def key_of(node: Node) -> Key:
 
 
 def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[MatmulSum]:
-    """Every sum in which two or more addends are products that nobody else reads, one of them narrow inside."""
+    """Every sum in which two or more addends are matmuls that nobody else reads, one of them narrow inside."""
     found = []
     for node in nodes:
         if not _is_sum(node) or any(_is_sum(user) and _is_partial(node, user) for user in node.users):
             continue
-        products: list[Node] = []
+        matmuls: list[Node] = []
         others: list[Node] = []
         for addend in find_addends(node):
-            product = find_product(addend)
-            if product is not None and _place(product) == _place(node) and value_of(addend).dtype == _dtype(node):
-                products.append(product)
+            matmul = find_matmul(addend)
+            if matmul is not None and _place(matmul) == _place(node) and value_of(addend).dtype == _dtype(node):
+                matmuls.append(matmul)
             else:
                 others.append(addend)
-        if len(products) < 2 or len({tuple(value_of(each).shape) for each in products}) > 1:
+        if len(matmuls) < 2 or len({tuple(value_of(each).shape) for each in matmuls}) > 1:
             continue
-        products.sort(key=lambda each: _place_of_weight(_operand(each, 1)))
-        lefts, rights = ([_operand(each, place) for each in products] for place in (0, 1))
+        matmuls.sort(key=lambda each: _place_of_weight(_operand(each, 1)))
+        lefts, rights = ([_operand(each, place) for each in matmuls] for place in (0, 1))
         if min(value_of(left).shape[1] for left in lefts) > max_columns:
             continue
-        found.append(MatmulSum(node, products, others, lefts, [*map(key_of, lefts)], rights, [*map(key_of, rights)]))
+        found.append(MatmulSum(node, matmuls, others, lefts, [*map(key_of, lefts)], rights, [*map(key_of, rights)]))
     return found
 
 
@@ -89,16 +89,16 @@ def find_addends(root: Node) -> list[Node]:
     return found
 
 
-def find_product(node: Node) -> Node | None:
-    """The product that a value is a view of, if nobody else reads it."""
+def find_matmul(node: Node) -> Node | None:
+    """The matmul that a value is a view of, if nobody else reads it."""
     while node.target in _VIEWS and len(node.users) == 1:
         node = node.args[0]  # type: ignore[assignment]
-    is_product = node.target is ATEN.mm.default and len(node.users) == 1
-    return node if is_product and not has_symbols(value_of(node)) else None
+    is_matmul = node.target is ATEN.mm.default and len(node.users) == 1
+    return node if is_matmul and not has_symbols(value_of(node)) else None
 
 
 def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int], max_columns: int) -> list[MatmulGroup]:
-    """Every set of products in one block that share an operand and of which one is narrow.
+    """Every set of matmuls in one block that share an operand and of which one is narrow.
 
     `ranks` says how parts were put side by side before.
     """
@@ -111,40 +111,40 @@ def plan_groups(nodes: Sequence[Node], ranks: Mapping[Key, int], max_columns: in
             if other.target is ATEN.t.default:
                 sharing[is_left, key_of(_operand(node, int(not is_left))), _place(node)].append(node)
     found = []
-    for (is_left, *_), products in sharing.items():
-        narrow = min(value_of(product).shape[int(is_left)] for product in products)
-        if len(products) > 1 and narrow <= max_columns:
-            group = _make_group(products, is_left, ranks)
+    for (is_left, *_), matmuls in sharing.items():
+        narrow = min(value_of(matmul).shape[int(is_left)] for matmul in matmuls)
+        if len(matmuls) > 1 and narrow <= max_columns:
+            group = _make_group(matmuls, is_left, ranks)
             found += [group] if group else []
     return found
 
 
-def _make_group(products: list[Node], is_left: bool, ranks: Mapping[Key, int]) -> MatmulGroup | None:
+def _make_group(matmuls: list[Node], is_left: bool, ranks: Mapping[Key, int]) -> MatmulGroup | None:
     """The group, if there is a place where all operands are known and no result is needed yet."""
-    parts = {product: _operand(_operand(product, int(is_left)), 0) for product in products}
-    keys = {product: key_of(part) for product, part in parts.items()}
-    if len(set(keys.values())) < len(products):
+    parts = {matmul: _operand(_operand(matmul, int(is_left)), 0) for matmul in matmuls}
+    keys = {matmul: key_of(part) for matmul, part in parts.items()}
+    if len(set(keys.values())) < len(matmuls):
         return None
-    first, last = products[0], products[-1]
+    first, last = matmuls[0], matmuls[-1]
     if all(part < first for part in parts.values()):
         anchor = first
-    elif all(last < user for product in products for user in product.users):
+    elif all(last < user for matmul in matmuls for user in matmul.users):
         anchor = last
     else:
         return None
     shared = _operand(first if anchor is first else last, int(not is_left))
     if all(key in ranks for key in keys.values()):
-        products = sorted(products, key=lambda each: ranks[keys[each]])
-    if not all(can_refresh(product, _part_value(product, products, is_left)) for product in products):
+        matmuls = sorted(matmuls, key=lambda each: ranks[keys[each]])
+    if not all(can_refresh(matmul, _part_value(matmul, matmuls, is_left)) for matmul in matmuls):
         return None
-    return MatmulGroup(products, shared, [parts[p] for p in products], [keys[p] for p in products], is_left, anchor)
+    return MatmulGroup(matmuls, shared, [parts[p] for p in matmuls], [keys[p] for p in matmuls], is_left, anchor)
 
 
-def _part_value(product: Node, products: list[Node], is_left: bool) -> Any:
-    """What a product's value will be: a part of a larger one."""
-    value = value_of(product)
+def _part_value(matmul: Node, matmuls: list[Node], is_left: bool) -> Any:
+    """What a matmul's value will be: a part of a larger one."""
+    value = value_of(matmul)
     rows, columns = value.shape
-    width = sum(value_of(each).shape[1] for each in products) if is_left else columns
+    width = sum(value_of(each).shape[1] for each in matmuls) if is_left else columns
     return value.new_empty_strided((rows, columns), (width, 1))
 
 

@@ -1,4 +1,4 @@
-"""Fewer, larger products."""
+"""Fewer, larger matmuls."""
 
 import operator
 from dataclasses import dataclass, field, replace
@@ -20,12 +20,12 @@ from monograph.passes.config import MergeMatmulsConfig
 
 
 class MergeMatmuls(Pass):
-    """Products that share an operand, and products that are added up, become one.
+    """Matmuls that share an operand, and matmuls that are added up, become one.
 
     Before:  q = mm(x, t(wq));  k = mm(x, t(wk));  ...  dx = add(mm(dq, wq), mm(dk, wk))
     After:   w = cat([wq, wk]);  q, k = split(mm(x, t(w)));  ...  dx = mm(cat([dq, dk]), w)
-    Why:     one large product keeps a GPU busier than a small one beside a large one, reads the shared operand once,
-             and adds up in fp32 inside of the product. A compiler that casts the weights writes them into one matrix
+    Why:     one large matmul keeps a GPU busier than a small one beside a large one, reads the shared operand once,
+             and adds up in fp32 inside of the matmul. A compiler that casts the weights writes them into one matrix
              at no cost.
     """
 
@@ -46,8 +46,8 @@ class MergeMatmuls(Pass):
         for group in groups:
             apply_group(inside, group, packs)
         erase(plan_dead(graph))
-        joined = [each.products for each in sums] + [each.products for each in groups]
-        return f"{sum(map(len, joined))} products became {len(joined)}"
+        joined = [each.matmuls for each in sums] + [each.matmuls for each in groups]
+        return f"{sum(map(len, joined))} matmuls became {len(joined)}"
 
 
 @dataclass
@@ -70,8 +70,8 @@ class Packs:
 
 
 def apply_sum(graph: Graph, plan: MatmulSum, packs: Packs) -> None:
-    """One product instead of a sum of products; whatever else was added is added after it."""
-    root, tag = plan.root, replace(_common_tag(plan.products), gradient_of=tag_of(plan.root).gradient_of)
+    """One matmul instead of a sum of matmuls; whatever else was added is added after it."""
+    root, tag = plan.root, replace(_common_tag(plan.matmuls), gradient_of=tag_of(plan.root).gradient_of)
     left = packs.get(plan.lefts, plan.left_keys, 1, root, tag)
     right = packs.get(plan.rights, plan.right_keys, 0, root, tag)
     found = call_before(graph, root, ATEN.mm.default, (left, right), tag)
@@ -82,24 +82,24 @@ def apply_sum(graph: Graph, plan: MatmulSum, packs: Packs) -> None:
 
 
 def apply_group(graph: Graph, plan: MatmulGroup, packs: Packs) -> None:
-    """One product and its parts instead of several; what reads them now reads views of a larger matrix."""
-    tag = replace(_common_tag(plan.products), keep=tag_of(plan.products[0]).keep)
+    """One matmul and its parts instead of several; what reads them now reads views of a larger matrix."""
+    tag = replace(_common_tag(plan.matmuls), keep=tag_of(plan.matmuls[0]).keep)
     pack = packs.get(plan.parts, plan.part_keys, 0 if plan.is_left_shared else 1, plan.anchor, tag)
     turned = call_before(graph, plan.anchor, ATEN.t.default, (pack,), tag)
     operands = (plan.shared, turned) if plan.is_left_shared else (turned, plan.shared)
     joined = call_before(graph, plan.anchor, ATEN.mm.default, operands, tag)
     dim = 1 if plan.is_left_shared else 0
-    sizes = [value_of(product).shape[dim] for product in plan.products]
+    sizes = [value_of(matmul).shape[dim] for matmul in plan.matmuls]
     parts = call_before(graph, plan.anchor, ATEN.split_with_sizes.default, (joined, sizes, dim), tag)
-    kept = [is_kept(product) for product in plan.products]
-    for place, product in enumerate(plan.products):
-        own = replace(tag_of(product), made_by=tag.made_by)
+    kept = [is_kept(matmul) for matmul in plan.matmuls]
+    for place, matmul in enumerate(plan.matmuls):
+        own = replace(tag_of(matmul), made_by=tag.made_by)
         part = call_before(graph, plan.anchor, operator.getitem, (parts, place), own)
         if kept[place] and not all(kept):  # what backward reads must not hold on to what it does not
             part = call_before(
                 graph, plan.anchor, ATEN.clone.default, (part,), own, memory_format=torch.contiguous_format
             )
-        redirect(product, part)
+        redirect(matmul, part)
         refresh(graph, part)
 
 

@@ -29,7 +29,7 @@ class ChooseSaved(Pass):
     Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
     After:   a = mm(x, w)  # kept;  b = silu(a)
     Why:     what is kept for backward is most of a step's memory, and much of it is cheap to compute again. Policies:
-             all keeps everything; default keeps products, attention, top-k and exchanges; min_cut never repeats those
+             all keeps everything; default keeps matmuls, attention, top-k and exchanges; min_cut never repeats those
              either, and keeps the fewest bytes that allow it; full keeps what blocks hand on and what selectors name;
              budget keeps what is slowest to repeat within a number of GiB. Gathered parameters are kept only if they
              are not resharded after forward.

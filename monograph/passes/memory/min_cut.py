@@ -1,6 +1,6 @@
 """The fewest bytes that have to cross from forward to backward, found as a minimum cut.
 
-Think of every value as a pipe whose width is its size. Products, attention and exchanges are springs, backward is the
+Think of every value as a pipe whose width is its size. Matmuls, attention and exchanges are springs, backward is the
 sea; what has to be kept is where all pipes between them are closed at the least width. Values that blocks hand on are
 kept anyway, so each block is a problem of its own, and equal blocks are solved once.
 """

@@ -49,7 +49,7 @@ def is_gathered(node: Node) -> bool:
 
 
 def is_costly(node: Node) -> bool:
-    """Products, attention, top-k and exchanges: slow to repeat, or deciding where tokens go."""
+    """Matmuls, attention, top-k and exchanges: slow to repeat, or deciding where tokens go."""
     if is_launch(node) or is_wait(node):
         source = node if is_launch(node) else node.args[0]
         return isinstance(source, Node) and source.target in (EXCHANGE, SCATTER)

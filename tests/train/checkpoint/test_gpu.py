@@ -30,12 +30,12 @@ def test_state_on_a_gpu_comes_back_bit_for_bit(tmp_path, async_save):
 
 def test_staging_waits_for_work_that_is_still_running_on_the_gpu():
     weight = torch.randn(4096, 4096, device="cuda")
-    product = weight
+    matmul = weight
     for _ in range(20):
-        product = product @ weight * 1e-2
-    staged = Staging().stage({"product": product})["product"]
+        matmul = matmul @ weight * 1e-2
+    staged = Staging().stage({"matmul": matmul})["matmul"]
     copy = staged.clone()
-    product.zero_()
+    matmul.zero_()
     torch.cuda.synchronize()
     assert staged.is_pinned()
     assert copy.equal(staged)

@@ -130,8 +130,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for recipe in options.recipes:
             config = make_config(recipe, options, Path(folder) / recipe)
             for name, variant in make_variants(config, options.variants, options.coefficients).items():
-                place = str(Path(folder) / f"{recipe}-{name}".replace(" ", "-"))
-                row = summarize(run(replace_leaf(variant, "job.dump_folder", place)), variant)
+                index = str(Path(folder) / f"{recipe}-{name}".replace(" ", "-"))
+                row = summarize(run(replace_leaf(variant, "job.dump_folder", index)), variant)
                 found.setdefault(recipe, {})[name] = row
                 print(show(recipe, name, row), flush=True)
                 if options.out is not None:

@@ -107,8 +107,8 @@ def plan_checks(steps: int, device: str) -> list[Check]:
 def run(check: Check, folder: Path) -> tuple[bool, float, str]:
     """Whether a check passed, how long it took, and what is worth saying about it."""
     start = time.perf_counter()
-    place = folder / check.name.replace(" ", "-").replace("/", "-")
-    words = check.words if check.words[0] == "compare" else [*check.words, "--job.dump_folder", str(place)]
+    index = folder / check.name.replace(" ", "-").replace("/", "-")
+    words = check.words if check.words[0] == "compare" else [*check.words, "--job.dump_folder", str(index)]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "monograph", *words], capture_output=True, text=True, timeout=check.seconds
@@ -120,7 +120,7 @@ def run(check: Check, folder: Path) -> tuple[bool, float, str]:
     if done.returncode:
         return False, taken, "\n".join(lines[-25:])
     if check.words[0] == "train":
-        records = read_records(place / "metrics.jsonl")
+        records = read_records(index / "metrics.jsonl")
         losses = [record["loss"] for record in records if "loss" in record]
         return losses[-1] < 0.7 * losses[0], taken, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}"
     said = done.stdout.strip().splitlines()

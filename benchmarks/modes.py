@@ -67,13 +67,13 @@ class Row:
 def measure(mode: str, words: Sequence[str], *, steps: int, warmup: int, caches: str) -> Row:
     """Train in one mode and read what the run wrote about itself."""
     with tempfile.TemporaryDirectory(prefix="monograph-modes-") as folder:
-        place, environment = Path(folder) / "run", dict(os.environ)
+        index, environment = Path(folder) / "run", dict(os.environ)
         if caches == "cold":
             environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         fixed = {
             **MODES[mode],
             "--training.steps": str(steps),
-            "--job.dump_folder": str(place),
+            "--job.dump_folder": str(index),
             "--checkpoint.enabled": "false",
             "--validator.interval": "0",
             "--metrics.progress": "off",
@@ -85,8 +85,8 @@ def measure(mode: str, words: Sequence[str], *, steps: int, warmup: int, caches:
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
             raise RunFailed(f"{shlex.join(command)}\nended with exit code {done.returncode}:\n{tail}")
-        records = read_records(place / "metrics.jsonl")
-        logged = (place / "logs" / "rank-0.log").read_text(encoding="utf-8")
+        records = read_records(index / "metrics.jsonl")
+        logged = (index / "logs" / "rank-0.log").read_text(encoding="utf-8")
     return summarize(mode, records, logged, warmup=warmup)
 
 

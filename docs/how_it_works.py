@@ -183,12 +183,12 @@ def chapter_6_graph(config: TrainerConfig) -> None:
 
 def main() -> None:
     """The whole tour, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as place:
-        config = chapter_1_config(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as index:
+        config = chapter_1_config(Path(index) / "run")
         chapter_2_model(config)
         chapter_3_step(config)
         folder = chapter_4_trainer(config)
-        chapter_5_checkpoint(config, folder, Path(place) / "resumed")
+        chapter_5_checkpoint(config, folder, Path(index) / "resumed")
         chapter_6_graph(config)
 
 

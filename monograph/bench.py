@@ -184,11 +184,11 @@ def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[s
     """Random tokens without end, the same in every mode; on the device long before they are needed."""
     generator = torch.Generator().manual_seed(config.debug.seed)
     shape = (config.training.local_batch_size, config.training.seq_len)
-    places = torch.arange(shape[1], device=device).expand(shape).contiguous()
+    indices = torch.arange(shape[1], device=device).expand(shape).contiguous()
     while True:
         drawn = torch.randint(0, config.model.vocab_size, (AHEAD, *shape), generator=generator).to(device)
         for tokens in drawn:
-            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": places, "documents": places * 0}
+            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": indices, "documents": indices * 0}
 
 
 def synchronize(device: torch.device) -> None:

@@ -39,8 +39,8 @@ def print_stacks_on_crash() -> None:
 
 def find_reason(lines: Sequence[str]) -> list[str]:
     """The part of a log that says why a process ended: its last traceback or fatal error; else its last lines."""
-    starts = [place for place, line in enumerate(lines) if _TRACEBACK in line]
-    starts += [max(0, place - _LINES_BEFORE) for place, line in enumerate(lines) if _FATAL in line]
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK in line]
+    starts += [max(0, index - _LINES_BEFORE) for index, line in enumerate(lines) if _FATAL in line]
     found = list(lines[max(starts) :] if starts else lines[-MAX_LINES:])
     if len(found) <= MAX_LINES:
         return found

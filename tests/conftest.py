@@ -30,8 +30,8 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    places = {path: place for place, path in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    indices = {path: index for index, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: indices.get(item.nodeid.partition("::")[0], len(indices)))
 
 
 @pytest.hookimpl(trylast=True)  # fixtures have let go by then

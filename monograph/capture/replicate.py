@@ -197,11 +197,11 @@ def replicate_block(
         known |= pair(backward[last], backward[number + 1]) | stacked.pair(second, number)
         backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known, sizes[number])
     follow(backward[second], pair(backward[last], backward[second + 1]))
-    places = {node: place for place, node in enumerate(backward[second])}
+    indices = {node: place for place, node in enumerate(backward[second])}
     for slot, node in list(gradients.items()):
-        if node in places and slot.startswith(f"layers.{second}."):
+        if node in indices and slot.startswith(f"layers.{second}."):
             for number in run.skipped:
-                gradients[rename(slot, second, number)] = backward[number][places[node]]
+                gradients[rename(slot, second, number)] = backward[number][indices[node]]
 
 
 def pair(old: Iterable[Node], new: Iterable[Node]) -> dict[Node, Node]:

@@ -37,7 +37,7 @@ class SymbolMap:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.symbols = find_names(nodes)
-        self._numbers = {symbol: sympy.Symbol(f"n{place}") for place, symbol in enumerate(self.symbols)}
+        self._numbers = {symbol: sympy.Symbol(f"n{index}") for index, symbol in enumerate(self.symbols)}
 
     def describe(self, value: Any) -> Any:
         """A value's layout in terms of numbers; a symbol of another block is as unlike as can be."""

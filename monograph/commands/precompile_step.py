@@ -126,8 +126,8 @@ def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None]
     """Run the passes; `look` sees the graph before the first compiler."""
     settings = step.settings.passes
     passes = build_passes(settings)
-    places = [place for place, each in enumerate(passes) if each.name() in COMPILERS]
-    before = passes[: min(places)] if places else passes
+    indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
+    before = passes[: min(indices)] if indices else passes
 
     def watch(record: Record, seen: StepGraph) -> None:
         if record.name == before[-1].name():

@@ -50,13 +50,13 @@ def import_reference(reference: str) -> Any:
 
 def describe_exception(error: BaseException) -> str:
     """An exception in one line, with the innermost place in the code that raised it."""
-    place = ""
+    index = ""
     if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({error.filename}:{error.lineno})"
+        index = f" ({error.filename}:{error.lineno})"
     elif frames := [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]:
-        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames[-1].filename != __file__ else ""
+        index = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames[-1].filename != __file__ else ""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {message}{place}"
+    return f"{type(error).__name__}: {message}{index}"
 
 
 def find_loaded(reference: str) -> Any:

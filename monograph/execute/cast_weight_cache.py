@@ -32,28 +32,28 @@ class CastWeightCache:
             rows = sum(part.shape[0] for part in parts)
             buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=kept.dtype, device=parts[0].device)
             self._buffers[kept] = buffer
-            for slot, place in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
-                self._places.setdefault(slot, []).append(place)
+            for slot, index in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
+                self._places.setdefault(slot, []).append(index)
                 self._versions.pop(slot, None)
         return self._buffers[kept]
 
     @torch.no_grad()
     def refresh(self, *, is_updated: bool) -> None:
         """Before a step: copy what may have been written since the last one. Within an update nobody writes unseen."""
-        for slot, places in self._places.items():
+        for slot, indices in self._places.items():
             version = version_of(self._parameters[slot])
             is_suspect = is_updated and slot not in self._written
             if is_suspect or self._versions.get(slot) != version:
-                for place in places:
-                    place.copy_(self._parameters[slot])
+                for index in indices:
+                    index.copy_(self._parameters[slot])
                 self._versions[slot] = version
         self._written.clear()
 
     def place_of(self, slot: str) -> Tensor | None:
         """Where an optimizer may write a parameter's copy by itself: the only one there is, made of its last value."""
-        places = self._places.get(slot, ())
+        indices = self._places.get(slot, ())
         is_current = self._versions.get(slot) == version_of(self._parameters[slot])
-        return places[0] if len(places) == 1 and is_current else None
+        return indices[0] if len(indices) == 1 and is_current else None
 
     def trust(self, slots: list[str]) -> None:
         """These copies were just written along with their parameters."""

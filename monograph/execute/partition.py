@@ -79,8 +79,8 @@ def _copy(graph: StepGraph, nodes: Sequence[Node], more_inputs: Sequence[Node], 
     copies: dict[Node, Node] = {}
     for node in graph.placeholders:
         copies[node] = inside.placeholder(node.name)
-    for place, node in enumerate(more_inputs):
-        copies[node] = inside.placeholder(f"saved_{place}")
+    for index, node in enumerate(more_inputs):
+        copies[node] = inside.placeholder(f"saved_{index}")
     for node in graph.nodes:
         if node.op == "get_attr":
             copies[node] = inside.node_copy(node)

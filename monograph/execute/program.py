@@ -105,9 +105,9 @@ def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> 
     for name, buffer in graph.module.named_buffers(recurse=False):
         root.register_buffer(name, buffer)
     wanted: dict[Node, list[int]] = {}
-    for place, node in enumerate(graph.results):
+    for index, node in enumerate(graph.results):
         if node is not None:
-            wanted.setdefault(node, []).append(place)
+            wanted.setdefault(node, []).append(index)
     inside = Graph()
     copies: dict[Node, Node] = {}
     constants = dict(find_kept(graph)) if kept is not None else {}
@@ -119,9 +119,9 @@ def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> 
             copies[node] = inside.get_attr(f"kept_{node.name}")
         else:
             copies[node] = inside.node_copy(node, copies.__getitem__)
-        for place in wanted.get(node, []):
-            root.add_module(f"take_{place}", Taker(graph.outputs[place], take))
-            inside.call_module(f"take_{place}", (copies[node],))
+        for index in wanted.get(node, []):
+            root.add_module(f"take_{index}", Taker(graph.outputs[index], take))
+            inside.call_module(f"take_{index}", (copies[node],))
     inside.output(())
     bound_sizes(inside, graph.max_size)
     return GraphModule(root, inside)

@@ -48,7 +48,7 @@ def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
 def is_dense(form: Form) -> bool:
     """Whether the last dim's numbers are next to each other, and rows follow rows."""
     sizes: Any = form.shape
-    return all(stride == math.prod(sizes[place + 1 :]) for place, stride in enumerate(form.strides))
+    return all(stride == math.prod(sizes[index + 1 :]) for index, stride in enumerate(form.strides))
 
 
 def find_kept(graph: StepGraph) -> Iterator[tuple[Node, CachedCast]]:

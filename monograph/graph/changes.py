@@ -88,19 +88,19 @@ class Changes:
 
 def find_changes(old: Snapshot, new: Snapshot) -> Changes:
     """What is new, what is gone and what is another: everything, when something else than nodes changed."""
-    altered, places = [], []
+    altered, indices = [], []
     order = dict(zip(old.nodes, range(len(old.nodes)), strict=True))
     is_same = new.has_frame_of(old)
     for node, now in new.nodes.items():
         before = old.nodes.get(node)
         if before is not None:
-            places.append(order[node])
+            indices.append(order[node])
         if before is None or not is_same or _differs(before, now):
             altered.append(node)
     return Changes(
-        added=len(new.nodes) - len(places),
-        removed=len(old.nodes) - len(places),
-        moved=count_moved(places),
+        added=len(new.nodes) - len(indices),
+        removed=len(old.nodes) - len(indices),
+        moved=count_moved(indices),
         altered=frozenset(altered),
     )
 
@@ -113,12 +113,12 @@ def _differs(one: NodeSnapshot, other: NodeSnapshot) -> bool:
     return one.tag is None or not one.tag.is_like(other.tag)
 
 
-def count_moved(places: Sequence[int]) -> int:
+def count_moved(indices: Sequence[int]) -> int:
     """The fewest of these one has to move to put them in order."""
     ends: list[int] = []  # ends[n]: where the best increasing run of n + 1 places ends
-    for place in places:
-        if not ends or place > ends[-1]:
-            ends.append(place)
+    for index in indices:
+        if not ends or index > ends[-1]:
+            ends.append(index)
         else:
-            ends[bisect.bisect_left(ends, place)] = place
-    return len(places) - len(ends)
+            ends[bisect.bisect_left(ends, index)] = index
+    return len(indices) - len(ends)

@@ -52,7 +52,7 @@ def find_properties(graph: StepGraph) -> CheckedProperties:
         sources={slot: flow.paths for slot, flow in gradients.items()},
         dtypes=tuple(value_of(node).dtype for node in graph.results if node is not None),
         transfers=dict(counts),
-        places=find_places(graph, nodes, alive),
+        indices=find_places(graph, nodes, alive),
     )
 
 
@@ -78,7 +78,7 @@ def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> N
             raise broken(result, f"the {name} was captured as {dtype} and is {found}", why="the optimizer relies on it")
     alive = find_alive(nodes)
     _check_collectives(nodes, alive, promises, facts)
-    missing = promises.places - find_places(graph, nodes, alive)
+    missing = promises.indices - find_places(graph, nodes, alive)
     if missing and not _has_regions(nodes):
         raise broken(
             graph.placeholders[[spec.kind for spec in graph.inputs].index(InputKind.COORDS)],
@@ -204,15 +204,15 @@ def find_other_launches(nodes: Iterable[Node]) -> list[Node]:
 
 def find_places(graph: StepGraph, nodes: Sequence[Node], alive: set[Node]) -> frozenset[str]:
     """The modules that use this rank's place: something computed from the input coords and constants alone."""
-    places = {
+    indices = {
         node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.kind is InputKind.COORDS
     }
     paths = set()
     for node in nodes:
-        if not is_compute(node) or reads_shape_only(node) or places.isdisjoint(node.all_input_nodes):
+        if not is_compute(node) or reads_shape_only(node) or indices.isdisjoint(node.all_input_nodes):
             continue
-        if all(each in places for each in node.all_input_nodes):
-            places.add(node)
+        if all(each in indices for each in node.all_input_nodes):
+            indices.add(node)
         elif node in alive:
             paths.add(tag_of(node).path)
     return frozenset(paths)

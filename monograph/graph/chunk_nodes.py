@@ -75,20 +75,20 @@ def _find_regions(graph: StepGraph, roots: Sequence[str], direction: Direction) 
 
 
 def _pair_region(root: str, whole: Sequence[Node], parts: Sequence[Sequence[Node]]) -> None:
-    places = {node: place for place, node in enumerate(whole)}
+    indices = {node: index for index, node in enumerate(whole)}
     for part in parts:
-        inside = {node: place for place, node in enumerate(part)}
+        inside = {node: index for index, node in enumerate(part)}
         for node, other in zip(whole, part, strict=False):
-            if not _is_same_op(node, other, places, inside):
+            if not _is_same_op(node, other, indices, inside):
                 raise _refuse(root, node, other)
         if len(whole) != len(part):
             longer = whole if len(whole) > len(part) else part
             raise _refuse(root, longer[min(len(whole), len(part))], None)
-    for place, node in enumerate(whole):
-        node.meta[_KEY] = _make_chunk_node(root, node, [part[place] for part in parts])
+    for index, node in enumerate(whole):
+        node.meta[_KEY] = _make_chunk_node(root, node, [part[index] for part in parts])
 
 
-def _is_same_op(node: Node, other: Node, places: dict[Node, int], inside: dict[Node, int]) -> bool:
+def _is_same_op(node: Node, other: Node, indices: dict[Node, int], inside: dict[Node, int]) -> bool:
     """Same op, same kinds of arguments, and the same ones where they come from inside of the module."""
     ours, theirs = list(leaves_of(node)), list(leaves_of(other))
     if node.target is not other.target or len(ours) != len(theirs):
@@ -96,7 +96,7 @@ def _is_same_op(node: Node, other: Node, places: dict[Node, int], inside: dict[N
     for one, two in zip(ours, theirs, strict=True):
         if isinstance(one, Node) != isinstance(two, Node):
             return False
-        if isinstance(one, Node) and places.get(one) != inside.get(two):
+        if isinstance(one, Node) and indices.get(one) != inside.get(two):
             return False
     return True
 
@@ -106,8 +106,8 @@ def _make_chunk_node(root: str, node: Node, others: Sequence[Node]) -> ChunkNode
     return ChunkNode(
         root=root,
         leaves=len(pairs),
-        constants={place: two for place, (one, two) in pairs if not isinstance(one, Node) and one != two},
-        operands={place: value_of(two) for place, (_, two) in pairs if isinstance(two, Node)},
+        constants={index: two for index, (one, two) in pairs if not isinstance(one, Node) and one != two},
+        operands={index: value_of(two) for index, (_, two) in pairs if isinstance(two, Node)},
         values=tuple(value_of(other) for other in others),
     )
 
@@ -136,18 +136,18 @@ def leaves_of(node: Node) -> Iterator[Any]:
 
 def map_leaves(value: Any, change: Callable[[int, Any], Any]) -> Any:
     """The same arguments with every leaf changed; `change` gets a leaf's place and the leaf."""
-    place = -1
+    index = -1
 
     def visit(each: Any) -> Any:
-        nonlocal place
+        nonlocal index
         if isinstance(each, tuple | list):
             return type(each)(visit(item) for item in each) if type(each) in (tuple, list) else [*map(visit, each)]
         if isinstance(each, dict):
             return {name: visit(item) for name, item in each.items()}
         if isinstance(each, slice):
             return slice(visit(each.start), visit(each.stop), visit(each.step))
-        place += 1
-        return change(place, each)
+        index += 1
+        return change(index, each)
 
     return visit(value)
 

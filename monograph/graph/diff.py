@@ -85,12 +85,12 @@ def align(pair: Pair) -> None:
         old, new = old_stop + 1, new_stop + 1
     taken_left, taken_right = ({each[side] for each in pair.same} for side in (0, 1))
     waiting: dict[str, list[int]] = defaultdict(list)
-    for place, key in enumerate(left):
-        if place not in taken_left:
-            waiting[key].append(place)
-    for place, key in enumerate(right):
-        if place not in taken_right and waiting[key]:
-            pair.moved.append((waiting[key].pop(0), place))
+    for index, key in enumerate(left):
+        if index not in taken_left:
+            waiting[key].append(index)
+    for index, key in enumerate(right):
+        if index not in taken_right and waiting[key]:
+            pair.moved.append((waiting[key].pop(0), index))
 
 
 def _match(left: list[str], right: list[str]) -> list[tuple[int, int]]:

@@ -43,19 +43,19 @@ _KEYS = {
 
 def graph_to_data(graph: StepGraph) -> dict[str, Any]:
     """The graph as objects that JSON can write; parts that a compiler made are only named."""
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    indices = {node: place for place, node in enumerate(graph.nodes)}
     tags, values = SharedEntries(), SharedEntries()
     nodes = []
     for node in graph.nodes:
         entry: dict[str, Any] = {"op": node.op}
         if node.op != "placeholder":
-            entry["args"] = [encode_argument(value, places.__getitem__) for value in node.args]
+            entry["args"] = [encode_argument(value, indices.__getitem__) for value in node.args]
         if node.op in ("call_function", "call_module"):
             entry["target"] = name_target(node)
         elif node.op not in ("placeholder", "output"):
             raise GraphFileError(f"{node.name} is a {node.op}; a graph file holds calls of operators only")
         if node.kwargs:
-            entry["kwargs"] = {name: encode_argument(value, places.__getitem__) for name, value in node.kwargs.items()}
+            entry["kwargs"] = {name: encode_argument(value, indices.__getitem__) for name, value in node.kwargs.items()}
         if has_tag(node):
             entry["tag"] = tags.place(encode_tag(tag_of(node)))
         entry["value"] = values.place(encode_form(form_of(value_of(node))))

@@ -87,39 +87,39 @@ def parse_formula(size: FormSize) -> Formula:
     return formula
 
 
-def _read_sum(tokens: Sequence[str], place: int, depth: int) -> tuple[Formula, int]:
+def _read_sum(tokens: Sequence[str], index: int, depth: int) -> tuple[Formula, int]:
     """The sum that begins at a place, and the place behind it."""
     terms: list[tuple[int, tuple[Any, ...]]] = []
-    while place < len(tokens) and (not terms or tokens[place] in "+-"):
-        sign = -1 if tokens[place] == "-" else 1
-        place += tokens[place] in "+-"
-        factor, place = _read_factor(tokens, place, depth)
+    while index < len(tokens) and (not terms or tokens[index] in "+-"):
+        sign = -1 if tokens[index] == "-" else 1
+        index += tokens[index] in "+-"
+        factor, index = _read_factor(tokens, index, depth)
         factors = [factor]
-        while place < len(tokens) and tokens[place] == "*":
-            factor, place = _read_factor(tokens, place + 1, depth)
+        while index < len(tokens) and tokens[index] == "*":
+            factor, index = _read_factor(tokens, index + 1, depth)
             factors.append(factor)
         if sum(not isinstance(factor, int) for factor in factors) > 1:
             raise GraphFileError("a size is a product of two sizes")
         terms.append((sign, tuple(factors)))
-    return Formula(tuple(terms)), place
+    return Formula(tuple(terms)), index
 
 
-def _read_factor(tokens: Sequence[str], place: int, depth: int) -> tuple[Any, int]:
-    token = tokens[place]
+def _read_factor(tokens: Sequence[str], index: int, depth: int) -> tuple[Any, int]:
+    token = tokens[index]
     if token.isdigit():
-        return int(token), place + 1
+        return int(token), index + 1
     if token not in ("Max", "Min", "("):
         if not token[0].isalpha():
             raise IndexError
-        return token, place + 1
-    place += token != "("
+        return token, index + 1
+    index += token != "("
     parts = []
-    while tokens[place] in (",", "(") and depth < _MAX_DEPTH:
-        part, place = _read_sum(tokens, place + 1, depth + 1)
+    while tokens[index] in (",", "(") and depth < _MAX_DEPTH:
+        part, index = _read_sum(tokens, index + 1, depth + 1)
         parts.append(part)
-    if tokens[place] != ")" or not parts or (token == "(" and len(parts) > 1):
+    if tokens[index] != ")" or not parts or (token == "(" and len(parts) > 1):
         raise IndexError
-    return (token, tuple(parts)), place + 1
+    return (token, tuple(parts)), index + 1
 
 
 class Numbers:
@@ -160,8 +160,8 @@ class Numbers:
                 open_symbols += [size] if size not in open_symbols else []
             elif size is not None:
                 rest -= self.of(size)
-        for place, symbol in enumerate(open_symbols):
-            share = max(rest, 0) // (len(open_symbols) - place)
+        for index, symbol in enumerate(open_symbols):
+            share = max(rest, 0) // (len(open_symbols) - index)
             self.found[symbol] = share
             rest -= share
 

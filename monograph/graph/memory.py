@@ -89,9 +89,9 @@ def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -
     owners = find_owners(graph)
     last: dict[Piece, int] = {}
     sent: dict[Node, list[Node]] = {}
-    places: dict[Node, int] = {}
+    indices: dict[Node, int] = {}
     for place, node in enumerate(graph.nodes):
-        places[node] = place
+        indices[node] = place
         read = node.all_input_nodes
         for each in (node, *read):
             for piece in owners[each]:
@@ -100,12 +100,12 @@ def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -
                 last |= {piece: place for source in sent[each] for piece in owners[source]}
         if is_launch(node):
             sent[node] = read
-    end = len(places) - 1
+    end = len(indices) - 1
     found = []
     for (node, part), needed in last.items():
         size = sizes.bytes_of(node, part)
         if size and node.target is not TO_HOST and not (is_once(node) and node not in lasting):
-            span = (0, end) if node.op == "placeholder" or node in lasting else (places[node], needed)
+            span = (0, end) if node.op == "placeholder" or node in lasting else (indices[node], needed)
             found.append(LiveMemory(node, part, size, *span))
     return found
 

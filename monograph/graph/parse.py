@@ -104,13 +104,13 @@ def _split(text: str) -> Iterator[tuple[LineRun, list[Line]]]:
 def _join(key: tuple[str, int | None], runs: list[tuple[int, list[Line]]], order: list[LineRun]) -> Part:
     lines: list[Line] = []
     end = None
-    for place, found in runs:
+    for index, found in runs:
         if end is not None:
-            between = [_name_seen(each, key[1]) for each in order[end + 1 : place]]
+            between = [_name_seen(each, key[1]) for each in order[end + 1 : index]]
             names = f"{between[0]} runs" if len(between) == 1 else f"{between[0]} to {between[-1]} run"
-            lines.append(Line(None, f"({names} here)", order[place]))
+            lines.append(Line(None, f"({names} here)", order[index]))
         lines += found
-        end = place
+        end = index
     return Part(*key, tuple(lines), "\n".join(f"{line.number}: {line.text}" for line in lines))
 
 

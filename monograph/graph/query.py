@@ -92,9 +92,9 @@ def is_random(node: Node) -> bool:
     """
     if not is_op(node.target) or torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
         return False
-    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
             return bool(given != 0)
     return True
 
@@ -113,8 +113,8 @@ def alias_of(node: Node) -> Node | None:
         return owner if alias_of(owner) is not None else None
     if node.op != "call_function" or not is_op(node.target):
         return None
-    place = find_shared_argument(node.target)
-    owner = node.args[place] if place is not None and place < len(node.args) else None
+    index = find_shared_argument(node.target)
+    owner = node.args[index] if index is not None and index < len(node.args) else None
     return owner if isinstance(owner, Node) else None
 
 
@@ -124,10 +124,10 @@ def find_shared_argument(op: Any) -> int | None:
     if op in _SHARES_FIRST:
         return 0
     shared = {name for each in op._schema.returns if each.alias_info for name in each.alias_info.before_set}
-    for place, argument in enumerate(op._schema.arguments):
+    for index, argument in enumerate(op._schema.arguments):
         known = argument.alias_info
         if known and (shared & set(known.before_set) or "*" in known.after_set):
-            return place
+            return index
     return None
 
 

@@ -44,10 +44,10 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> list[int]:
     count = max(map(len, shapes), default=0)
     sizes = [1] * count
     for shape in shapes:
-        for place, size in enumerate(shape, count - len(shape)):
-            if sizes[place] not in (size, 1) and size != 1:
+        for index, size in enumerate(shape, count - len(shape)):
+            if sizes[index] not in (size, 1) and size != 1:
                 raise ValueError(f"shapes {', '.join(map(str, shapes))} do not broadcast")
-            sizes[place] = size if sizes[place] == 1 else sizes[place]
+            sizes[index] = size if sizes[index] == 1 else sizes[index]
     return sizes
 
 
@@ -66,11 +66,11 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     if len({(tuple(part.shape), part.dtype) for part in parts}) != 1:
         raise ValueError("tensors that are stacked differ in shape or dtype")
-    place = dim if dim >= 0 else dim + parts[0].dim() + 1
+    index = dim if dim >= 0 else dim + parts[0].dim() + 1
     sizes = list(parts[0].shape)
-    if not 0 <= place <= len(sizes):
+    if not 0 <= index <= len(sizes):
         raise ValueError(f"dim {dim} of a stack of {len(sizes)}-dimensional tensors")
-    sizes.insert(place, len(parts))
+    sizes.insert(index, len(parts))
     return torch.empty(sizes, dtype=parts[0].dtype, device=_META)
 
 

@@ -29,7 +29,7 @@ class CheckedProperties:
     """Of the outputs."""
     transfers: Mapping[tuple[str, str, str, str], int]
     """(path, direction, what it does, group) -> how often, for all transfers but those of parameters and gradients."""
-    places: frozenset[str]
+    indices: frozenset[str]
     """The paths of the modules that ask where in the mesh their rank is."""
 
 

@@ -110,9 +110,9 @@ def _check_splits(launch: Node) -> None:
                 f"an exchange has the fixed sizes {sorted(constants)}",
                 why="every rank sends by the same list: fixed sizes fit on both ends only when all are equal",
             )
-        places = [place for size in splits if (place := _find_place(size)) is not None]
-        if len(places) == len(splits) and any(
-            one[0] is not other[0] or one[1] + 1 != other[1] for one, other in itertools.pairwise(places)
+        indices = [index for size in splits if (index := _find_place(size)) is not None]
+        if len(indices) == len(splits) and any(
+            one[0] is not other[0] or one[1] + 1 != other[1] for one, other in itertools.pairwise(indices)
         ):
             raise broken(launch, "an exchange's sizes are not in the order of its peers", why="rows go to a wrong rank")
     source: Any = launch.args[0]

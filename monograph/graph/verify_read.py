@@ -166,8 +166,8 @@ def check_memory(graph: StepGraph, limits: MemoryLimits) -> None:
         changes[each.first] += each.bytes
         changes[each.last + 1] -= each.bytes
     now = peak = 0
-    for place in sorted(changes):
-        now += changes[place]
+    for index in sorted(changes):
+        now += changes[index]
         peak = max(peak, now)
     offloaded = sum(sum(sizes) for node, sizes in needed.items() if node.target is TO_HOST)
     for needs, there in ((peak, limits.device), (offloaded, limits.host)):

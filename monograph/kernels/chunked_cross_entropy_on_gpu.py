@@ -67,7 +67,7 @@ def cross_entropy_kernel(
     """Rows one after the other, each read twice: once for its sum, once for the gradient."""
     block: tl.constexpr = lanes * width
     parts: tl.constexpr = (columns + block - 1) // block
-    place = tl.arange(0, lanes)[:, None] * width + tl.arange(0, width)[None, :]
+    index = tl.arange(0, lanes)[:, None] * width + tl.arange(0, width)[None, :]
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         start = tl.full([], columns, tl.int64) * row
         mine, to = logits + start, grads + start
@@ -80,7 +80,7 @@ def cross_entropy_kernel(
         top = tl.full([lanes], -1e30, tl.float32)
         total = tl.zeros([lanes], tl.float32)
         for part in range(parts):
-            column = part * block + place
+            column = part * block + index
             x = tl.load(mine + column, column < columns, float("-inf")).to(tl.float32)
             higher = tl.maximum(top, tl.max(x, 1))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
@@ -95,7 +95,7 @@ def cross_entropy_kernel(
         of_label = tl.where(log_prob > -0.1, series, tl.exp(log_prob) - 1.0) * factor
         share = factor / amount
         for part in range(parts):
-            column = part * block + place
+            column = part * block + index
             x = tl.load(mine + column, column < columns, float("-inf")).to(tl.float32)
             value = tl.where(column == label, of_label, tl.exp(x - peak) * share)
             tl.store(to + column, value.to(grads.dtype.element_ty), column < columns)

@@ -68,9 +68,9 @@ class CombineRows(Function):
         return *backward(grad, *ctx.saved_tensors), None, None, None
 
 
-def reference_sum_rows(rows: Tensor, places: Tensor) -> Tensor:
+def reference_sum_rows(rows: Tensor, indices: Tensor) -> Tensor:
     """Sum the rows at each token's places [tokens, top_k]."""
-    return rows[places].sum(dim=1)
+    return rows[indices].sum(dim=1)
 
 
 def reference_combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def reference_combine_rows_backward(
 
 
 @torch.library.impl(_LIBRARY, "sum_rows", "CPU")
-def _sum_rows_on_cpu(rows: Tensor, places: Tensor) -> Tensor:
-    return reference_sum_rows(rows, places).contiguous()
+def _sum_rows_on_cpu(rows: Tensor, indices: Tensor) -> Tensor:
+    return reference_sum_rows(rows, indices).contiguous()
 
 
 @torch.library.impl(_LIBRARY, "combine_rows", "CPU")
@@ -108,8 +108,8 @@ def _combine_rows_backward_on_cpu(
 
 
 @torch.library.impl(_LIBRARY, "sum_rows", "CUDA")
-def _sum_rows_on_cuda(rows: Tensor, places: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.expert_rows_on_gpu").sum_rows(rows, places)
+def _sum_rows_on_cuda(rows: Tensor, indices: Tensor) -> Tensor:
+    return importlib.import_module("monograph.kernels.expert_rows_on_gpu").sum_rows(rows, indices)
 
 
 @torch.library.impl(_LIBRARY, "combine_rows", "CUDA")
@@ -126,8 +126,8 @@ def _combine_rows_backward_on_cuda(
 
 
 @torch.library.register_fake("monograph::sum_rows", lib=_LIBRARY)
-def _sum_rows_shape(rows: Tensor, places: Tensor) -> Tensor:
-    return rows.new_empty(places.shape[0], rows.shape[1])
+def _sum_rows_shape(rows: Tensor, indices: Tensor) -> Tensor:
+    return rows.new_empty(indices.shape[0], rows.shape[1])
 
 
 @torch.library.register_fake("monograph::combine_rows", lib=_LIBRARY)

@@ -18,20 +18,20 @@ _WIDE = 2048
 
 
 @triton.jit
-def sum_kernel(rows, places, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr):
+def sum_kernel(rows, indices, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_in = column < columns
     total = tl.zeros([block], tl.float32)
     for choice in tl.static_range(top_k):
-        place = tl.load(places + token * top_k + choice)
-        total += tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32)
+        index = tl.load(indices + token * top_k + choice)
+        total += tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32)
     tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
 
 
 @triton.jit
 def combine_kernel(
-    rows, weights, places, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr
+    rows, weights, indices, out, rows_row, columns: tl.constexpr, top_k: tl.constexpr, block: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -39,9 +39,9 @@ def combine_kernel(
     total = tl.zeros([block], tl.float32)
     for choice in tl.static_range(top_k):
         pair = token * top_k + choice
-        place = tl.load(places + pair)
+        index = tl.load(indices + pair)
         weight = tl.load(weights + pair).to(tl.float32)
-        total += tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32) * weight
+        total += tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32) * weight
     tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
 
 
@@ -50,7 +50,7 @@ def combine_backward_kernel(
     grad,
     rows,
     weights,
-    places,
+    indices,
     of_rows,
     of_weights,
     grad_row,
@@ -68,23 +68,23 @@ def combine_backward_kernel(
         is_in = column < columns
         g = tl.load(grad + token * grad_row + column, is_in, 0.0).to(tl.float32)
         for choice in tl.static_range(top_k):
-            place = tl.load(places + token * top_k + choice)
+            index = tl.load(indices + token * top_k + choice)
             weight = tl.load(weights + token * top_k + choice).to(tl.float32)
-            x = tl.load(rows + place * rows_row + column, is_in, 0.0).to(tl.float32)
-            tl.store(of_rows + place * columns + column, (g * weight).to(of_rows.dtype.element_ty), is_in)
+            x = tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32)
+            tl.store(of_rows + index * columns + column, (g * weight).to(of_rows.dtype.element_ty), is_in)
             shares += tl.where(slot == choice, tl.sum(x * g, 0), 0.0)
     tl.store(of_weights + token * top_k + slot, shares.to(of_weights.dtype.element_ty), slot < top_k)
 
 
-def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
+def sum_rows(rows: Tensor, indices: Tensor) -> Tensor:
     """Sum the rows at each token's places [tokens, top_k]."""
-    (tokens, top_k), columns = places.shape, rows.shape[1]
+    (tokens, top_k), columns = indices.shape, rows.shape[1]
     out = rows.new_empty(tokens, columns)
     if out.numel():
         rows, block = with_close_channels(rows), min(_COLUMNS, triton.next_power_of_2(columns))
         grid = (tokens, triton.cdiv(columns, block))
         sizes = {"columns": columns, "top_k": top_k, "block": block}
-        launch(sum_kernel, grid, rows, places.contiguous(), out, rows.stride(0), **sizes)
+        launch(sum_kernel, grid, rows, indices.contiguous(), out, rows.stride(0), **sizes)
     return out
 
 

@@ -46,17 +46,17 @@ def join_kernel(
     inverse: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    batch, place = token // seq_len, token % seq_len
+    batch, index = token // seq_len, token % seq_len
     head = (tl.program_id(1) * together + tl.arange(0, together)).to(tl.int64)[:, None]
     to = out + (token * heads + head) * (kept + 2 * half)
     channel = tl.arange(0, channels)[None, :]
     is_in = (head < heads) & (channel < kept)
-    row = tl.load(own + batch * own_batch + place * own_place + head * own_head + channel, is_in)
+    row = tl.load(own + batch * own_batch + index * own_place + head * own_head + channel, is_in)
     tl.store(to + channel, row, is_in)
 
-    tail += batch * tail_batch + place * tail_place
+    tail += batch * tail_batch + index * tail_place
     out += token * heads * (kept + 2 * half) + kept
-    angle, width = batch * angle_batch + place * half, kept + 2 * half
+    angle, width = batch * angle_batch + index * half, kept + 2 * half
     turn_heads(tail, cos, sin, out, head, heads, tail_head, width, angle, half, pairs, together, interleaved, inverse)
 
 
@@ -119,10 +119,10 @@ def split_kernel(
     interleaved: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    batch, place = token // seq_len, token % seq_len
+    batch, index = token // seq_len, token % seq_len
     channel, pair = tl.arange(0, channels)[None, :], tl.arange(0, pairs)
-    keys += batch * keys_batch + place * keys_place
-    values += batch * values_batch + place * values_place
+    keys += batch * keys_batch + index * keys_place
+    values += batch * values_batch + index * values_place
     firsts, seconds = tl.zeros([pairs], tl.float32), tl.zeros([pairs], tl.float32)
     for start in range(0, heads, together):
         head = (start + tl.arange(0, together)).to(tl.int64)[:, None]
@@ -142,7 +142,7 @@ def split_kernel(
             firsts += tl.sum(tl.load(tail + pair[None, :], is_in, 0.0).to(tl.float32), 0)
             seconds += tl.sum(tl.load(tail + pair[None, :] + half, is_in, 0.0).to(tl.float32), 0)
 
-    angle = batch * angle_batch + place * half + pair
+    angle = batch * angle_batch + index * half + pair
     c = tl.load(cos + angle, pair < half)
     s = tl.load(sin + angle, pair < half)
     to_first, to_second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)

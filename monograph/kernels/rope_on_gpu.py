@@ -70,11 +70,11 @@ def rope_kernel(
     inverse: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    batch, place = token // seq_len, token % seq_len
+    batch, index = token // seq_len, token % seq_len
     head = (tl.program_id(1) * together + tl.arange(0, together)).to(tl.int64)[:, None]
-    x += batch * x_batch + place * x_place
+    x += batch * x_batch + index * x_place
     out += token * heads * (2 * half)
-    angle = batch * angle_batch + place * half
+    angle = batch * angle_batch + index * half
     turn_heads(x, cos, sin, out, head, heads, x_head, 2 * half, angle, half, pairs, together, interleaved, inverse)
 
 
@@ -110,12 +110,12 @@ def rope_packed_kernel(
     inverse: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    batch, place = token // seq_len, token % seq_len
-    angle = batch * angle_batch + place * half
+    batch, index = token // seq_len, token % seq_len
+    angle = batch * angle_batch + index * half
     out += token * ((q_heads + k_heads) * (2 * half) + v_numbers)
-    q += batch * q_batch + place * q_place
-    k += batch * k_batch + place * k_place
-    v += batch * v_batch + place * v_place
+    q += batch * q_batch + index * q_place
+    k += batch * k_batch + index * k_place
+    v += batch * v_batch + index * v_place
     head = tl.arange(0, q_together).to(tl.int64)[:, None]
     turn_heads(q, cos, sin, out, head, q_heads, q_head, 2 * half, angle, half, pairs, q_together, interleaved, inverse)
     out += q_heads * (2 * half)

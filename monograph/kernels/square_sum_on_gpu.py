@@ -34,20 +34,20 @@ def square_sum_kernel(
     """One chunk. Which numbers are added in which order is written out: `tl.sum` of a row would do it by the layout
     in registers, which depends on dtype and alignment. The sum of a pair does not."""
     start = tl.program_id(0).to(tl.int64) * (lanes * together * rounds)
-    place = start + tl.arange(0, lanes)
+    index = start + tl.arange(0, lanes)
     total = tl.zeros([lanes], tl.float32)
     if start + lanes * together * rounds <= count:  # no masks: with them reads are as narrow as `count` is odd
         for _ in range(rounds):
             for step in tl.static_range(together):
-                x = tl.load(values + place + step * lanes).to(tl.float32)
+                x = tl.load(values + index + step * lanes).to(tl.float32)
                 total = tl.fma(x, x, total)
-            place += together * lanes
+            index += together * lanes
     else:
         for _ in range(rounds):
             for step in tl.static_range(together):
-                x = tl.load(values + place + step * lanes, place + step * lanes < count, 0.0).to(tl.float32)
+                x = tl.load(values + index + step * lanes, index + step * lanes < count, 0.0).to(tl.float32)
                 total = tl.fma(x, x, total)
-            place += together * lanes
+            index += together * lanes
     for level in tl.static_range(levels):
         total = tl.sum(tl.reshape(total, (lanes >> (level + 1), 2)), 1)
     tl.store(sums + first + tl.program_id(0) + tl.arange(0, 1), total)

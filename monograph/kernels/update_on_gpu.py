@@ -33,25 +33,25 @@ def update_kernel(
     has_copy: tl.constexpr,
     block: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    is_in = place < count
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_in = index < count
     if tl.load(broken) > 0:
         return
-    p = tl.load(parameter + place, is_in).to(tl.float32)
-    g = tl.load(gradient + place, is_in).to(tl.float32)
-    mean = tl.load(exp_avg + place, is_in).to(tl.float32)
-    square = tl.load(exp_avg_sq + place, is_in).to(tl.float32)
+    p = tl.load(parameter + index, is_in).to(tl.float32)
+    g = tl.load(gradient + index, is_in).to(tl.float32)
+    mean = tl.load(exp_avg + index, is_in).to(tl.float32)
+    square = tl.load(exp_avg_sq + index, is_in).to(tl.float32)
     g = tl.div_rn(g, tl.load(excess))
     mean = mean + (g - mean) * new1
     square = square * keep2 + g * g * new2
     root = tl.div_rn(tl.sqrt_rn(square), tl.sqrt_rn(tl.load(correction2))) + eps
     step = tl.div_rn(tl.load(rate), tl.load(correction1))
     p = p * tl.load(decay) - tl.div_rn(step * mean, root)
-    tl.store(parameter + place, p.to(parameter.dtype.element_ty), is_in)
+    tl.store(parameter + index, p.to(parameter.dtype.element_ty), is_in)
     if has_copy:
-        tl.store(copy + place, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
-    tl.store(exp_avg + place, mean.to(exp_avg.dtype.element_ty), is_in)
-    tl.store(exp_avg_sq + place, square.to(exp_avg_sq.dtype.element_ty), is_in)
+        tl.store(copy + index, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
+    tl.store(exp_avg + index, mean.to(exp_avg.dtype.element_ty), is_in)
+    tl.store(exp_avg_sq + index, square.to(exp_avg_sq.dtype.element_ty), is_in)
 
 
 def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: float) -> None:

@@ -13,11 +13,11 @@ _NUMBERS = 2048
 
 @triton.jit
 def add_wide_kernel(one, other, out, count, block: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    is_in = place < count
-    a = tl.load(one + place, is_in).to(tl.float32)
-    b = tl.load(other + place, is_in).to(tl.float32)
-    tl.store(out + place, a + b, is_in)
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_in = index < count
+    a = tl.load(one + index, is_in).to(tl.float32)
+    b = tl.load(other + index, is_in).to(tl.float32)
+    tl.store(out + index, a + b, is_in)
 
 
 def add_wide(one: Tensor, other: Tensor) -> Tensor:

@@ -70,8 +70,8 @@ class TokensByExpert(NamedTuple):
 def sort_by_expert(experts: Tensor, n_experts: int) -> TokensByExpert:
     """Sort the pairs of experts [tokens, top_k]; equal choices keep their order, and nothing leaves the device."""
     chosen, order = experts.flatten().sort(stable=True)
-    places = torch.arange(order.shape[0], device=order.device)
-    inverse = torch.empty_like(order).scatter(0, order, places)
+    indices = torch.arange(order.shape[0], device=order.device)
+    inverse = torch.empty_like(order).scatter(0, order, indices)
     ids = torch.arange(n_experts, device=chosen.device)
     ends = torch.searchsorted(chosen, ids, right=True)
     load = ends.diff(prepend=ends.new_zeros(1))

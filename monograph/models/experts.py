@@ -91,10 +91,10 @@ def grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
     As many times slower as there are experts; its use is to check the grouped algorithm in fp32.
     """
-    places = torch.arange(rows.shape[0], device=rows.device)
+    indices = torch.arange(rows.shape[0], device=rows.device)
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
     total = rows.new_zeros(rows.shape[0], weights.shape[2])
     for weight, start, end in zip(weights.unbind(), starts.unbind(), ends.unbind(), strict=True):
-        is_own = ((places >= start) & (places < end)).unsqueeze(-1)
+        is_own = ((indices >= start) & (indices < end)).unsqueeze(-1)
         total = total + (rows @ weight).masked_fill(~is_own, 0.0)
     return total

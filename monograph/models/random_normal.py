@@ -52,18 +52,18 @@ def draw(target: Tensor, seed: int, name: str, *, width: int, std: float, row: i
         target[first:last] = to_normal(to_fractions(down.unsqueeze(1) + across, twist)).mul_(std)
 
 
-def to_fractions(places: Tensor, twist: int) -> Tensor:
+def to_fractions(indices: Tensor, twist: int) -> Tensor:
     """64-bit numbers, which are written over, as odd multiples of 2**-24 between -1 and 1, in fp32."""
-    _mix(places, 30, _FIRST)
-    places ^= twist
-    _mix(places, 27, _SECOND)
-    return (places >> 39).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
+    _mix(indices, 30, _FIRST)
+    indices ^= twist
+    _mix(indices, 27, _SECOND)
+    return (indices >> 39).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
 
 
-def _mix(places: Tensor, shift: int, factor: int) -> None:
+def _mix(indices: Tensor, shift: int, factor: int) -> None:
     """One round, in place; the sign is a bit like any other."""
-    places ^= (places >> shift).bitwise_and_((1 << (64 - shift)) - 1)
-    places *= _signed(factor)
+    indices ^= (indices >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+    indices *= _signed(factor)
 
 
 def to_normal(fractions: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Mesh:
         return tuple(
             other
             for other in range(self.world_size)
-            if all(other // stride % degree == place for stride, degree, place in fixed)
+            if all(other // stride % degree == index for stride, degree, index in fixed)
         )
 
     def group_size(self, group: Group) -> int:

@@ -56,7 +56,7 @@ def collect_pass(record: Record, *, diff: str, files: Sequence[str]) -> dict[str
 
 def collect_memory(graph: StepGraph, memory: Memory, sizes: LikelySizes) -> dict[str, Any]:
     """The curve, thinned out, with its peak and who holds the most there."""
-    halves = [place for place, node in enumerate(graph.nodes) if is_backward(node)]
+    halves = [index for index, node in enumerate(graph.nodes) if is_backward(node)]
     specs = dict(zip(graph.placeholders, graph.inputs, strict=True))
     kinds: dict[str, int] = defaultdict(int)
     for each in memory.held:
@@ -84,7 +84,7 @@ def thin_out(values: Sequence[int], most: int) -> list[list[int]]:
     stretch = max(1, -(-len(values) // most))
     starts = range(0, len(values), stretch)
     highest = [max(range(start, min(start + stretch, len(values))), key=values.__getitem__) for start in starts]
-    return [[place, values[place]] for place in highest]
+    return [[index, values[index]] for index in highest]
 
 
 def collect_collectives(costs: NodeCosts, timeline: Timeline) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ def find_saved(graph: StepGraph, sizes: LikelySizes) -> list[dict[str, Any]]:
             read = [value for value in node.all_input_nodes if is_compute(value) and not is_backward(value)]
             crossing |= {piece for value in read for piece in owners[value]}
     kept = [(node, part) for node, part in crossing if is_compute(node)]
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    described = [describe_saved(node, part, sizes) for node, part in sorted(kept, key=lambda e: (places[e[0]], e[1]))]
+    indices = {node: index for index, node in enumerate(graph.nodes)}
+    described = [describe_saved(node, part, sizes) for node, part in sorted(kept, key=lambda e: (indices[e[0]], e[1]))]
     return [each for each in described if each["bytes"]]
 
 

@@ -30,12 +30,12 @@ class SinglePass:
         self._function = function
         device = next(iter(parameters.values())).device
         self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=device)
-        for place, parameter in enumerate(parameters.values()):
+        for index, parameter in enumerate(parameters.values()):
             state = optimizer.state[parameter]
-            self.steps[place] = state["step"]
-            state["step"] = self.steps[place]
+            self.steps[index] = state["step"]
+            state["step"] = self.steps[index]
         self.names = {id(parameter): name for name, parameter in parameters.items()}
-        self.places = {id(parameter): place for place, parameter in enumerate(parameters.values())}
+        self.indices = {id(parameter): index for index, parameter in enumerate(parameters.values())}
 
     def __call__(self, excess: Tensor | None, broken: Tensor) -> None:
         """One update of every parameter that has a gradient; none when broken."""
@@ -50,12 +50,12 @@ class SinglePass:
                 rate, decay = (_number(x, device) for x in (group["lr"], 1 - group["lr"] * group["weight_decay"]))
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        place, state = self.places[id(parameter)], self.optimizer.state[parameter]
+                        index, state = self.indices[id(parameter)], self.optimizer.state[parameter]
                         gradient = parameter.grad.contiguous()
                         tensors = (parameter, gradient, *(state[kind] for kind in MOMENTS))
                         # .data: a view that is known to be one is compiled once for every shape of its base.
                         flat = [tensor.detach().view(-1).data for tensor in tensors]
-                        own = [correction[place].data for correction in corrections]
+                        own = [correction[index].data for correction in corrections]
                         name = self.names[id(parameter)]
                         copy = None if self.kept is None else self.kept.place_of(name)
                         if copy is not None:
@@ -74,7 +74,7 @@ class SinglePass:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.steps[self.places[id(parameter)]].add_(1 - broken)
+                    self.steps[self.indices[id(parameter)]].add_(1 - broken)
 
 
 def _number(value: float, device: torch.device) -> Tensor:

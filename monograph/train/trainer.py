@@ -231,12 +231,12 @@ class Trainer(Configurable):
             view.step(record)
             self.load_monitor.add(record)
             if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
-                place = Cursor.from_json(record["cursor"])
+                index = Cursor.from_json(record["cursor"])
                 raise TrainingFailed(
                     f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
                     why="a number that is not finite would spoil every weight; this update was not applied",
                     do=f"{self._describe_way_back()} with a lower optimizer.lr, or look at the data: the "
-                    f"{self.global_batch} samples before epoch {place.epoch}, sample {place.sample}",
+                    f"{self.global_batch} samples before epoch {index.epoch}, sample {index.sample}",
                 )
 
     def _describe_way_back(self) -> str:

@@ -118,7 +118,7 @@ def join_stream(parts: list[list[Tensor]], mesh: Mesh) -> Tensor:
         by_part.setdefault(mesh.data_part(rank), {})[mesh.coordinate(rank, Axis.TP)] = pieces
     joined = []
     for part in sorted(by_part):
-        slices = [by_part[part][place] for place in sorted(by_part[part])]
+        slices = [by_part[part][index] for index in sorted(by_part[part])]
         joined += [torch.cat(micro, dim=1) for micro in zip(*slices, strict=True)]
     return torch.cat(joined)
 
@@ -128,7 +128,7 @@ def _agree(slot: Slot, shards: Mapping[int, Tensor]) -> bool:
     seen: dict[tuple[int, ...], Tensor] = {}
     for rank, shard in shards.items():
         part = slot.valid_part(shard, rank)
-        place = tuple(extent.start for extent in slot.extents(rank))
-        if part.numel() and not torch.equal(seen.setdefault(place, part), part):
+        index = tuple(extent.start for extent in slot.extents(rank))
+        if part.numel() and not torch.equal(seen.setdefault(index, part), part):
             return False
     return True

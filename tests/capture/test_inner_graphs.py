@@ -111,7 +111,7 @@ def test_the_region_around_it_is_compiled_with_it():
 def test_a_result_that_an_op_did_not_compute_is_forgotten_unless_someone_reads_it():
     graph = torch.fx.Graph()
     pair = graph.call_function(torch.ops.aten.topk.default, (graph.placeholder("x"), 1))
-    kept, missing = (graph.call_function(operator.getitem, (pair, place)) for place in range(2))
+    kept, missing = (graph.call_function(operator.getitem, (pair, index)) for index in range(2))
     kept.meta["val"] = torch.zeros(1)
     graph.output((kept,))
     drop_missing(graph)

@@ -26,9 +26,9 @@ def inspected(tmp_path_factory):
 
 def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
     report = json.loads((inspected / "report.json").read_text())
-    ran = [(place, each) for place, each in enumerate(report["passes"], 1) if each["status"] == "ran"]
+    ran = [(index, each) for index, each in enumerate(report["passes"], 1) if each["status"] == "ran"]
     expected = {"00-captured.txt", "report.json", "index.html"}
-    expected |= {f"{place:02d}-{each['name']}.{end}" for place, each in ran for end in ("txt", "diff")}
+    expected |= {f"{index:02d}-{each['name']}.{end}" for index, each in ran for end in ("txt", "diff")}
     assert {path.name for path in inspected.iterdir()} == expected
     assert len(ran) >= 5 and len(report["passes"]) > len(ran), "skipped passes are reported as well"
 

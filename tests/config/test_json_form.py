@@ -81,10 +81,10 @@ def test_what_cannot_be_named_cannot_be_kept(value):
 def change(path, value):
     """The JSON of a run with one place replaced."""
     data = copy.deepcopy(to_json(make_full_run()))
-    place = data
+    index = data
     for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
+        index = index[part]
+    index[path[-1]] = value
     return data
 
 

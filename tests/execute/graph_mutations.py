@@ -198,8 +198,8 @@ def swap_with_like(mutator: Mutator) -> None:
 def change_text(mutator: Mutator) -> None:
     """A path in place of a text, or of any argument."""
     node = mutator.draw_call()
-    places = [place for place, value in enumerate(node["args"]) if isinstance(value, str)]
-    place = mutator.pick.choice(places or range(len(node["args"])))
+    indices = [place for place, value in enumerate(node["args"]) if isinstance(value, str)]
+    place = mutator.pick.choice(indices or range(len(node["args"])))
     texts = (*mutator.paths, "sum", "max", "avg", "tp", "world", "0", "default_pg", "cuda:0", "tanh", "")
     node["args"][place] = mutator.pick.choice(texts)
 

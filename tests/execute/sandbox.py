@@ -179,9 +179,9 @@ def forbid_system_calls() -> None:
     code += [(equal, 0, 1, looked_at["clone3"]), (end, 0, 0, _ERROR | errno.ENOSYS)]
     code += [(equal, 0, 4, looked_at["clone"]), (load, 0, 0, 16), (any_bit, 1, 0, _CLONE_THREAD)]
     code += [(end, 0, 0, _KILL), (end, 0, 0, _ALLOW)]
-    for name, place in (("openat", 32), ("open", 24)):
+    for name, index in (("openat", 32), ("open", 24)):
         if name in looked_at:
-            code += [(equal, 0, 4, looked_at[name]), (load, 0, 0, place), (any_bit, 0, 1, _WRITES)]
+            code += [(equal, 0, 4, looked_at[name]), (load, 0, 0, index), (any_bit, 0, 1, _WRITES)]
             code += [(end, 0, 0, _KILL), (end, 0, 0, _ALLOW)]
     code.append((end, 0, 0, _ALLOW))
     instructions = (_Instruction * len(code))(*(_Instruction(*each) for each in code))

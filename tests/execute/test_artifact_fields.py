@@ -95,8 +95,8 @@ def is_free(path):
 def find_wrong(content):
     """(what is wrong, path, changed manifest) for every field in every way."""
     fields = {name: value for name, value in content.items() if name not in ("sha256", "hmac")}
-    for place, path in enumerate(find_paths(fields)):
-        if is_free(path) and len(path) > 1 and place % STRIDE:
+    for index, path in enumerate(find_paths(fields)):
+        if is_free(path) and len(path) > 1 and index % STRIDE:
             continue  # it may be anything: a few show that
         for what, bad in {"missing": MISSING, **BAD}.items():
             yield f"{'.'.join(map(str, path))}: {what}", path, change(content, path, bad)

@@ -65,10 +65,10 @@ def tamper(folder, number):
     draw = random.Random(number)
     path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     content = bytearray(path.read_bytes())
-    place = draw.randrange(len(content))
-    content[place] ^= 1 << draw.randrange(8)
+    index = draw.randrange(len(content))
+    content[index] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
-    return f"{path.name} at {place}"
+    return f"{path.name} at {index}"
 
 
 @pytest.fixture

@@ -40,6 +40,6 @@ def test_copies_to_the_host_and_nodes_elsewhere_are_named():
 
 
 def test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons():
-    error = refuse([f"layers.{place}: op: reason" for place in range(SHOWN + 3)])
+    error = refuse([f"layers.{index}: op: reason" for index in range(SHOWN + 3)])
     assert isinstance(error, ConfigError)
     assert "11 nodes" in error.what and "layers.7: op" in error.why and error.why.endswith("and 3 more")

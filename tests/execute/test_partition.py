@@ -58,10 +58,10 @@ def test_a_loss_that_is_scaled_outside_scales_every_gradient(tmp_path):
 def is_enough(pipes, closed):
     """Whether no water gets from a spring to the sea when these pipes are closed."""
     wet = set()
-    for place, (_, is_spring, is_read, _) in enumerate(pipes):
-        fed = is_spring or any(place in pipes[other][3] for other in wet)
-        if fed and place not in closed:
-            wet.add(place)
+    for index, (_, is_spring, is_read, _) in enumerate(pipes):
+        fed = is_spring or any(index in pipes[other][3] for other in wet)
+        if fed and index not in closed:
+            wet.add(index)
             if is_read:
                 return False
     return True
@@ -74,23 +74,23 @@ def test_the_cut_is_the_cheapest_of_all(seed):
     count = random.randint(3, 8)
     pipes = tuple(
         (
-            random.choice([None, 1, 2, 3, 5]) if place % 3 else random.randint(1, 6),
+            random.choice([None, 1, 2, 3, 5]) if index % 3 else random.randint(1, 6),
             random.random() < 0.4,
             random.random() < 0.4,
-            tuple(later for later in range(place + 1, count) if random.random() < 0.35),
+            tuple(later for later in range(index + 1, count) if random.random() < 0.35),
         )
-        for place in range(count)
+        for index in range(count)
     )
-    closable = [place for place, pipe in enumerate(pipes) if pipe[0] is not None]
+    closable = [index for index, pipe in enumerate(pipes) if pipe[0] is not None]
     plans = [set(plan) for size in range(len(closable) + 1) for plan in combinations(closable, size)]
-    costs = [sum(pipes[place][0] for place in plan) for plan in plans if is_enough(pipes, plan)]
+    costs = [sum(pipes[index][0] for index in plan) for plan in plans if is_enough(pipes, plan)]
     if not costs:
         with pytest.raises(Exception, match="Infinite"):
             cut_flow_network(pipes)
         return
     found = set(cut_flow_network(pipes))
     assert is_enough(pipes, found)
-    assert sum(pipes[place][0] for place in found) == min(costs)
+    assert sum(pipes[index][0] for index in found) == min(costs)
 
 
 def test_a_small_value_is_kept_instead_of_the_large_matmul_it_comes_from():

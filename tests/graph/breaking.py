@@ -35,8 +35,8 @@ def large(graph, facts, role=None):
     return [node for node in launches(graph, role) if facts.group_sizes[group_of(node)] > 1]
 
 
-def set_args(node, place, value):
-    node.args = (*node.args[:place], value, *node.args[place + 1 :])
+def set_args(node, index, value):
+    node.args = (*node.args[:index], value, *node.args[index + 1 :])
 
 
 def bypass(launch):
@@ -45,7 +45,7 @@ def bypass(launch):
 
 
 def gradient_places(graph):
-    return [place for place, spec in enumerate(graph.outputs) if spec.kind is OutputKind.GRADIENT]
+    return [index for index, spec in enumerate(graph.outputs) if spec.kind is OutputKind.GRADIENT]
 
 
 def set_results(graph, results):
@@ -61,8 +61,8 @@ def pairs_alike(rng, nodes):
     """Two different nodes of the same shape, or None."""
     nodes = list(nodes)
     rng.shuffle(nodes)
-    for place, one in enumerate(nodes):
-        for other in nodes[place + 1 :]:
+    for index, one in enumerate(nodes):
+        for other in nodes[index + 1 :]:
             if layout(one) == layout(other):
                 return one, other
     return None

@@ -55,8 +55,8 @@ MOVES = [([], 0), ([0, 1, 2], 0), ([1, 2, 0], 1), ([3, 2, 1, 0], 3), ([2, 0, 1, 
 
 
 @pytest.mark.parametrize(("places", "moved"), MOVES)
-def test_moves_are_counted_as_few_as_possible(places, moved):
-    assert count_moved(places) == moved
+def test_moves_are_counted_as_few_as_possible(indices, moved):
+    assert count_moved(indices) == moved
 
 
 def test_another_order_is_refused_when_a_value_is_read_too_early(step):

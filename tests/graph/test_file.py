@@ -88,8 +88,8 @@ PAYLOADS = {
 @pytest.mark.parametrize("change", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_a_graph_may_not_hold_is_refused(change):
     data = twins_as_data()
-    place = next(place for place, node in enumerate(data["nodes"]) if node.get("target") == "aten.mm.default")
-    data["nodes"][place].update(change)
+    index = next(index for index, node in enumerate(data["nodes"]) if node.get("target") == "aten.mm.default")
+    data["nodes"][index].update(change)
     with pytest.raises(GraphFileError):
         graph_from_data(data, {})
 

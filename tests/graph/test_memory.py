@@ -41,8 +41,8 @@ def test_a_view_keeps_the_memory_it_looks_at_and_has_none_of_its_own():
 def test_parts_of_a_list_die_one_by_one():
     hand = ByHand()
     pair = hand.call(ATEN.topk.default, hand.input("x", 100), 50)  # 200 bytes of values, 400 of places
-    values, places = (hand.call(operator.getitem, pair, i) for i in range(2))
-    total = hand.call(ATEN.sum.default, places)  # then the places are gone
+    values, indices = (hand.call(operator.getitem, pair, i) for i in range(2))
+    total = hand.call(ATEN.sum.default, indices)  # then the places are gone
     loss = hand.call(ATEN.sum.default, values)
     assert find_memory(hand.done(loss, x=total)).live_bytes == [400, 1000, 1000, 1000, 1008, 612, 412]
 

@@ -36,8 +36,8 @@ def experts():
     return capture_recipe("qwen3_debugmodel_moe", SPREAD)
 
 
-def first(graph, target, place=0):
-    return [node for node in graph.nodes if node.target is target][place]
+def first(graph, target, index=0):
+    return [node for node in graph.nodes if node.target is target][index]
 
 
 def insert(graph, anchor, target, *args, **facts):
@@ -49,8 +49,8 @@ def insert(graph, anchor, target, *args, **facts):
     return node
 
 
-def give(node, place, value):
-    node.args = (*node.args[:place], value, *node.args[place + 1 :])
+def give(node, index, value):
+    node.args = (*node.args[:index], value, *node.args[index + 1 :])
 
 
 def read_too_early(graph):

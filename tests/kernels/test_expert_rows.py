@@ -77,8 +77,8 @@ def test_a_tokens_copies_go_backward_as_with_torchs_ops(device, sizes, dtype):
     fused, plain = (differentiate(partial(spread, kernels=kernels), x, grad=rows) for kernels in ("fused", "plain"))
     assert torch.equal(fused[0], plain[0])
     close(fused[1], plain[1])
-    places = inverse.view(weights.shape)
-    close(SUM_ROWS(rows.t().contiguous().t(), places), reference_sum_rows(rows, places))
+    indices = inverse.view(weights.shape)
+    close(SUM_ROWS(rows.t().contiguous().t(), indices), reference_sum_rows(rows, indices))
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])

@@ -38,9 +38,9 @@ def test_no_tensors_and_empty_ones_have_the_sum_zero(device):
 @DEVICES
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan"), 3e38])
 def test_one_number_that_is_not_finite_makes_the_sum_so(bad, device):
-    for place in (0, 69_999):
+    for index in (0, 69_999):
         tensors = make((70_000, 64), device)
-        tensors[0][place] = bad
+        tensors[0][index] = bad
         assert not square_sum(tensors, device).isfinite()
 
 

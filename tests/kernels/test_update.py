@@ -27,9 +27,9 @@ def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(co
     start, wanted, found = (make_inputs(torch.device("cuda"), count, dtype) for _ in range(3))
     make_reference_update(*NUMBERS)(*wanted)
     make_update(*NUMBERS)(*found, None)
-    for place in (0, 2, 3):
-        torch.testing.assert_close(found[place], wanted[place], rtol=1e-6, atol=2e-7)
-        assert not torch.equal(found[place], start[place])
+    for index in (0, 2, 3):
+        torch.testing.assert_close(found[index], wanted[index], rtol=1e-6, atol=2e-7)
+        assert not torch.equal(found[index], start[index])
     assert torch.equal(found[1], start[1]), "gradients are read only"
 
 
@@ -48,7 +48,7 @@ def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
 def test_a_broken_step_changes_nothing(device):
     start, found = (make_inputs(device, 3000, torch.float32, broken=1.0, excess=float("nan")) for _ in range(2))
     make_update(*NUMBERS)(*found, None)
-    assert all(torch.equal(found[place], start[place]) for place in range(4))
+    assert all(torch.equal(found[index], start[index]) for index in range(4))
 
 
 @pytest.mark.gpu

@@ -11,18 +11,18 @@ from monograph.models import random_normal as module
 from monograph.models.random_normal import CUT, draw, to_fractions, to_normal
 
 
-def drawn(rows, columns, *, seed=3, name="layers.0.w", width=None, std=0.02, **place):
+def drawn(rows, columns, *, seed=3, name="layers.0.w", width=None, std=0.02, **index):
     target = torch.empty(rows, columns)
-    draw(target, seed, name, width=width or columns, std=std, **place)
+    draw(target, seed, name, width=width or columns, std=std, **index)
     return target
 
 
-def mixed_by_hand(place, seed, name):
+def mixed_by_hand(index, seed, name):
     """SplitMix64 in Python's integers, with the second key between its rounds; its 25 highest bits, made odd."""
     keys = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     begin, twist = int.from_bytes(keys[:8], "big"), int.from_bytes(keys[8:16], "big")
     mask = 2**64 - 1
-    z = (begin + place * 0x9E3779B97F4A7C15) & mask
+    z = (begin + index * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask) ^ twist
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
     high = z >> 39
@@ -31,10 +31,10 @@ def mixed_by_hand(place, seed, name):
 
 def test_fractions_are_those_of_the_mixing_done_by_hand():
     begin, twist = module.keys_of(5, "w")
-    places = [0, 1, 2, 77, 2**31 - 1, 2**32, 10**12]
+    indices = [0, 1, 2, 77, 2**31 - 1, 2**32, 10**12]
     step = module._signed(0x9E3779B97F4A7C15)
-    found = to_fractions(torch.tensor(places) * step + begin, twist)
-    assert (found * 2**24).tolist() == [mixed_by_hand(place, 5, "w") for place in places]
+    found = to_fractions(torch.tensor(indices) * step + begin, twist)
+    assert (found * 2**24).tolist() == [mixed_by_hand(index, 5, "w") for index in indices]
 
 
 def test_the_bits_stay_what_they_are():
@@ -126,8 +126,8 @@ def test_nothing_to_draw_is_no_error():
 def test_a_gpu_draws_the_bits_of_a_cpu(dtype):
     """More than it draws at once, and every fraction that a value can be made of."""
     whole = drawn(3000, 2000)
-    place = torch.empty(3000, 2100, dtype=dtype, device="cuda")
-    draw(place[:, :2000], 3, "layers.0.w", width=2000, std=0.02)
-    assert torch.equal(place[:, :2000].cpu(), whole.to(dtype))
+    index = torch.empty(3000, 2100, dtype=dtype, device="cuda")
+    draw(index[:, :2000], 3, "layers.0.w", width=2000, std=0.02)
+    assert torch.equal(index[:, :2000].cpu(), whole.to(dtype))
     fractions = torch.arange(1 - 2**24, 2**24, 2).float() * 2.0**-24
     assert torch.equal(to_normal(fractions.cuda()).cpu(), to_normal(fractions))

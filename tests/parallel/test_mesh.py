@@ -41,11 +41,11 @@ def test_the_groups_of_every_kind_divide_the_world_into_equal_parts(mesh):
 @UNHURRIED
 def test_coordinates_name_each_rank_once_in_both_views(mesh):
     for view in (DENSE, (*EXPERTS, Axis.ETP)):
-        places = [tuple(mesh.coordinate(rank, axis) for axis in view) for rank in range(mesh.world_size)]
-        assert len(set(places)) == mesh.world_size
-        for axis, column in zip(view, zip(*places, strict=True), strict=True):
+        indices = [tuple(mesh.coordinate(rank, axis) for axis in view) for rank in range(mesh.world_size)]
+        assert len(set(indices)) == mesh.world_size
+        for axis, column in zip(view, zip(*indices, strict=True), strict=True):
             assert set(column) == set(range(mesh.degree(axis)))
-        assert places == sorted(places), "the last axis of a view moves fastest"
+        assert indices == sorted(indices), "the last axis of a view moves fastest"
 
 
 @given(meshes())

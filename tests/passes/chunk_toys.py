@@ -95,10 +95,10 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
             cuts=(),
             shard=ShardedDim(axis=Axis.FSDP, dim=0),
             unit=n[:8],
-            order=place,
+            order=index,
             mesh=mesh,
         )
-        for place, n in enumerate(names)
+        for index, n in enumerate(names)
     ]
 
     def step(state, buffers, batch, coords, scalars):

@@ -55,8 +55,8 @@ def test_a_pass_says_what_it_does_shows_it_and_says_why(name):
     text = inspect.getdoc(type(PASSES[name]))
     first = text.splitlines()[0]
     assert first.endswith((".", ";")) and len(first) > 20
-    places = [text.index(word) for word in ("Before:", "After:", "Why:")]
-    assert places == sorted(places)
+    indices = [text.index(word) for word in ("Before:", "After:", "Why:")]
+    assert indices == sorted(indices)
 
 
 @pytest.mark.parametrize("name", ORDER)

@@ -117,7 +117,7 @@ def make_gated(*, has_transfer=False):
     matmul = hand.call(ATEN.mm.default, again, grad, **back)
     first = hand.call(ATEN.mm.default, matmul, grad, **back) if has_transfer else grad
     pair = hand.call(SWIGLU_BACKWARD, first, x, up, **back)
-    parts = [hand.call(operator.getitem, pair, place, **back) for place in (0, 1)]
+    parts = [hand.call(operator.getitem, pair, index, **back) for index in (0, 1)]
     return hand.done(loss, x=parts[0], up=parts[1], grad=matmul, w=hand.call(ATEN.mm.default, w, grad, **back))
 
 
@@ -155,10 +155,10 @@ def test_a_norm_with_another_eps_is_another_norm(eps):
     hand = ByHand()
     x, w, grad = hand.input("x", 4, 4), hand.input("w", 4), hand.input("grad", 4, 4)
     back = {"path": "layers.0", "direction": BACKWARD}
-    out, scale = (hand.call(operator.getitem, hand.call(NORM, x, w, 1e-5), place) for place in (0, 1))
+    out, scale = (hand.call(operator.getitem, hand.call(NORM, x, w, 1e-5), index) for index in (0, 1))
     again = hand.call(operator.getitem, hand.call(NORM, x, w, eps, **back), 0, **back)
     pair = hand.call(NORM_BACKWARD, grad, x, w, scale, None, **back)
-    of_x, of_w = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    of_x, of_w = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     matmul = hand.call(ATEN.mm.default, again, grad, **back)
     graph = hand.done(hand.call(ATEN.sum.default, out), x=of_x, w=of_w, grad=matmul)
     assert run("fuse_kernels", graph).startswith("1 computed" if eps == 1e-5 else "0 computed")
@@ -177,7 +177,7 @@ def test_a_gradient_that_is_put_there_twice_stays_apart():
     x, up, grad = (hand.input(name, 4, 4) for name in ("x", "up", "grad"))
     back = {"path": "layers.0", "direction": BACKWARD}
     pair = hand.call(SWIGLU_BACKWARD, grad, x, up, **back)
-    one, other = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    one, other = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     three = hand.call(ATEN.cat.default, [one, other, one], 1, **back)
     graph = hand.done(
         hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=hand.call(ATEN.mm.default, grad, three, **back)

@@ -74,12 +74,12 @@ def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=Fal
     path, inside = {"path": "layers.0"}, {"path": "layers.0.up"}
     matmul = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w, **inside) if is_turned else w, **inside)
     split = hand.call(ATEN.split_with_sizes.default, matmul, sizes, 1, **inside)
-    halves = [hand.call(operator.getitem, split, place, **inside) for place in ((1, 0) if is_swapped else (0, 1))]
+    halves = [hand.call(operator.getitem, split, index, **inside) for index in ((1, 0) if is_swapped else (0, 1))]
     loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, *halves, **path))
     back = {**path, "direction": BACKWARD}
     of_gate = hand.call(ATEN.mm.default, grad, v, **back)
     pair = hand.call(SWIGLU_BACKWARD_PACKED_RECOMPUTE, of_gate, *halves, **back)
-    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    both, again = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     more = {"w": hand.call(ATEN.mul.Tensor, of_gate, 2.0, **back)} if is_read else {}
     return hand.done(loss, x=both, v=again, **more)
 
@@ -131,7 +131,7 @@ def test_a_matmul_is_computed_once_for_two_gates():
     x, w = hand.input("x", 4, 5), hand.input("w", 6, 5)
     matmul = hand.call(ATEN.mm.default, x, hand.call(ATEN.t.default, w))
     split = hand.call(ATEN.split_with_sizes.default, matmul, [3, 3], 1)
-    halves = [hand.call(operator.getitem, split, place) for place in (0, 1)]
+    halves = [hand.call(operator.getitem, split, index) for index in (0, 1)]
     gates = [hand.call(SWIGLU, *halves) for _ in range(2)]
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, *gates)), x=x)
     assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("1 matmuls with gates")
@@ -147,7 +147,7 @@ def test_rows_that_are_cut_otherwise_stay_apart():
     back = {"path": "layers.0", "direction": BACKWARD}
     of_gate = hand.call(ATEN.view.default, hand.call(ATEN.mm.default, grad, v, **back), [4, 2, 3], **back)
     pair = hand.call(SWIGLU_BACKWARD_PACKED_RECOMPUTE, of_gate, x, up, **back)
-    both, again = (hand.call(operator.getitem, pair, place, **back) for place in (0, 1))
+    both, again = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=both, up=again)
     assert run("fuse_swiglu_epilogue", graph, ASKED).endswith("0 with backwards of gates")
 

@@ -69,7 +69,7 @@ def test_the_results_of_an_op_stay_with_it():
     w = hand.input("w", 4)
     pieces = hand.call(ATEN.split.Tensor, w, 2, path="layers.0")
     moved = hand.call(WAIT, hand.call(REDUCE, w, "sum", "tp"))
-    parts = [hand.call(operator.getitem, pieces, place, path="layers.0") for place in (0, 1)]
+    parts = [hand.call(operator.getitem, pieces, index, path="layers.0") for index in (0, 1)]
     loss = hand.call(ATEN.sum.default, hand.call(ATEN.mul.Tensor, *parts, path="layers.0"))
     graph = hand.done(loss, w=hand.call(ATEN.mul.Tensor, moved, 2, direction=BACKWARD))
     run("mark_regions", graph, config=PassesConfig(mark_regions=MarkRegionsConfig(regions=("blocks",))))

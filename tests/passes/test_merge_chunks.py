@@ -31,7 +31,7 @@ def build(size=2, *, is_read=False):
     a, b = (hand.input(name, 2, 2, kind=InputKind.BATCH) for name in "ab")
     whole = hand.call(ATEN.cat.default, [a, b])
     parts = hand.call(ATEN.split.Tensor, whole, size)
-    first, second = (hand.call(operator.getitem, parts, place) for place in range(2))
+    first, second = (hand.call(operator.getitem, parts, index) for index in range(2))
     result = hand.call(ATEN.mul.Tensor, first, second)
     if is_read:
         result = hand.call(ATEN.add.Tensor, result, hand.call(ATEN.sum.default, whole))

@@ -55,13 +55,13 @@ def test_a_gather_is_under_way_while_the_block_before_computes_forward_and_backw
 
 
 def test_further_ahead_means_earlier():
-    places = []
+    indices = []
     for ahead in (1, 2):
         graph, facts, prefetch = prepared(prefetch_all_gathers=PrefetchAllGathersConfig(ahead=ahead))
         prefetch.run(graph, facts)
         events = order_of_events(graph)
-        places.append(sum(event[0] == "compute" for event in events[: events.index(("launch", "2"))]))
-    assert places[1] < places[0]
+        indices.append(sum(event[0] == "compute" for event in events[: events.index(("launch", "2"))]))
+    assert indices[1] < indices[0]
 
 
 def test_a_scatter_is_waited_for_after_the_next_one_started():

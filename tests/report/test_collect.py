@@ -39,7 +39,7 @@ def make_graph(blocks=3):
 
 
 def test_a_thinned_curve_has_few_points_and_keeps_its_peak():
-    values = [place % 7 for place in range(9000)]
+    values = [index % 7 for index in range(9000)]
     values[4321] = 99
     points = thin_out(values, 2000)
     assert len(points) <= 2000

@@ -153,8 +153,8 @@ def test_packed_data_is_trained_on_with_the_flags_that_packing_prints(empty, cap
     write_texts(Path("texts.jsonl"), [f"text number {number} " * 40 for number in range(40)])
     vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2, "text": 3, "number": 4}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
-    added = [{"id": place, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False} for name, place in (("<s>", 0), ("</s>", 1))]  # fmt: skip
+    added = [{"id": index, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": False} for name, index in (("<s>", 0), ("</s>", 1))]  # fmt: skip
     Path("tokenizer.json").write_text(
         json.dumps({"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "Whitespace"}, "model": model})
     )

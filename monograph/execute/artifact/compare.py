@@ -70,8 +70,8 @@ def flatten(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for name, item in data.items():
             yield from flatten(item, f"{path}.{name}" if path else name)
     elif isinstance(data, list) and data and all(isinstance(item, dict) for item in data):
-        for place, item in enumerate(data):
-            yield from flatten(item, f"{path}.{place}")
+        for index, item in enumerate(data):
+            yield from flatten(item, f"{path}.{index}")
     else:
         yield path, data
 

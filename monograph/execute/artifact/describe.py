@@ -34,9 +34,9 @@ def _describe_slot(slot: Slot) -> dict[str, Any]:
 def describe_inputs(specs: Iterable[InputSpec]) -> dict[str, str]:
     """Every input by kind and name, in order: `float32[8, 64] strides [64, 1] on cpu`."""
     return {
-        f"{place:04d} {spec.kind.value}/{spec.name}": f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)} "
+        f"{index:04d} {spec.kind.value}/{spec.name}": f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)} "
         f"strides {list(spec.stride)} on {spec.device}"
-        for place, spec in enumerate(specs)
+        for index, spec in enumerate(specs)
     }
 
 

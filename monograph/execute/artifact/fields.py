@@ -59,8 +59,8 @@ def listing(each: Check) -> Check:
     def check(value: Any, path: str) -> None:
         if not isinstance(value, list):
             raise bad(value, path, "a list")
-        for place, item in enumerate(value):
-            each(item, f"{path}.{place}")
+        for index, item in enumerate(value):
+            each(item, f"{path}.{index}")
 
     return check
 
@@ -112,8 +112,8 @@ def json_value(value: Any, path: str, depth: int = 0) -> None:
         for name, item in value.items():
             json_value(item, f"{path}.{name}", depth + 1)
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            json_value(item, f"{path}.{place}", depth + 1)
+        for index, item in enumerate(value):
+            json_value(item, f"{path}.{index}", depth + 1)
 
 
 def json_object(value: Any, path: str) -> None:

@@ -43,8 +43,9 @@ class RemoveNoOps(Pass):
 
 
 def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]:
-    """Node -> the earlier node with the same value, for every node that changes nothing; `has_ones` keeps multiplications
-    with one."""
+    """Node -> the earlier node with the same value, for every node that changes nothing.
+
+    `has_ones` keeps multiplications by one."""
     plan: dict[Node, Node] = {}
 
     def follow(node: Node) -> Node:

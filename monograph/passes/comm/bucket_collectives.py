@@ -124,8 +124,8 @@ def pack_and_send(maker: CallMaker, bucket: Bucket, anchor: Node) -> list[Node]:
     table = arrived if after == 1 else call(ATEN.view.default, arrived, [after, sum(lengths)])
     pieces = call(ATEN.split_with_sizes.default, table, lengths, 0 if after == 1 else 1)
     parts = []
-    for place, launch in enumerate(bucket.launches):
-        piece = call(operator.getitem, pieces, place)
+    for index, launch in enumerate(bucket.launches):
+        piece = call(operator.getitem, pieces, index)
         if after > 1:
             piece = call(ATEN.clone.default, piece, memory_format=torch.contiguous_format)
         parts.append(call(ATEN.view.default, piece, list(value_of(launch).shape)))

@@ -97,8 +97,8 @@ def cut_out(region: Region) -> GraphModule:
         if is_inner_graph(value):
             root.add_module(str(value.target), inner_graph(value))
             copies[value] = graph.get_attr(str(value.target))
-    for place, value in enumerate(region.inputs):
-        copies[value] = graph.placeholder(f"in{place}")
+    for index, value in enumerate(region.inputs):
+        copies[value] = graph.placeholder(f"in{index}")
         copies[value].meta["val"] = value_of(value)
     for node in region.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -111,14 +111,14 @@ def find_kind(region: Region) -> str:
 
     Sizes that only a running step knows go by the order in which they appear, not by their names in the capture.
     """
-    names: dict[Node, str] = {value: f"in{place}" for place, value in enumerate(region.inputs)}
+    names: dict[Node, str] = {value: f"in{index}" for index, value in enumerate(region.inputs)}
     lines = [f"{name}: {_form(value_of(value))}" for value, name in names.items()]
-    for place, node in enumerate(region.nodes):
-        names[node] = f"v{place}"
+    for index, node in enumerate(region.nodes):
+        names[node] = f"v{index}"
         inner = [value for value in node.all_input_nodes if is_inner_graph(value)]
         names.update({value: render_inner("of", inner_graph(value).graph) for value in inner})
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: Named(names[value]))
-        lines.append(f"v{place} = {node.target} {args} {kwargs} -> {_form(value_of(node))}")
+        lines.append(f"v{index} = {node.target} {args} {kwargs} -> {_form(value_of(node))}")
     lines.append(", ".join(names[node] for node in region.outputs))
     seen: dict[str, str] = {}
     return _SYMBOL.sub(lambda found: seen.setdefault(found[0], f"size{len(seen)}"), "\n".join(lines))
@@ -157,9 +157,9 @@ def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegi
     call.meta["val"] = tuple(value_of(node) for node in region.outputs)
     set_tag(call, tag)
     anchor = call
-    for place, node in enumerate(region.outputs):
+    for index, node in enumerate(region.outputs):
         with inside.inserting_after(anchor):
-            part = inside.call_function(operator.getitem, (call, place))
+            part = inside.call_function(operator.getitem, (call, index))
         part.meta["val"] = value_of(node)
         set_tag(part, tag)
         node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in region.nodes)

@@ -115,8 +115,8 @@ def apply_gate(graph: Graph, fusion: Fusion) -> None:
     matmul, gate, weight = fusion
     whole = call_before(graph, matmul, MATMUL_SWIGLU, (matmul.args[0], weight), _made(gate))
     both, gated = (
-        call_before(graph, matmul, operator.getitem, (whole, place), replace(tag, made_by=FuseSwigluEpilogue.name()))
-        for place, tag in ((0, tag_of(matmul)), (1, tag_of(gate)))
+        call_before(graph, matmul, operator.getitem, (whole, index), replace(tag, made_by=FuseSwigluEpilogue.name()))
+        for index, tag in ((0, tag_of(matmul)), (1, tag_of(gate)))
     )
     redirect(matmul, both)
     redirect(gate, call_before(graph, gate, ATEN.view.default, (gated, list(value_of(gate).shape)), _made(gate)))

@@ -37,10 +37,10 @@ def fuse_again(graph: Graph, back: Node) -> bool:
         target = SWIGLU_BACKWARD_RECOMPUTE if is_gate else NORM_BACKWARD_RECOMPUTE
         whole = call_before(graph, back, target, back.args, _made(back))
         parts = take_parts(graph, back, whole, {0: 0, 1: 1})
-        place = parts[-1] if parts else whole
+        index = parts[-1] if parts else whole
         value = again if is_gate else _part(again, 0)
         assert value is not None
-        part = call_before(graph, place.next, operator.getitem, (whole, 2), replace(tag_of(value), made_by=_NAME))
+        part = call_before(graph, index.next, operator.getitem, (whole, 2), replace(tag_of(value), made_by=_NAME))
         redirect(value, part)
         for node in reversed(sunk):
             part.append(node)
@@ -214,13 +214,13 @@ def is_same_value(one: Any, other: Any) -> bool:
     return is_cast and is_same_value(one.args[0], other.args[0])
 
 
-def take_parts(graph: Graph, old: Node, new: Node, places: dict[int, int]) -> list[Node]:
+def take_parts(graph: Graph, old: Node, new: Node, indices: dict[int, int]) -> list[Node]:
     """Let readers of an op's results read those of another; `places` says which result became which."""
     made = []
     for user in [each for each in old.users if each.target is operator.getitem]:
-        place = places.get(user.args[1])  # type: ignore[arg-type]
-        if place is not None:
-            part = call_before(graph, old, operator.getitem, (new, place), tag_of(user))
+        index = indices.get(user.args[1])  # type: ignore[arg-type]
+        if index is not None:
+            part = call_before(graph, old, operator.getitem, (new, index), tag_of(user))
             redirect(user, part)
             made.append(part)
     return made
@@ -230,9 +230,9 @@ def _made(node: Node) -> Tag:
     return replace(tag_of(node), made_by=_NAME)
 
 
-def _part(node: Node, place: int) -> Node | None:
+def _part(node: Node, index: int) -> Node | None:
     """The node that takes one result of an op, when somebody reads it."""
-    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == place and user.users]
+    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == index and user.users]
     return found[0] if len(found) == 1 else None
 
 

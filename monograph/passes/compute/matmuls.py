@@ -73,7 +73,7 @@ def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[MatmulSum]:
         if len(matmuls) < 2 or len({tuple(value_of(each).shape) for each in matmuls}) > 1:
             continue
         matmuls.sort(key=lambda each: _place_of_weight(_operand(each, 1)))
-        lefts, rights = ([_operand(each, place) for each in matmuls] for place in (0, 1))
+        lefts, rights = ([_operand(each, index) for each in matmuls] for index in (0, 1))
         if min(value_of(left).shape[1] for left in lefts) > max_columns:
             continue
         found.append(MatmulSum(node, matmuls, others, lefts, [*map(key_of, lefts)], rights, [*map(key_of, rights)]))
@@ -148,8 +148,8 @@ def _part_value(matmul: Node, matmuls: list[Node], is_left: bool) -> Any:
     return value.new_empty_strided((rows, columns), (width, 1))
 
 
-def _operand(node: Node, place: int) -> Node:
-    found = node.args[place]
+def _operand(node: Node, index: int) -> Node:
+    found = node.args[index]
     assert isinstance(found, Node)
     return found
 

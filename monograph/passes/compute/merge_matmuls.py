@@ -39,7 +39,7 @@ class MergeMatmuls(Pass):
         inside = graph.module.graph
         packs = Packs(inside)
         sums = plan_sums(graph.nodes, self.config.max_columns)
-        ranks = {key: place for each in sums for place, key in enumerate(each.left_keys)}
+        ranks = {key: index for each in sums for index, key in enumerate(each.left_keys)}
         for each in sums:
             apply_sum(inside, each, packs)
         groups = plan_groups(graph.nodes, ranks, self.config.max_columns)
@@ -61,11 +61,11 @@ class Packs:
         """All of them in one, made where the last of them is known, or before `anchor` if they are inputs."""
         key = (dim, *keys)
         if key not in self.made or anchor < self.made[key]:
-            place = anchor
+            index = anchor
             if all(is_compute(part) for part in parts):
                 kept = all(tag_of(part).keep for part in parts)
-                tag, place = _common_tag(parts, keep=True if kept else None), max(parts).next
-            self.made[key] = call_before(self.graph, place, ATEN.cat.default, (parts, dim), tag)
+                tag, index = _common_tag(parts, keep=True if kept else None), max(parts).next
+            self.made[key] = call_before(self.graph, index, ATEN.cat.default, (parts, dim), tag)
         return self.made[key]
 
 
@@ -92,10 +92,10 @@ def apply_group(graph: Graph, plan: MatmulGroup, packs: Packs) -> None:
     sizes = [value_of(matmul).shape[dim] for matmul in plan.matmuls]
     parts = call_before(graph, plan.anchor, ATEN.split_with_sizes.default, (joined, sizes, dim), tag)
     kept = [is_kept(matmul) for matmul in plan.matmuls]
-    for place, matmul in enumerate(plan.matmuls):
+    for index, matmul in enumerate(plan.matmuls):
         own = replace(tag_of(matmul), made_by=tag.made_by)
-        part = call_before(graph, plan.anchor, operator.getitem, (parts, place), own)
-        if kept[place] and not all(kept):  # what backward reads must not hold on to what it does not
+        part = call_before(graph, plan.anchor, operator.getitem, (parts, index), own)
+        if kept[index] and not all(kept):  # what backward reads must not hold on to what it does not
             part = call_before(
                 graph, plan.anchor, ATEN.clone.default, (part,), own, memory_format=torch.contiguous_format
             )

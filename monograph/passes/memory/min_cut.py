@@ -32,7 +32,7 @@ def plan_min_cut(graph: StepGraph, fixed: set[Node], is_spring: Callable[[Node],
         pipes = build_flow_network(nodes, fixed, is_spring, lambda node: sizes.bytes(value_of(roots[node])))
         if pipes not in solved:
             solved[pipes] = cut_flow_network(pipes)
-        kept |= {nodes[place] for place in solved[pipes]}
+        kept |= {nodes[index] for index in solved[pipes]}
     return kept
 
 
@@ -44,10 +44,10 @@ def build_flow_network(
     nodes: list[Node], fixed: set[Node], is_spring: Callable[[Node], bool], width: Callable[[Node], int]
 ) -> tuple[Pipe, ...]:
     """A block as pipes, in a form that is equal for equal blocks."""
-    places = {node: place for place, node in enumerate(nodes)}
+    indices = {node: index for index, node in enumerate(nodes)}
     pipes: list[Pipe] = []
     for node in nodes:
-        readers = tuple(sorted(places[user] for user in node.users if user in places))
+        readers = tuple(sorted(indices[user] for user in node.users if user in indices))
         is_read = any(is_compute(user) and is_backward(user) for user in node.users)
         if node in fixed:
             pipes.append((0, False, False, ()))
@@ -61,8 +61,8 @@ def cut_flow_network(pipes: tuple[Pipe, ...]) -> tuple[int, ...]:
     """Which pipes are closed in the cheapest cut between the springs and the sea."""
     flow = networkx.DiGraph()
     flow.add_nodes_from((SPRING, SEA))
-    for place, (width, is_spring, is_read, readers) in enumerate(pipes):
-        begin, end = (place, "in"), (place, "out")
+    for index, (width, is_spring, is_read, readers) in enumerate(pipes):
+        begin, end = (index, "in"), (index, "out")
         flow.add_edge(begin, end, **({} if width is None else {"capacity": width}))
         if is_spring:
             flow.add_edge(SPRING, begin)
@@ -71,4 +71,4 @@ def cut_flow_network(pipes: tuple[Pipe, ...]) -> tuple[int, ...]:
         for reader in readers:
             flow.add_edge(end, (reader, "in"))
     _, (wet, _) = networkx.minimum_cut(flow, SPRING, SEA)
-    return tuple(place for place in range(len(pipes)) if (place, "in") in wet and (place, "out") not in wet)
+    return tuple(index for index in range(len(pipes)) if (index, "in") in wet and (index, "out") not in wet)

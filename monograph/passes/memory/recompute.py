@@ -48,7 +48,7 @@ def plan_recompute(graph: StepGraph) -> list[Recomputation]:
     """Every node to compute again with its first reader; arguments come before those who read them."""
     crossing = find_crossing(graph, {node for node in graph.nodes if tag_of(node).keep is not False})
     again = set(crossing.again)
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    indices = {node: index for index, node in enumerate(graph.nodes)}
     first: dict[Node, Node] = {}
     for node in graph.nodes:
         if is_compute(node) and is_backward(node):
@@ -58,7 +58,7 @@ def plan_recompute(graph: StepGraph) -> list[Recomputation]:
     for node in reversed(crossing.again):  # readers come later in the graph, so they are settled already
         readers = [first[user] for user in node.users if user in again]
         readers += [first[node]] if node in first else []
-        first[node] = min(readers, key=places.__getitem__)
+        first[node] = min(readers, key=indices.__getitem__)
     return [Recomputation(node, first[node]) for node in crossing.again]
 
 

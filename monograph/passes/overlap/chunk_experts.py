@@ -132,10 +132,10 @@ def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> 
     twin = find_chunk_node(node)
     constants = twin.constants if twin is not None else {}
 
-    def change(place: int, leaf: Any) -> Any:
+    def change(index: int, leaf: Any) -> Any:
         if isinstance(leaf, Node):
             return pieces[leaf][chunk] if leaf in pieces else leaf
-        return constants.get(place, leaf)
+        return constants.get(index, leaf)
 
     args, kwargs = map_leaves((node.args, node.kwargs), change)
     inside = graph.module.graph

@@ -97,11 +97,11 @@ def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
         return is_reached
     if len(list(leaves_of(node))) != twin.leaves:
         raise refuse(node, twin, "a pass has changed its arguments since the step was captured")
-    for place, operand in enumerate(leaves_of(node)):
+    for index, operand in enumerate(leaves_of(node)):
         if isinstance(operand, Node) and operand not in plan.body and operand not in plan.cuts:
-            dims = find_cut(value_of(operand), twin.operands.get(place), plan.count)
+            dims = find_cut(value_of(operand), twin.operands.get(index), plan.count)
             if dims not in ([], [dim]):
-                raise refuse_border(node, operand, twin.operands[place], dim)
+                raise refuse_border(node, operand, twin.operands[index], dim)
             if dims:
                 plan.cuts[operand] = dim
                 is_reached = True
@@ -125,8 +125,8 @@ def add_tails(graph: StepGraph, plan: ChunkPlan, *, until: torch.dtype | None) -
     for node in list(plan.body):
         for tail in _find_tail(node, plan, until):
             plan.body[tail] = plan.body[node]
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    plan.body = dict(sorted(plan.body.items(), key=lambda item: places[item[0]]))
+    indices = {node: index for index, node in enumerate(graph.nodes)}
+    plan.body = dict(sorted(plan.body.items(), key=lambda item: indices[item[0]]))
 
 
 def _find_tail(node: Node, plan: ChunkPlan, until: torch.dtype | None) -> Iterator[Node]:

@@ -38,7 +38,7 @@ class ScheduleBuilder:
 
     def __init__(self, nodes: Sequence[Node], costs: NodeCosts, sizes: LikelySizes, max_extra_bytes: int) -> None:
         self.nodes, self.sizes, self.max_extra_bytes = nodes, sizes, max_extra_bytes
-        self.places = {node: place for place, node in enumerate(nodes)}
+        self.indices = {node: index for index, node in enumerate(nodes)}
         self.played = SimulatedSchedule(costs)
         self.done: set[Node] = set()
         self.waiting = [node for node in nodes if is_compute(node) and tag_of(node).chunk is None]
@@ -79,7 +79,7 @@ class ScheduleBuilder:
             if is_row_wait(node) or not late.isdisjoint(node.all_input_nodes):
                 late.add(node)
         for node in (*(n for n in closure if n not in late), *(n for n in closure if n in late)):
-            self.pass_by(self.places[node])
+            self.pass_by(self.indices[node])
             self.run_node(node)
         self.release()
 
@@ -88,7 +88,7 @@ class ScheduleBuilder:
         for node in self.nodes:
             if node not in self.done and node.op != "output" and tag_of(node).direction is direction:
                 for each in self.find_missing([node]):
-                    self.front = max(self.front, self.places[each])
+                    self.front = max(self.front, self.indices[each])
                     self.run_node(each)
         self.blocked = [node for node in self.blocked if node not in self.done]
 
@@ -106,7 +106,7 @@ class ScheduleBuilder:
         if is_launch(node):
             for wait in node.users:
                 if wait.target is WAIT:
-                    self.due[wait] = self.front + self.places[wait] - self.places[node]
+                    self.due[wait] = self.front + self.indices[wait] - self.indices[node]
         for user in node.users:
             if self.is_spare(user):
                 self.spare.append(user)
@@ -128,7 +128,7 @@ class ScheduleBuilder:
         while self.played.gap(launch) > 0:
             self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
             free = [node for node in self.spare if node not in self.needed]
-            choice = min(free or filter(self.fits, self.spare), key=self.places.__getitem__, default=None)
+            choice = min(free or filter(self.fits, self.spare), key=self.indices.__getitem__, default=None)
             if choice is None:
                 return
             self.early += [choice] if choice in self.needed else []
@@ -140,10 +140,10 @@ class ScheduleBuilder:
         self.early = [each for each in self.early if any(user not in self.done for user in each.users)]
         return sum(self.sizes.bytes(value_of(each)) for each in (*self.early, node)) <= self.max_extra_bytes
 
-    def pass_by(self, place: int) -> None:
+    def pass_by(self, index: int) -> None:
         """Run the nodes of no chunk that stand before a place."""
-        self.front = max(self.front, place)
-        while self.next_waiting < len(self.waiting) and self.places[self.waiting[self.next_waiting]] < place:
+        self.front = max(self.front, index)
+        while self.next_waiting < len(self.waiting) and self.indices[self.waiting[self.next_waiting]] < index:
             node = self.waiting[self.next_waiting]
             self.next_waiting += 1
             self.blocked.append(node)
@@ -156,7 +156,7 @@ class ScheduleBuilder:
         self.blocked = [node for node in self.blocked if node not in self.done]
         self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
         free = [node for node in self.spare if node not in self.needed]
-        for node in sorted(free, key=self.places.__getitem__):
+        for node in sorted(free, key=self.indices.__getitem__):
             if self.played.costs.seconds.get(node, 0.0) == 0.0 or self.count_held(free) > self.max_extra_bytes:
                 for each in self.find_missing([node]):
                     self.emit(each)
@@ -186,7 +186,7 @@ class ScheduleBuilder:
             if node not in found and node not in self.done:
                 found.add(node)
                 todo += node.all_input_nodes
-        return sorted(found, key=self.places.__getitem__)
+        return sorted(found, key=self.indices.__getitem__)
 
 
 def is_row_wait(node: Node) -> bool:

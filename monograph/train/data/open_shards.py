@@ -111,8 +111,8 @@ def check_table(folder: Path, index: ShardIndex, corpus: TokenCorpus, sizes: lis
         raise damaged(path, f"{len(offsets)} offsets and {len(corpus.keys)} keys for {index.documents} documents")
     if offsets[0] != 0 or int(offsets[-1]) != index.tokens or sum(sizes) != index.tokens or has_empty_document(offsets):
         raise damaged(path, f"its documents do not fill the {index.tokens} tokens one after the other")
-    places = np.searchsorted(offsets, corpus.piece_starts)
-    if np.any(offsets[places] != corpus.piece_starts):
+    indices = np.searchsorted(offsets, corpus.piece_starts)
+    if np.any(offsets[indices] != corpus.piece_starts):
         raise damaged(path, "a document lies across two token files")
 
 

@@ -32,10 +32,10 @@ class EpochLayout:
         self.order = members if permutation is None else np.empty_like(members)
         block_tokens = []
         for start in range(0, len(members), CHUNK_DOCUMENTS):
-            places = np.arange(start, min(start + CHUNK_DOCUMENTS, len(members)))
+            indices = np.arange(start, min(start + CHUNK_DOCUMENTS, len(members)))
             if permutation is not None:
-                self.order[places] = members[permutation.apply(places)]
-            lengths = corpus.find_lengths(self.order[places])
+                self.order[indices] = members[permutation.apply(indices)]
+            lengths = corpus.find_lengths(self.order[indices])
             block_tokens.append(np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK)))
         self.block_starts = np.concatenate(([0], np.cumsum(np.concatenate(block_tokens))))
 

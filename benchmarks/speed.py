@@ -31,7 +31,7 @@ RECIPES: dict[str, list[str]] = {
 KINDS = {"fast": "graph-fast", "same-bits": "graph-recorded", "layer": "graph-fast,layer", "artifact": "graph-fast"}
 """Kind of measurement -> the modes of one process."""
 KEPT = "--passes.cache_cast_weights.enabled true"
-"""What bench adds to graph-fast where weights are not gathered again for backward."""
+"""What bench adds to graph-fast where weights are not re-gathered for backward."""
 _SHOWN_LINES = 25
 
 

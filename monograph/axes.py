@@ -43,7 +43,7 @@ class Group(StrEnum):
 
 
 SAME_LINK = {Group.EP_DISPATCH.value: Group.EP.value}
-"""Groups whose transfers share the links of another's: both may be under way, and the links carry their sum."""
+"""Groups whose collectives share the links of another's: both may be under way, and the links carry their sum."""
 
 
 COORDS = (Axis.PP, Axis.DP_REPLICATE, Axis.FSDP, Axis.CP, Axis.TP, Axis.EFSDP, Axis.EP, Axis.ETP)

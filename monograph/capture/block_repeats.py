@@ -1,4 +1,4 @@
-"""Which blocks of a model are alike: a capture of three of them tells what all of them do.
+"""Which blocks of a model are identical: a capture of three of them tells what all of them do.
 
 Alike means: the same modules with the same settings, parameters and buffers of the same shapes, sharded in the same
 way. A block that differs in anything that can be seen, its own number for instance, is not alike, and is captured.
@@ -19,7 +19,7 @@ _PRIVATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"
 
 @dataclass(frozen=True)
 class BlockRepeat:
-    """Blocks in a row that are alike, by number."""
+    """Blocks in a row that are identical, by number."""
 
     first: int
     last: int

@@ -24,7 +24,7 @@ def capture_chunk_nodes(
     *,
     has_sources: bool = False,
 ) -> None:
-    """Give the nodes of the roots their twins.
+    """Give the nodes of the roots their chunk nodes.
 
     Sizes that depend on data differ from chunk to chunk, and each needs names of its own: where there are any, every
     chunk has a capture of its own.

@@ -1,8 +1,9 @@
-"""From a capture of three blocks that are alike to all of them: the second is copied once for every block left out.
+"""From a capture of three blocks that are identical to all of them: the second is copied once for every block left out.
 
-Tracing an op costs a hundred times as much as copying its node. That the blocks are alike is known from their modules
-(alike.py) and checked here once more on the captured nodes: the second and the last must do the same, op by op, on what
-comes from before, from their own parameters and from outside. Where they do not, the whole step is captured.
+Tracing an op costs a hundred times as much as copying its node. That the blocks are identical is known from their
+modules (block_repeats.py) and checked here once more on the captured nodes: the second and the last must do the same,
+op by op, on what comes from before, from their own parameters and from outside. Where they do not, the whole step is
+captured.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -89,7 +89,7 @@ def capture(
     tag_inner_nodes(graph)
     trust_values(graph)
     mark_gradients(graph)
-    graph.promises = find_properties(graph)
+    graph.properties = find_properties(graph)
     return graph
 
 

@@ -113,7 +113,7 @@ def list_notes(device: torch.device) -> list[str]:
 
 def print_records(records: list[Record]) -> None:
     """The passes as a table: what each did, and the cost after it."""
-    print_title("Passes", "nodes, transfers, sent, peak memory, exposed time, what was done")
+    print_title("Passes", "nodes, collectives, sent, peak memory, exposed time, what was done")
     rows = [("(captured)", *_cells(records[0].before), "")] if records else []
     for record in records:
         if record.status == "ran":

@@ -29,7 +29,7 @@ def add_decompositions(forms: Mapping[Any, Callable[..., Any]]) -> None:
         table.update(forms)
 
 
-def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, is_saved: bool) -> CompiledCode:
+def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, for_artifact: bool) -> CompiledCode:
     """Inductor's code for a graph on values of these forms; sizes keep the symbols of the capture's mode.
 
     Code that is going to be saved comes with its kernels' best settings, measured; other code measures them when it
@@ -38,8 +38,8 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, is_sa
     """
     guards = torch._guards
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    settings = {"triton.autotune_at_compile_time": is_saved, "deterministic": is_deterministic}
-    if is_saved and torch.cuda.is_available():
+    settings = {"triton.autotune_at_compile_time": for_artifact, "deterministic": is_deterministic}
+    if for_artifact and torch.cuda.is_available():
         importlib.import_module("torch._inductor.async_compile").AsyncCompile.wait_pool_ready()
     with guards.tracing(guards.TracingContext(mode)):
         return torch._inductor.standalone_compile(

@@ -131,7 +131,7 @@ def count_members(group: str) -> int:
 
 
 def find_collective_ops() -> set[Any]:
-    """The ops that the functions above are made of: each start of a transfer, and the end of all of them."""
+    """The ops that the functions above are made of: each start of a collective, and the end of all of them."""
     ops = torch.ops._c10d_functional
     starts = (ops.all_gather_into_tensor, ops.reduce_scatter_tensor, ops.all_reduce, ops.all_to_all_single)
     return {op.default for op in (*starts, ops.wait_tensor)}
@@ -156,7 +156,7 @@ def abort_process_groups() -> None:
 
 
 _CYCLES_PER_SECOND = 1.5e9
-"""About what the clock that `sleep_on_device` counts makes; only emulated transfers depend on it."""
+"""About what the clock that `sleep_on_device` counts makes; only emulated collectives depend on it."""
 
 
 def sleep_on_device(seconds: float) -> None:

@@ -130,7 +130,7 @@ class MeshStep(ABC):
         return placed | {name: value.detach() for name, value in kept.items()}
 
     def laid_out_like(self, name: str, value: Tensor) -> Any:
-        """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint border."""
+        """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint boundary."""
         return LocalizedShard(value.detach(), self.table[name], self.rank)
 
 

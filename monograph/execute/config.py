@@ -84,7 +84,7 @@ class CompileConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class ActivationCheckpointConfig(Configurable.Config):
-    """What a block keeps for backward, and what it computes again."""
+    """What a block keeps for backward, and what it recomputes."""
 
     mode: Literal["none", "full", "selective"] = "none"
     """none keeps all; full keeps a block's input; selective also keeps matmuls, attention, top-k and exchanges."""

@@ -42,7 +42,7 @@ KINDS = {
     "grouped matmuls": r"grouped",
     "matmuls": r"gemm|nvjet|cutlass|cublas|xmma|::mm|::bmm|::addmm|splitk|cijk",
     "optimizer": r"adam|foreach|multi_tensor|lpnorm",
-    "transfers": r"nccl|c10d",
+    "collectives": r"nccl|c10d",
     "sorting": r"sort|topk|scan|radix|searchsorted",
     "copies": r"memcpy|memset|copy|aten::cat|fill",
 }

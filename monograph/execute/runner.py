@@ -221,7 +221,7 @@ class GraphStep(MeshStep):
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,
-            is_saved=self.groups.is_fake,
+            for_artifact=self.groups.is_fake,
             overlap=self.settings.compile.expert_overlap,
             is_split=self.settings.compile.partition == "min_cut",
         )

@@ -23,7 +23,7 @@ from monograph.parallel.shard import FsdpUnitRunner
 
 
 class RunBlocks:
-    """Blocks forget what they can compute again. Their parameters come from outside, and are kept or not as ever."""
+    """Blocks forget what they can recompute. Their parameters come from outside, and are kept or not as ever."""
 
     def __init__(self, runner: Callable[..., Any]) -> None:
         self.runner = runner

@@ -49,7 +49,7 @@ def look_at(graph: StepGraph) -> Snapshot:
         node: NodeSnapshot(node.op, node.target, node.args, node.kwargs, value_of(node), find_tag(node))
         for node in graph.nodes
     }
-    return Snapshot(nodes, (graph.inputs, graph.outputs, graph.promises, *look_inside(graph)))
+    return Snapshot(nodes, (graph.inputs, graph.outputs, graph.properties, *look_inside(graph)))
 
 
 def look_inside(graph: StepGraph) -> Iterator[Any]:

@@ -56,29 +56,29 @@ def find_properties(graph: StepGraph) -> CheckedProperties:
     )
 
 
-def with_chunks(promises: CheckedProperties, is_cut: Callable[[str], bool], count: int) -> CheckedProperties:
-    """The promises of a graph whose modules of some paths run once per chunk: so do their transfers."""
-    transfers = {key: times * count if is_cut(key[0]) else times for key, times in promises.transfers.items()}
-    return replace(promises, transfers=transfers)
+def with_chunks(properties: CheckedProperties, is_cut: Callable[[str], bool], count: int) -> CheckedProperties:
+    """The promises of a graph whose modules of some paths run once per chunk: so do their collectives."""
+    transfers = {key: times * count if is_cut(key[0]) else times for key, times in properties.transfers.items()}
+    return replace(properties, transfers=transfers)
 
 
 def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
     """Refuse a graph in which a parameter, a gradient or a module talks to other ranks than it did at capture."""
     flows = find_gradient_paths(nodes, find_states(graph))
-    promises = graph.promises
-    if promises is None:
+    properties = graph.properties
+    if properties is None:
         return
-    _check_readers(flows, promises, facts)
+    _check_readers(flows, properties, facts)
     for slot, node in find_gradients(graph):
-        _check_gradient(slot, node, flows, promises, facts)
-    for spec, result, dtype in zip(graph.outputs, graph.results, promises.dtypes, strict=True):
+        _check_gradient(slot, node, flows, properties, facts)
+    for spec, result, dtype in zip(graph.outputs, graph.results, properties.dtypes, strict=True):
         if result is not None and value_of(result).dtype != dtype:
             name = " of ".join(part for part in (spec.kind.value, spec.name) if part)
             found = value_of(result).dtype
             raise broken(result, f"the {name} was captured as {dtype} and is {found}", why="the optimizer relies on it")
     alive = find_alive(nodes)
-    _check_collectives(nodes, alive, promises, facts)
-    missing = promises.indices - find_places(graph, nodes, alive)
+    _check_collectives(nodes, alive, properties, facts)
+    missing = properties.indices - find_places(graph, nodes, alive)
     if missing and not _has_regions(nodes):
         raise broken(
             graph.placeholders[[spec.kind for spec in graph.inputs].index(InputKind.COORDS)],
@@ -87,17 +87,19 @@ def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> N
         )
 
 
-def _check_readers(flows: GradientPaths, promises: CheckedProperties, facts: Facts) -> None:
+def _check_readers(flows: GradientPaths, properties: CheckedProperties, facts: Facts) -> None:
     for reader in flows.readers:
         slot, path = reader.parameter.slot, tag_of(reader.node).path
-        wanted, found = (_large(each, facts) for each in (promises.gathers.get(slot, ()), reader.parameter.groups))
+        wanted, found = (_large(each, facts) for each in (properties.gathers.get(slot, ()), reader.parameter.groups))
         if wanted != found:
             raise broken(
                 reader.node,
                 f"{slot} is used after a gather from {_listed(found)}; it was captured from {_listed(wanted)}",
                 why="without all ranks' shards, a module computes with part of its parameter",
             )
-        if path and not any(known == path or known.startswith(f"{path}.") for known in promises.readers.get(slot, ())):
+        if path and not any(
+            known == path or known.startswith(f"{path}.") for known in properties.readers.get(slot, ())
+        ):
             raise broken(
                 reader.node,
                 f"{path} computes with {slot}, which it did not at capture",
@@ -105,13 +107,13 @@ def _check_readers(flows: GradientPaths, promises: CheckedProperties, facts: Fac
             )
 
 
-def _check_gradient(slot: str, node: Node, flows: GradientPaths, promises: CheckedProperties, facts: Facts) -> None:
+def _check_gradient(slot: str, node: Node, flows: GradientPaths, properties: CheckedProperties, facts: Facts) -> None:
     flow = flows.of_gradient(node)
     if not flow.is_known:
         return
     if flow.slot and flow.slot != slot:
         raise broken(node, f"the gradient of {slot} is that of {flow.slot}", why="gradients were exchanged")
-    wanted, found = (_large(each, facts) for each in (promises.sums.get(slot, ()), flow.groups))
+    wanted, found = (_large(each, facts) for each in (properties.sums.get(slot, ()), flow.groups))
     if wanted != found:
         raise broken(
             node,
@@ -120,7 +122,7 @@ def _check_gradient(slot: str, node: Node, flows: GradientPaths, promises: Check
         )
     lost = [
         source
-        for source in promises.sources.get(slot, ())
+        for source in properties.sources.get(slot, ())
         if flow.paths and not any(_is_related(source, path) for path in flow.paths)
     ]
     if lost:
@@ -131,8 +133,8 @@ def _check_gradient(slot: str, node: Node, flows: GradientPaths, promises: Check
         )
 
 
-def _check_collectives(nodes: Sequence[Node], alive: set[Node], promises: CheckedProperties, facts: Facts) -> None:
-    known = {(path, what, ranks) for path, _, what, ranks in promises.transfers}
+def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: CheckedProperties, facts: Facts) -> None:
+    known = {(path, what, ranks) for path, _, what, ranks in properties.transfers}
     counts: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for node in find_other_launches(nodes):
         path, direction, what, ranks = _key(node)
@@ -145,7 +147,7 @@ def _check_collectives(nodes: Sequence[Node], alive: set[Node], promises: Checke
         counts[path, direction, what, ranks] += node in alive
     if _has_regions(nodes):
         return
-    for key, wanted in promises.transfers.items():
+    for key, wanted in properties.transfers.items():
         if _large([key[-1]], facts) and counts[key] < wanted:
             path, direction, what, ranks = key
             raise broken(
@@ -156,9 +158,9 @@ def _check_collectives(nodes: Sequence[Node], alive: set[Node], promises: Checke
 
 
 def mark_gradients(graph: StepGraph) -> None:
-    """Tag what gradients are made of: back from each output through moves, transfers and sums to the ops they are from.
+    """Tag what gradients are made of: back from each output through moves, collectives and sums to their ops.
 
-    Without it, nothing but order would tell two gradients of one module apart once their transfers are gone.
+    Without it, nothing but order would tell two gradients of one module apart once their collectives are gone.
     """
     owners: dict[Node, set[str]] = defaultdict(set)
     for slot, result in find_gradients(graph):
@@ -198,7 +200,7 @@ def find_alive(nodes: Sequence[Node]) -> set[Node]:
 
 
 def find_other_launches(nodes: Iterable[Node]) -> list[Node]:
-    """The transfers that belong to modules: all but those of parameters and gradients."""
+    """The collectives that belong to modules: all but those of parameters and gradients."""
     return [node for node in nodes if is_launch(node) and tag_of(node).role not in _OF_PARAMETERS]
 
 

@@ -1,8 +1,9 @@
 """The same step captured for one chunk of a micro-batch, node by node next to the capture of the whole.
 
 A chunk's graph cannot be guessed from the whole one's: sizes are folded into constants. So the step is captured a
-second time with a chunk's shapes, and every node of a module that is to be cut remembers its twin: the constants that
-differ and the values it has there. Only these modules have to agree, op by op; the rest of the step may differ.
+second time with a chunk's shapes, and every node of a module that is to be chunked refers to its chunk node: the
+constants that differ and the values it has there. Only these modules have to agree, op by op; the rest of the step may
+differ.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,12 +40,12 @@ class ChunkNode:
 
 
 def find_chunk_node(node: Node) -> ChunkNode | None:
-    """A node's twin; copies of a node, as recomputation makes them, have the same one."""
+    """A node's chunk node; copies of a node, as recomputation makes them, have the same one."""
     return node.meta.get(_KEY)
 
 
 def forget_chunk_nodes(graph: StepGraph) -> None:
-    """Once the graph is cut, twins only hold memory."""
+    """Once the graph is cut, chunk nodes only hold memory."""
     for node in graph.nodes:
         node.meta.pop(_KEY, None)
 
@@ -55,7 +56,7 @@ def is_inside(path: str, root: str) -> bool:
 
 
 def pair_captures(graph: StepGraph, chunks: Sequence[StepGraph], roots: Sequence[str]) -> None:
-    """Give every node of the roots its twin; a module that is captured differently for a chunk is an error."""
+    """Give every node of the roots its chunk node; a module that is captured differently for a chunk is an error."""
     for direction in Direction:
         whole = _find_regions(graph, roots, direction)
         parts = [_find_regions(chunk, roots, direction) for chunk in chunks]
@@ -152,7 +153,7 @@ def map_leaves(value: Any, change: Callable[[int, Any], Any]) -> Any:
     return visit(value)
 
 
-def find_cut(whole: Any, part: Any, count: int) -> list[int] | None:
+def find_chunked_dims(whole: Any, part: Any, count: int) -> list[int] | None:
     """The dims in which a chunk's value is smaller; None when the two cannot be parts of each other.
 
     Sizes that depend on data say nothing: such a value is made inside of a chunk, or it is the same for all.

@@ -1,6 +1,6 @@
 """What a step costs, estimated from its graph alone: operations, bytes, memory, time on the links.
 
-Every node is bound by its operations or by the memory it touches; a transfer by its latency and by the bytes one rank
+Every node is bound by its operations or by the memory it touches; a collective by its latency and by the bytes one rank
 sends. The numbers compare one graph with another; they do not promise a speed.
 """
 
@@ -32,7 +32,7 @@ _LOOKUPS = ("embedding", "index", "gather", "index_select")
 class Machine:
     """One rank's device and its links, in four numbers.
 
-    A transfer among n ranks takes `latency + sent / bandwidth`, where one rank sends (n - 1)/n of the whole value to
+    A collective among n ranks takes `latency + sent / bandwidth`, where one rank sends (n - 1)/n of the whole value to
     gather, scatter or exchange it, and twice that to reduce it (rings). Every group has links of its own; near and
     far ranks are the same.
     """
@@ -70,14 +70,14 @@ class Cost:
     nodes: int
     flops: int
     collectives: int
-    """Transfers that are launched."""
+    """Collectives that are launched."""
     moved_bytes: int
     """Bytes this rank sends."""
     peak_bytes: int
     communication_seconds: float
-    """The length of all transfers, whether or not compute waits for them."""
+    """The length of all collectives, whether or not compute waits for them."""
     exposed_seconds: float
-    """How long compute waits for transfers."""
+    """How long compute waits for collectives."""
 
 
 class NodeCost(NamedTuple):
@@ -85,7 +85,7 @@ class NodeCost(NamedTuple):
 
     flops: int = 0
     moved_bytes: int | None = None
-    """None for whatever is no transfer."""
+    """None for whatever is no collective."""
     seconds: float = 0.0
 
 

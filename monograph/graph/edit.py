@@ -37,7 +37,7 @@ def _finish(graph: Graph, node: Node, tag: Tag) -> Node:
 
 
 class CallMaker:
-    """Makes many calls: what equal ones on values of equal form yield is worked out once, because blocks are alike."""
+    """Makes many calls; equal calls on values of equal layout are inferred once, because blocks are identical."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -20,12 +20,12 @@ class Facts:
     slots: tuple[str, ...] = ()
     """The parameters in the order of the table: the order in which buckets are packed."""
     reshard: bool = True
-    """Gathered parameters are freed after forward and gathered again for backward."""
+    """Gathered parameters are freed after forward and re-gathered for backward."""
     reduce_dtype: torch.dtype = torch.float32
     """In which gradients are summed over ranks."""
     device: str = "cpu"
     """Where the step will run; the passes themselves need no device."""
-    is_saved: bool = False
+    for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """What is run chunk by chunk, so that experts' exchanges travel meanwhile."""

@@ -1,4 +1,4 @@
-"""Where parameters and gradients travel: through casts, views, packs and transfers, from end to end.
+"""Where parameters and gradients travel: through casts, views, packs and collectives, from end to end.
 
 A parameter's flow starts at its input and ends where a module computes with it. A gradient's flow starts at the op
 that makes it and ends at its output; on the way it may be moved, cast, summed and added to its like, nothing else.
@@ -181,7 +181,7 @@ def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
 
 
 def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
-    """A sum of two gradients of one parameter, which both must have seen the same transfers."""
+    """A sum of two gradients of one parameter, which both must have seen the same collectives."""
     one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
     if node.args[0] is node.args[1]:
         raise broken(node, f"a gradient of {one.slot or 'a bucket'} is added to itself", why="each part counts once")
@@ -244,7 +244,7 @@ def _name(node: Node, pieces: Pieces) -> Pieces:
 
 
 def _start(node: Node) -> GradientPath:
-    """The flow of a gradient before any transfer."""
+    """The flow of a gradient before any collective."""
     tag = tag_of(node)
     slot = tag.slot if tag.role is Role.GRAD_SCATTER else tag.gradient_of
     paths = frozenset({tag.path} if tag.path else ())

@@ -1,8 +1,8 @@
 """Memory over the schedule: what is alive while each node runs, and who holds the most at the peak.
 
 Inputs (this rank's shards, buffers, the batch) and kept weights live all the time, results from their making to the
-end, everything else until its last reader, through views, has run. What a transfer sends stays until the transfer has
-been waited for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state
+end, everything else until its last reader, through views, has run. What a collective sends stays until it has been
+waited for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state
 are not counted.
 """
 

@@ -18,7 +18,7 @@ from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import tag_of
 
 LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
-"""Ops that start a transfer; its result may be read after the wait only."""
+"""Ops that start a collective; its result may be read after the wait only."""
 
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, SizeForm, NumberForm)
@@ -26,17 +26,17 @@ _SHAPED = (Tensor, Form)
 
 
 def is_launch(node: Node) -> bool:
-    """Whether a node starts a transfer between ranks."""
+    """Whether a node starts a collective between ranks."""
     return node.op == "call_function" and node.target in LAUNCHES
 
 
 def is_wait(node: Node) -> bool:
-    """Whether a node waits for a transfer."""
+    """Whether a node waits for a collective."""
     return node.op == "call_function" and node.target is WAIT
 
 
 def group_of(launch: Node) -> str:
-    """The logical group a transfer runs over: the last argument of all of them."""
+    """The logical group a collective runs over: the last argument of all of them."""
     return str(launch.args[-1])
 
 
@@ -48,7 +48,7 @@ def group_size_of(launch: Node) -> int | None:
 
 
 def wait_of(launch: Node) -> Node:
-    """The one node that waits for this transfer."""
+    """The one node that waits for this collective."""
     (wait,) = [user for user in launch.users if is_wait(user)]
     return wait
 

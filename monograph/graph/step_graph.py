@@ -28,7 +28,7 @@ class CheckedProperties:
     dtypes: tuple[torch.dtype, ...]
     """Of the outputs."""
     transfers: Mapping[tuple[str, str, str, str], int]
-    """(path, direction, what it does, group) -> how often, for all transfers but those of parameters and gradients."""
+    """(path, direction, op, group) -> how often, for all collectives but those of parameters and gradients."""
     indices: frozenset[str]
     """The paths of the modules that ask where in the mesh their rank is."""
 
@@ -40,7 +40,7 @@ class StepGraph:
     module: GraphModule
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    promises: CheckedProperties | None = None
+    properties: CheckedProperties | None = None
     """None for graphs that were not captured."""
     compiled: int = 0
     """How many parts a compiler was given."""

@@ -1,6 +1,6 @@
-"""When things would happen: compute in order on one stream, transfers on one stream per group.
+"""When things would happen: compute in order on one stream, collectives on one stream per group.
 
-A transfer starts when it is launched and its group's stream is free; a wait holds compute until the transfer has
+A collective starts when it is launched and its group's stream is free; a wait holds compute until the collective has
 ended. Exposed time is what compute spends waiting. Kernel launches and copies to the host cost nothing here.
 """
 
@@ -22,7 +22,7 @@ class Span(NamedTuple):
     start_seconds: float
     end_seconds: float
     exposed_seconds: float = 0.0
-    """Of a transfer: how long compute waits for it."""
+    """Of a collective: how long compute waits for it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Timeline:
 
 
 def find_timeline(graph: Graph, seconds: Mapping[Node, float]) -> Timeline:
-    """Play the schedule through; `seconds` says how long every node takes, transfers included."""
+    """Play the schedule through; `seconds` says how long every node takes, collectives included."""
     now, exposed, communication = 0.0, 0.0, 0.0
     free_at: dict[str, float] = {}
     running: dict[Node, tuple[float, float]] = {}

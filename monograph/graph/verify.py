@@ -2,7 +2,7 @@
 
     check_graph(graph, facts)
 
-Everything here is linear in the number of nodes, and values are computed again only where something changed.
+Everything here is linear in the number of nodes, and values are recomputed only where something changed.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def check_tags(nodes: Sequence[Node]) -> None:
                 raise broken(
                     node,
                     f"a forward node reads %{each.name}, which belongs to backward",
-                    why="what is kept, offloaded or computed again is decided by where forward ends",
+                    why="what is kept, offloaded or recomputed is decided by where forward ends",
                 )
 
 

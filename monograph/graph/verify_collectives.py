@@ -1,4 +1,4 @@
-"""Transfers are well-formed: waited for once, over groups that exist, with sizes that fit on every rank."""
+"""Collectives are well-formed: waited for once, over groups that exist, with sizes that fit on every rank."""
 
 import itertools
 import operator
@@ -39,9 +39,9 @@ def check_collectives(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> 
         elif node.target is WAIT:
             source = node.args[0]
             if not isinstance(source, Node) or not is_launch(source):
-                raise broken(node, "a wait for something that is no transfer", why="each launch is waited for once")
+                raise broken(node, "a wait for something that is no collective", why="each launch is waited for once")
         elif is_op(node.target) and node.target.namespace in _TRANSFER_OPS:  # type: ignore[union-attr]
-            raise broken(node, "a transfer of an unknown kind", why=f"graphs use {', '.join(map(str, LAUNCHES))}")
+            raise broken(node, "a collective of an unknown kind", why=f"graphs use {', '.join(map(str, LAUNCHES))}")
 
 
 def _check_waited(launch: Node) -> None:
@@ -49,7 +49,7 @@ def _check_waited(launch: Node) -> None:
     if len(waits) != 1:
         raise broken(
             launch,
-            f"a transfer is waited for {len(waits)} times",
+            f"a collective is waited for {len(waits)} times",
             why="without a wait its result is read too early or its memory is never freed; a second one has no meaning",
         )
     for user in launch.users:
@@ -64,7 +64,7 @@ def _check_waited(launch: Node) -> None:
 
 def _check_group(launch: Node, facts: Facts) -> None:
     if launch.kwargs:
-        raise broken(launch, "a transfer has named arguments", why="its group is found at the end of the others")
+        raise broken(launch, "a collective has named arguments", why="its group is found at the end of the others")
     group, size = group_of(launch), group_size_of(launch)
     if group not in facts.group_sizes:
         raise broken(
@@ -76,7 +76,7 @@ def _check_group(launch: Node, facts: Facts) -> None:
     wanted = facts.group_sizes[group]
     if size is not None and size != wanted:
         kind = "split sizes" if launch.target is EXCHANGE else "ranks"
-        raise broken(launch, f"a transfer over {group} has {size} {kind}", why=f"{group} has {wanted} ranks")
+        raise broken(launch, f"a collective over {group} has {size} {kind}", why=f"{group} has {wanted} ranks")
     rows = value_of(launch.args[0]).shape[0] if launch.target is SCATTER else wanted  # type: ignore[arg-type]
     if isinstance(rows, int) and rows % wanted:
         raise broken(launch, f"{rows} rows are scattered over {wanted} ranks", why="each rank gets the same number")
@@ -91,7 +91,7 @@ def _check_slot(launch: Node, slots: set[str]) -> None:
     if tag.slot and tag.slot not in slots:
         raise broken(launch, f"there is no parameter '{tag.slot}'", why="slots are the names of the state inputs")
     if tag.role is Role.PARAM_GATHER and launch.target is not GATHER:
-        raise broken(launch, "a parameter gather is another transfer", why="its role says what passes may do to it")
+        raise broken(launch, "a parameter gather is another collective", why="its role says what passes may do to it")
     if tag.role is Role.GRAD_SCATTER and (launch.target in (GATHER, EXCHANGE) or launch.args[1] != "sum"):
         raise broken(launch, "a gradient is combined by something else than a sum", why="gradients add up over ranks")
 
@@ -137,7 +137,7 @@ def _find_place(size: Any) -> tuple[Node, int] | None:
 
 
 def _check_branch(node: Node, module: GraphModule) -> None:
-    """A transfer inside of a branch or loop would run on the ranks whose data say so, and hang the others."""
+    """A collective inside of a branch or loop would run on the ranks whose data say so, and hang the others."""
     held: Any = module
     for part in str(node.target).split("."):
         held = getattr(held, part, None)
@@ -151,4 +151,4 @@ def _check_branch(node: Node, module: GraphModule) -> None:
     if isinstance(held, GraphModule):
         launch = next((each for each in held.graph.nodes if is_launch(each)), None)
         if launch is not None:
-            raise broken(node, f"%{launch.name} is a transfer inside of a branch", why="not every rank may get there")
+            raise broken(node, f"%{launch.name} is a collective inside of a branch", why="not every rank may get there")

@@ -44,7 +44,7 @@ def trust_values(graph: StepGraph) -> None:
 def check_values(graph: StepGraph, nodes: Sequence[Node]) -> None:
     """Run every changed node of these on shapes alone, and refuse a value that is not what its op yields.
 
-    Equal ops on equal shapes that are said to yield the same run once: the blocks of a model are alike.
+    Equal ops on equal shapes that are said to yield the same run once: the blocks of a model are identical.
     """
     changed = {node for node in nodes if not _is_stamped(node)}
     unsure = [node for node in nodes if node in changed or not changed.isdisjoint(node.all_input_nodes)]

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from monograph.compat.ops import add_matmul_
-from monograph.kernels.cross_entropy import IGNORED
 from monograph.kernels.launch import call, launch
+from monograph.labels import IGNORED_LABEL
 
 _LOGITS = 16384
 """Of a row of logits that are read at a time: enough on their way for one program to keep a processor busy."""
@@ -118,7 +118,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: Tenso
             logits,
             rows,
             columns=columns,
-            ignored=IGNORED,
+            ignored=IGNORED_LABEL,
             lanes=lanes,
             width=_IN_A_LANE,
             num_warps=32 if lanes >= 1024 else 8,

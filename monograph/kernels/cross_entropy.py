@@ -5,19 +5,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monograph.compat.ops import cast
-
-IGNORED = -100
-"""The label of tokens that do not count."""
+from monograph.labels import IGNORED_LABEL
 
 
 def reference_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Losses [rows], fp32, and `scale` times the gradient of each with respect to its logits, in their dtype.
 
-    Both are zero where the label is IGNORED. The gradient is scaled before it is rounded, so it is rounded once; the
-    label's is computed on its own, in fp32: a probability close to one would be rounded to it.
+    Both are zero where the label is IGNORED_LABEL. The gradient is scaled before it is rounded, so it is rounded
+    once; the label's is computed on its own, in fp32: a probability close to one would be rounded to it.
     """
     log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-    is_counted = targets != IGNORED
+    is_counted = targets != IGNORED_LABEL
     labels = targets.where(is_counted, 0).unsqueeze(-1)
     found = log_probs.gather(-1, labels)
     factor = (is_counted * scale).unsqueeze(-1)

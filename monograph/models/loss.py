@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from monograph.config.configurable import Configurable
 from monograph.kernels.chunked_cross_entropy import chunked_cross_entropy
-from monograph.kernels.cross_entropy import IGNORED
+from monograph.labels import IGNORED_LABEL
 from monograph.models.config import Kernels, LossConfig
 
 
@@ -34,7 +34,7 @@ class ChunkedCrossEntropy(Configurable):
         """
         hidden, labels = hidden.flatten(0, -2), labels.flatten()
         if valid_tokens is None:
-            valid_tokens = (labels != IGNORED).sum().clamp(min=1)
+            valid_tokens = (labels != IGNORED_LABEL).sum().clamp(min=1)
         scale = valid_tokens.to(torch.float32).reciprocal()
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
             return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.chunk_tokens, self.kernels)
@@ -66,6 +66,6 @@ class SlicedCrossEntropy(Function):
 def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """The summed loss of one slice."""
     log_probs = F.log_softmax(F.linear(rows, weight), dim=-1, dtype=torch.float32)
-    valid = targets != IGNORED
+    valid = targets != IGNORED_LABEL
     labels = targets.where(valid, 0).unsqueeze(-1)
     return -log_probs.gather(-1, labels).squeeze(-1).where(valid, 0.0).sum()

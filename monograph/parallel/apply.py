@@ -12,7 +12,7 @@ from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_bound
 
 
 def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
-    """Put the borders, the vocabulary-parallel layers and the dispatchers in place.
+    """Put the boundaries, the vocabulary-parallel layers and the dispatchers in place.
 
     Only what an axis needs: without tensor parallelism there is no vocabulary to mask, and without expert
     parallelism tokens stay on the device, where routing needs no host copy (docs/decisions/0002).

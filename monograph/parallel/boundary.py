@@ -1,7 +1,7 @@
-"""The checkpoint border: a rank's shard that knows which part of the global tensor it is.
+"""The checkpoint boundary: a rank's shard that knows which part of the global tensor it is.
 
 It speaks torch.distributed.checkpoint's protocol for tensor-like objects, so its planner can save any layout and load
-it into any other. Only real elements cross the border; padding stays at home.
+it into any other. Only real elements cross the boundary; padding stays at home.
 """
 
 from typing import Any

@@ -79,17 +79,17 @@ class ExchangeDispatch:
             rows = spread_rows(rows, here.order, here.inverse, 1, kernels=self.kernels)
         return DispatchedTokens(rows, here.ends, sent.load, sent.order, sent.inverse, here.order, here.inverse, sizes)
 
-    def combine(self, rows: Tensor, weights: Tensor, travelled: DispatchedTokens) -> Tensor:
+    def combine(self, rows: Tensor, weights: Tensor, dispatched: DispatchedTokens) -> Tensor:
         """Send the experts' answers home and sum each token's, weighted: [tokens, dim]."""
         with annotate("combine"):
-            rows = spread_rows(rows, travelled.inverse, travelled.order, 1, kernels=self.kernels)
-            sizes = travelled.sizes
+            rows = spread_rows(rows, dispatched.inverse, dispatched.order, 1, kernels=self.kernels)
+            sizes = dispatched.sizes
             if self.etp > 1:
                 home = sum(sizes.received)
                 parts = exchange(rows, [home] * self.etp, sizes.gathered, Group.ETP)
                 rows = parts.unflatten(0, (self.etp, home)).sum(0)
             rows = exchange(rows, sizes.sent, sizes.received, Group.EP)
-            return combine_rows(rows, weights, travelled.sent_order, travelled.sent_inverse, kernels=self.kernels)
+            return combine_rows(rows, weights, dispatched.sent_order, dispatched.sent_inverse, kernels=self.kernels)
 
     def exchange_counts(self, load: Tensor) -> Tensor:
         """Rows that arrive here: int64 [ep peer, expert here]."""

@@ -1,6 +1,6 @@
-"""A network on one machine: one rank of a fake world whose transfers loop back, and take their time.
+"""A network on one machine: one rank of a fake world whose collectives loop back, and take their time.
 
-A transfer of n bytes among r ranks occupies its group's link for `latency + n (r - 1)/r / bandwidth`. Compute goes on
+A collective of n bytes among r ranks occupies its group's link for `latency + n (r - 1)/r / bandwidth`. Compute goes on
 meanwhile, and a wait really waits; so what overlaps in a schedule overlaps on the clock, without a cluster. What
 arrives is what was sent: numbers are not those of a real run, sizes and times are.
 """
@@ -29,15 +29,15 @@ class Fabric:
     bytes_per_second: float = float("inf")
     latency_seconds: float = 0.0
     groups: frozenset[str] = frozenset(group.value for group in Group)
-    """Whose transfers take time; all others arrive at once."""
+    """Whose collectives take time; all others arrive at once."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Group -> how long its transfers took in all."""
+    """Group -> how long its collectives took in all."""
     exposed_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Group -> how long compute waited for them (on a CPU; a GPU waits on its own)."""
     moved_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def find_seconds(self, sent: int) -> float:
-        """How long a transfer takes."""
+        """How long a collective takes."""
         return self.latency_seconds + sent / self.bytes_per_second
 
     def forget(self) -> None:
@@ -47,7 +47,7 @@ class Fabric:
 
 
 class Arrival(dist.Work):
-    """A transfer on its way, on a CPU: it has arrived when its time has come."""
+    """A collective on its way, on a CPU: it has arrived when its time has come."""
 
     def __init__(self, link: "Link", at: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Arrival(dist.Work):
 
 
 class StreamArrival(dist.Work):
-    """A transfer on its way, on a GPU: the current stream waits for it, the host does not."""
+    """A collective on its way, on a GPU: the current stream waits for it, the host does not."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class StreamArrival(dist.Work):
 
 
 class Link(dist.ProcessGroup):
-    """The group of one logical name: its transfers come one after the other."""
+    """The group of one logical name: its collectives come one after the other."""
 
     def __init__(self, name: str, rank: int, size: int, fabric: Fabric) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]

@@ -24,7 +24,7 @@ class ExpertOverlapConfig(Configurable.Config):
     num_chunks: int = 2
     """Parts a micro-batch is cut into."""
     grad_sum: Literal["before_reduce", "after_reduce"] = "before_reduce"
-    """When chunks' gradients are added: before one transfer between ranks, or after one transfer for each chunk."""
+    """When chunks' gradients are added: before one collective between ranks, or after one collective for each chunk."""
     schedule: Literal["on", "off"] = "on"
     """graph mode: move exchanges and compute so that they overlap; off leaves the order as it comes."""
 

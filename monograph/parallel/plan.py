@@ -1,9 +1,9 @@
-"""The parallel plan as data: which parameter is cut where, and which collective stands at which module's border.
+"""The parallel plan as data: which parameter is cut where, and which collective stands at which module's boundary.
 
 All families name their parts alike, so one plan serves them; a new part adds its lines here. Patterns match module
 paths component by component. Loads without torch.
 
-Between the borders of a column/row pair every tensor-parallel rank computes with its own slice of heads or hidden
+Between the boundaries of a column/row pair every tensor-parallel rank computes with its own slice of heads or hidden
 channels on the whole sequence; everywhere else each rank has its own slice of the sequence. Whatever is not cut is
 replicated, and then every rank's gradient of it is a part of the whole: from its slice of the sequence, of the
 heads, or of the vocabulary. So replicated gradients are always summed over the tensor-parallel ranks.
@@ -33,7 +33,7 @@ class Boundary(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRule:
-    """Collectives at the borders of the modules a pattern matches."""
+    """Collectives at the boundaries of the modules a pattern matches."""
 
     pattern: str
     on_input: Boundary | None = None
@@ -60,7 +60,7 @@ class Plan:
         return next((rule.cuts for rule in self.parameters if matches(rule.pattern, name)), ())
 
     def rule_of(self, path: str) -> ModuleRule | None:
-        """The borders of one module, if it has any."""
+        """The boundaries of one module, if it has any."""
         return next((rule for rule in self.modules if matches(rule.pattern, path)), None)
 
 

@@ -100,7 +100,7 @@ class BlocksDiffer(Exception):
 class FsdpUnitRunner:
     """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
 
-    With `reshard`, what backward needs of a gathered parameter is not kept but gathered again when it is needed.
+    With `reshard`, what backward needs of a gathered parameter is not kept but re-gathered when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
     Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` return their
     first argument and, in place of their other results, those of the block before them, detached; they must be called
@@ -186,7 +186,7 @@ class RegatherHooks:
 
     Each parameter is gathered once more when backward first asks for it, and kept until the last of its readers has
     been served. Readers are counted, rather than asked whether they are alive: that would depend on when a finished
-    transfer lets go of its buffers, and then one rank would wait in a gather that another does not make.
+    collective lets go of its buffers, and then one rank would wait in a gather that another does not make.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RegatherHooks:
         self.kept: dict[str, Tensor] = {}
 
     def pack(self, saved: Tensor) -> Tensor | SavedViewSpec:
-        """A recipe for what can be gathered again."""
+        """A recipe for what can be re-gathered."""
         name = self.names.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
         if name is None:
             return saved

@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism: borders of the stream, and the two layers that know the vocabulary is cut."""
+"""Tensor and sequence parallelism: boundaries of the stream, and the two layers that know the vocabulary is cut."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,25 +11,25 @@ from torch.autograd import Function
 from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
-from monograph.kernels.cross_entropy import IGNORED
+from monograph.labels import IGNORED_LABEL
 from monograph.models.loss import ChunkedCrossEntropy
 from monograph.parallel.collectives import gather, scatter, total
 from monograph.parallel.plan import Boundary
 
 SEQUENCE = 1
-"""The dim of the stream [batch, sequence, dim] that is sliced between the borders."""
+"""The dim of the stream [batch, sequence, dim] that is sliced between the boundaries."""
 
 
 @dataclass(frozen=True)
 class BoundaryCollective:
-    """Takes the stream across a border of a module. Equal ones do the same: so blocks are found to be alike."""
+    """Takes the stream across a boundary of a module. Equal ones do the same: so blocks are found to be alike."""
 
-    border: Boundary
+    boundary: Boundary
     degree: int
 
     def cross(self, stream: Tensor) -> Tensor:
         """The stream on the other side."""
-        collective = gather if self.border is Boundary.GATHER_SEQUENCE else scatter
+        collective = gather if self.boundary is Boundary.GATHER_SEQUENCE else scatter
         return collective(stream, SEQUENCE, self.degree, Group.TP)
 
 
@@ -47,14 +47,14 @@ class OutputBoundary(BoundaryCollective):
         return self.cross(result)
 
 
-def add_input_boundary(module: nn.Module, border: Boundary, degree: int) -> None:
-    """Take the module's first argument across the border before it runs."""
-    module.register_forward_pre_hook(InputBoundary(border, degree))
+def add_input_boundary(module: nn.Module, boundary: Boundary, degree: int) -> None:
+    """Take the module's first argument across the boundary before it runs."""
+    module.register_forward_pre_hook(InputBoundary(boundary, degree))
 
 
-def add_output_boundary(module: nn.Module, border: Boundary, degree: int) -> None:
-    """Take the module's result across the border after it ran."""
-    module.register_forward_hook(OutputBoundary(border, degree))
+def add_output_boundary(module: nn.Module, boundary: Boundary, degree: int) -> None:
+    """Take the module's result across the boundary after it ran."""
+    module.register_forward_hook(OutputBoundary(boundary, degree))
 
 
 class VocabEmbedding(nn.Module):
@@ -91,7 +91,7 @@ class VocabLoss(nn.Module):
     def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
         hidden, labels = hidden.flatten(0, -2), labels.flatten()
         if valid_tokens is None:
-            valid_tokens = (labels != IGNORED).sum().clamp(min=1)
+            valid_tokens = (labels != IGNORED_LABEL).sum().clamp(min=1)
         scale = valid_tokens.to(torch.float32).reciprocal()
         first = self.coords[COORDS.index(Axis.TP)] * weight.shape[0]
         columns = torch.arange(weight.shape[0], device=weight.device) + first
@@ -147,7 +147,7 @@ def compute_vocab_slice(
         highest = total(logits.amax(dim=-1), Group.TP, "max")
     shifted = logits - highest.unsqueeze(-1)
     exps = shifted.exp()
-    valid = targets != IGNORED
+    valid = targets != IGNORED_LABEL
     local = targets - first
     is_here = valid & (local >= 0) & (local < weight.shape[0])
     safe = local.where(is_here, 0).unsqueeze(-1)

@@ -20,7 +20,7 @@ class Property(StrEnum):
 
     SHARED_GATHERS = "one gather per parameter"
     SAVED_PLAN = "a plan of what backward keeps"
-    RECOMPUTE = "backward that computes again what was not kept"
+    RECOMPUTE = "backward that recomputes what was not kept"
     CHUNKS = "modules cut into chunks"
     BUCKETS = "one gather and one scatter per block"
     REGIONS = "marked regions to compile"

@@ -76,7 +76,7 @@ class NarrowGradientsConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class BucketCollectivesConfig(Configurable.Config):
-    """How transfers are joined."""
+    """How collectives are joined."""
 
     owner: ClassVar[str] = "monograph.passes.comm.bucket_collectives:BucketCollectives"
     max_bytes: int = 256 << 20
@@ -89,7 +89,7 @@ class BucketCollectivesConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class PrefetchAllGathersConfig(Configurable.Config):
-    """How early transfers start and how late they are waited for."""
+    """How early collectives start and how late they are waited for."""
 
     owner: ClassVar[str] = "monograph.passes.comm.prefetch_all_gathers:PrefetchAllGathers"
     ahead: int = 1
@@ -114,7 +114,7 @@ class OverlapExpertsConfig(Configurable.Config):
     link_gb_per_second: float = 50.0
     """What one rank sends."""
     link_latency_us: float = 10.0
-    """How long a transfer takes to start."""
+    """How long a collective takes to start."""
 
     def check(self) -> None:
         for name in ("tflops", "memory_tb_per_second", "link_gb_per_second"):
@@ -188,9 +188,9 @@ class PassesConfig(Configurable.Config):
     narrow_gradients: NarrowGradientsConfig = field(default_factory=NarrowGradientsConfig)
     """The dtype gradients leave the step in."""
     bucket_collectives: BucketCollectivesConfig = field(default_factory=BucketCollectivesConfig)
-    """How transfers are joined."""
+    """How collectives are joined."""
     prefetch_all_gathers: PrefetchAllGathersConfig = field(default_factory=PrefetchAllGathersConfig)
-    """When transfers start."""
+    """When collectives start."""
     overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
     """When chunks take turns."""
     merge_matmuls: MergeMatmulsConfig = field(default_factory=MergeMatmulsConfig)

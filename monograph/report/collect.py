@@ -30,7 +30,7 @@ _LARGEST = 20
 
 
 def collect_graph(graph: StepGraph, machine: Machine, group_sizes: Mapping[str, int]) -> dict[str, Any]:
-    """One graph: its cost, memory curve, transfers, time lines and saved values."""
+    """One graph: its cost, memory curve, collectives, time lines and saved values."""
     sizes = LikelySizes(graph.module.graph)
     costs = find_node_costs(graph.module.graph, sizes, machine, group_sizes)
     timeline = find_timeline(graph.module.graph, costs.seconds)
@@ -88,7 +88,7 @@ def thin_out(values: Sequence[int], most: int) -> list[list[int]]:
 
 
 def collect_collectives(costs: NodeCosts, timeline: Timeline) -> list[dict[str, Any]]:
-    """Transfers by what they are for, group and direction: how many, how much, how long, how long compute waits."""
+    """Collectives by what they are for, group and direction: how many, how much, how long, how long compute waits."""
     spans = {span.node: span for span in timeline.spans if is_launch(span.node)}
     found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for node, moved in costs.moved_bytes.items():

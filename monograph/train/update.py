@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from monograph.labels import IGNORED_LABEL
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
 from monograph.train.step import Step, to_device
-
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class Differences:
     grad_norm: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     """Auxiliary losses and the experts' load, by name."""
-    torn: list[RankMismatch] = field(default_factory=list)
+    mismatches: list[RankMismatch] = field(default_factory=list)
 
     def worst(self) -> float:
         """The largest of all differences."""
@@ -58,7 +58,7 @@ class Differences:
         self.loss, self.grad_norm = max(self.loss, other.loss), max(self.grad_norm, other.grad_norm)
         for name, difference in other.metrics.items():
             self.metrics[name] = max(self.metrics.get(name, 0.0), difference)
-        self.torn += [entry for entry in other.torn if entry not in self.torn]
+        self.mismatches += [entry for entry in other.mismatches if entry not in self.mismatches]
         for path, theirs in other.rows.items():
             mine = self.rows.setdefault(path, ModuleRow(path=path))
             for kind in (*KINDS, "routing"):
@@ -74,7 +74,7 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
         metrics={
             name: largest_difference(sharded.metrics.get(name), value) for name, value in reference.metrics.items()
         },
-        torn=list(sharded.torn),
+        mismatches=list(sharded.mismatches),
     )
     for path in plan_order(reference):
         found.rows[path] = ModuleRow(path=path)

@@ -41,7 +41,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     console.print(
         "   ".join(f"{name} {_show(value, verdict.tolerance)}" for name, value in results.items()), highlight=False
     )
-    for entry in verdict.all.torn:
+    for entry in verdict.all.mismatches:
         console.print(f"[red]{entry}[/red]", highlight=False)
     if verdict.is_equal:
         console.print(f"[green]equal[/green]: the plan on {mesh.world_size} ranks computes what one device computes")
@@ -59,7 +59,7 @@ def write_verdict(verdict: Verdict, path: Path) -> None:
         "loss": _plain(verdict.all.loss),
         "grad_norm": _plain(verdict.all.grad_norm),
         "metrics": {name: _plain(value) for name, value in verdict.all.metrics.items()},
-        "torn": [str(entry) for entry in verdict.all.torn],
+        "torn": [str(entry) for entry in verdict.all.mismatches],
         "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
     }
     write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -45,7 +45,7 @@ class StepTrace:
     """Parameters and persistent buffers after the update."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """Sums over the global batch: the experts' load, auxiliary losses."""
-    torn: list[RankMismatch] = field(default_factory=list)
+    mismatches: list[RankMismatch] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -100,14 +100,14 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
             shards = {rank: getattr(part, field_name)[slot.name] for rank, part in enumerate(parts)}
             getattr(trace, field_name)[slot.name] = table.gather_full(slot, shards)
             if not _agree(slot, shards):
-                trace.torn.append(RankMismatch(name=slot.name, kind=kind))
+                trace.mismatches.append(RankMismatch(name=slot.name, kind=kind))
     for name, value in parts[0].buffers.items():
         trace.after[name] = value
         if not all(torch.equal(part.buffers[name], value) for part in parts):
-            trace.torn.append(RankMismatch(name=name, kind="updated"))
+            trace.mismatches.append(RankMismatch(name=name, kind="updated"))
     for name in ("loss", "grad_norm"):
         if len({getattr(part, name) for part in parts}) > 1:
-            trace.torn.append(RankMismatch(name=name, kind=name))
+            trace.mismatches.append(RankMismatch(name=name, kind=name))
     return trace
 
 

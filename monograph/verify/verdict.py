@@ -25,7 +25,7 @@ class Verdict:
     @property
     def is_equal(self) -> bool:
         """Whether everything lies within the tolerance and all ranks agree."""
-        return self.all.worst() <= self.tolerance and not self.all.torn
+        return self.all.worst() <= self.tolerance and not self.all.mismatches
 
     def add(self, step: int, differences: Differences) -> None:
         """Take one more step into account."""
@@ -39,10 +39,10 @@ def find_blame(found: Differences, tolerance: float) -> str:
     searches = (
         _blame_start(found, tolerance),
         _blame_forward(found, tolerance),
-        _blame_number("loss", found.loss, found.torn, tolerance),
-        *(_blame_number(name, difference, found.torn, tolerance) for name, difference in found.metrics.items()),
+        _blame_number("loss", found.loss, found.mismatches, tolerance),
+        *(_blame_number(name, difference, found.mismatches, tolerance) for name, difference in found.metrics.items()),
         _blame_backward(found, tolerance),
-        _blame_number("grad_norm", found.grad_norm, found.torn, tolerance),
+        _blame_number("grad_norm", found.grad_norm, found.mismatches, tolerance),
         _blame_update(found, tolerance),
     )
     return next((blame for blame in searches if blame), "")
@@ -52,7 +52,7 @@ def _blame_start(found: Differences, tolerance: float) -> str:
     for row in found.rows.values():
         if _is_wrong(row.start, tolerance):
             return f"{row.path}: its starting values differ by {row.start:.1e}"
-    return _blame_mismatch(found.torn, "start")
+    return _blame_mismatch(found.mismatches, "start")
 
 
 def _blame_forward(found: Differences, tolerance: float) -> str:
@@ -71,30 +71,30 @@ def _blame_backward(found: Differences, tolerance: float) -> str:
         if _is_wrong(row.backward, tolerance):
             return f"{reader}: the gradient it passes back differs by {row.backward:.1e}"
         if _is_wrong(row.gradient, tolerance):
-            return f"{row.path}: its gradient differs by {row.gradient:.1e}{_disagreement(row, found.torn)}"
+            return f"{row.path}: its gradient differs by {row.gradient:.1e}{_disagreement(row, found.mismatches)}"
         if row.backward is not None:
             reader = row.path
-    return _blame_mismatch(found.torn, "gradient")
+    return _blame_mismatch(found.mismatches, "gradient")
 
 
 def _blame_update(found: Differences, tolerance: float) -> str:
     for row in found.rows.values():
         if _is_wrong(row.updated, tolerance):
             return f"{row.path}: its updated values differ by {row.updated:.1e}"
-    return _blame_mismatch(found.torn, "updated")
+    return _blame_mismatch(found.mismatches, "updated")
 
 
-def _blame_number(name: str, difference: float, torn: list[RankMismatch], tolerance: float) -> str:
-    return f"{name}: it differs by {difference:.1e}" if difference > tolerance else _blame_mismatch(torn, name)
+def _blame_number(name: str, difference: float, mismatches: list[RankMismatch], tolerance: float) -> str:
+    return f"{name}: it differs by {difference:.1e}" if difference > tolerance else _blame_mismatch(mismatches, name)
 
 
-def _blame_mismatch(torn: list[RankMismatch], kind: str) -> str:
-    return next((str(entry) for entry in torn if entry.kind == kind), "")
+def _blame_mismatch(mismatches: list[RankMismatch], kind: str) -> str:
+    return next((str(entry) for entry in mismatches if entry.kind == kind), "")
 
 
-def _disagreement(row: ModuleRow, torn: list[RankMismatch]) -> str:
+def _disagreement(row: ModuleRow, mismatches: list[RankMismatch]) -> str:
     """A hint at a missing sum."""
-    is_torn = any(entry.kind == "gradient" and module_of(entry.name) == row.path for entry in torn)
+    is_torn = any(entry.kind == "gradient" and module_of(entry.name) == row.path for entry in mismatches)
     return ", and ranks disagree on it" if is_torn else ""
 
 

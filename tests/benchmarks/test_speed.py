@@ -77,7 +77,7 @@ def test_every_kind_is_measured_as_often_as_asked_and_artifacts_are_made_once(sp
     assert [words[words.index("--compile.artifact") + 1] for words in asked if "--compile.artifact" in words] == [
         folder
     ] * 2
-    assert "--passes.cache_cast_weights.enabled" in asked[0], "as bench does where weights are not gathered again"
+    assert "--passes.cache_cast_weights.enabled" in asked[0], "as bench does where weights are not re-gathered"
     assert {each["recipe"] for each in rows} == {"some_model"}
     assert capsys.readouterr().out.count("some_model") == 8
 

@@ -1,4 +1,4 @@
-"""A capture of three blocks that are alike, unfolded, is the capture of all of them: the same text and promises."""
+"""A capture of three blocks that are identical, unfolded, is the capture of all of them: the same text and promises."""
 
 from unittest import mock
 
@@ -55,7 +55,7 @@ def trace_both(model, folder, *, change=None, kinds=(False,), **how):
 def check_same(unfolded, whole):
     for one, other in zip(unfolded, whole, strict=True):
         assert one.text(folded=False) == other.text(folded=False)
-        assert one.promises == other.promises
+        assert one.properties == other.properties
         assert one.outputs == other.outputs
 
 
@@ -220,7 +220,7 @@ def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_pa
     unit_owner = []
     monkeypatch.setattr(FsdpUnitRunner, "__call__", call)
     unfolded, whole, runs = trace_both("llama3", tmp_path, change=unit_owner.append, kinds=(True,))
-    assert runs == [BlockRepeat(0, 5)], "their modules are alike"
+    assert runs == [BlockRepeat(0, 5)], "their modules are identical"
     check_same(unfolded, whole)
     doubled = [node for node in unfolded[0].nodes if node.target is ATEN.mul.Tensor and node.args[1] == 2]
     assert len(doubled) == 1

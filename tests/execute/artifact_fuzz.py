@@ -65,7 +65,7 @@ REASONS = {
     "does not accept|the file says|do not fit|falls into|is not read from one|has the size|two sizes": "values",
     "of memory|64 bits": "memory",
     "named twice|one loss|the gradient|gradients and|an evaluation|a step needs|the loss is|its input": "signature",
-    "transfer|there is no group|exchange|gather|scatter|wait": "collectives",
+    "collective|there is no group|exchange|gather|scatter|wait": "collectives",
     "forward node|tag|once an update|before it is made|before an input": "order and tags",
     "failed while it ran|reads a size": "the operators, while it ran",
 }

@@ -19,7 +19,7 @@ def compile_sum(graph):
     sums = [node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor]
     region = find_region(sums[:1])
     put_in_place(
-        graph, region, "compiled_0", compile_region(graph, region, is_saved=True), Tag(made_by="compile_regions")
+        graph, region, "compiled_0", compile_region(graph, region, for_artifact=True), Tag(made_by="compile_regions")
     )
     graph.compiled = 1
     values = [node.meta["val"] for node in region.inputs]

@@ -1,4 +1,4 @@
-"""Split sizes reach the host by a copy that waits, and every transfer takes its sizes from that copy as data.
+"""Split sizes reach the host by a copy that waits, and every collective takes its sizes from that copy as data.
 
 A copy that does not wait, followed by code that happens to come later, is a race: it is right until it is not. So the
 captured graphs are searched for any way a size could be read too early.

@@ -91,7 +91,7 @@ def count_on_ranks(configs):
 
 
 def test_tensor_parallel_borders_and_exchanges_do_not_keep_layers_from_sharing_a_graph(tmp_path):
-    """Borders are hooks, of which each module has its own."""
+    """Boundaries are hooks, of which each module has its own."""
     changes = [{**CAPTURED, "model.n_layers": layers} for layers in (2, 5)]
     configs = [small("deepseek_v3", tmp_path, each, experts="grouped", tp=2, ep=2) for each in changes]
     assert pool.run(2, count_on_ranks, configs, timeout_seconds=PATIENCE_SECONDS) == [[2, 2], [2, 2]]

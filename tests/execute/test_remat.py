@@ -1,4 +1,4 @@
-"""Activation checkpointing changes what is kept and what is computed again, and nothing else."""
+"""Activation checkpointing changes what is kept and what is recomputed, and nothing else."""
 
 import functools
 import os

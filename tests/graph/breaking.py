@@ -40,7 +40,7 @@ def set_args(node, index, value):
 
 
 def bypass(launch):
-    """Readers of a transfer read what it was given."""
+    """Readers of a collective read what it was given."""
     redirect(wait_of(launch), launch.args[0])
 
 

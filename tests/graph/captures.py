@@ -114,6 +114,6 @@ def copy_graph(graph):
     """
     holder = nn.Module()
     holder.graph = copy.deepcopy(graph.module.graph)
-    copied = StepGraph(holder, graph.inputs, graph.outputs, graph.promises)
+    copied = StepGraph(holder, graph.inputs, graph.outputs, graph.properties)
     trust_values(copied)
     return copied

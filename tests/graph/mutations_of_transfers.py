@@ -1,4 +1,4 @@
-"""Mistakes with transfers: in their order, their groups, their sizes, and in what they move."""
+"""Mistakes with collectives: in their order, their groups, their sizes, and in what they move."""
 
 from dataclasses import replace
 

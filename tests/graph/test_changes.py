@@ -98,47 +98,47 @@ def refusal(graph, facts, before):
 
 
 @pytest.fixture
-def twins():
+def chunk_nodes():
     graph, facts = capture_chunk_nodes()
     graph = copy_graph(graph)
     check_graph(graph, facts)
     return graph, facts, look_at(graph)
 
 
-def test_inputs_of_one_shape_that_changed_places_are_refused(twins):
-    graph = twins[0]
+def test_inputs_of_one_shape_that_changed_places_are_refused(chunk_nodes):
+    graph = chunk_nodes[0]
     one, other = [
         node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.kind is InputKind.STATE
     ]
     one.prepend(other)
-    assert "moves the parameter of" in refusal(*twins)
+    assert "moves the parameter of" in refusal(*chunk_nodes)
 
 
-def test_names_that_changed_places_are_refused(twins):
-    graph = twins[0]
+def test_names_that_changed_places_are_refused(chunk_nodes):
+    graph = chunk_nodes[0]
     first, second, *rest = [spec for spec in graph.outputs if spec.kind is OutputKind.GRADIENT]
     others = [spec for spec in graph.outputs if spec.kind is not OutputKind.GRADIENT]
     graph.outputs = (*others, second, first, *rest)
-    assert "the gradient of" in refusal(*twins)
+    assert "the gradient of" in refusal(*chunk_nodes)
 
 
-def test_other_promises_are_held_against_the_graph(twins):
-    graph = twins[0]
-    graph.promises = replace(graph.promises, sums={slot: frozenset() for slot in graph.promises.sums})
-    assert "is summed over" in refusal(*twins)
+def test_other_promises_are_held_against_the_graph(chunk_nodes):
+    graph = chunk_nodes[0]
+    graph.properties = replace(graph.properties, sums={slot: frozenset() for slot in graph.properties.sums})
+    assert "is summed over" in refusal(*chunk_nodes)
 
 
-def test_nothing_may_stand_behind_the_output(twins):
-    graph = twins[0]
+def test_nothing_may_stand_behind_the_output(chunk_nodes):
+    graph = chunk_nodes[0]
     output = graph.module.graph.output_node()
     with graph.module.graph.inserting_after(output):
         node = graph.module.graph.call_function(ATEN.clone.default, (graph.placeholders[0],))
     node.meta = dict(graph.placeholders[0].meta)
-    assert "not its only output" in refusal(*twins)
+    assert "not its only output" in refusal(*chunk_nodes)
 
 
-def test_a_node_whose_metadata_was_made_anew_is_looked_at_without_its_stamp(twins):
-    graph, facts, before = twins
+def test_a_node_whose_metadata_was_made_anew_is_looked_at_without_its_stamp(chunk_nodes):
+    graph, facts, before = chunk_nodes
     node = next(node for node in graph.nodes if node.op == "call_function")
     node.meta = {"val": value_of(node), "monograph_tag": tag_of(node)}
     check_graph(graph, facts, find_changes(before, look_at(graph)))

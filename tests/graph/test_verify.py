@@ -27,7 +27,7 @@ RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "dee
 
 
 @pytest.fixture(scope="module")
-def twins():
+def chunk_nodes():
     return capture_chunk_nodes()
 
 
@@ -126,7 +126,7 @@ RULES = {
     "returns 2 values and has names for 3": return_less,
     "the loss is": return_a_double,
     "waited for 0 times": drop_the_wait,
-    "no transfer": wait_for_nothing,
+    "no collective": wait_for_nothing,
     "there is no group 'tpp'": lambda graph: give(first(graph, REDUCE), 2, "tpp"),
     "has 3 ranks": lambda graph: give(first(graph, GATHER), 1, 3),
     "has no tag": lambda graph: first(graph, ATEN.mm.default).meta.pop("monograph_tag"),
@@ -148,8 +148,8 @@ RULES = {
 
 
 @pytest.mark.parametrize("message", RULES)
-def test_a_broken_rule_is_refused_by_name(twins, message):
-    graph, facts = copy_graph(twins[0]), twins[1]
+def test_a_broken_rule_is_refused_by_name(chunk_nodes, message):
+    graph, facts = copy_graph(chunk_nodes[0]), chunk_nodes[1]
     check_graph(graph, facts)
     RULES[message](graph)
     with pytest.raises(GraphError) as refused:
@@ -230,8 +230,8 @@ def test_attention_without_dropout_is_not_random(experts):
     assert is_random(first(graph, target))
 
 
-def test_a_compiled_region_is_taken_at_its_word(twins):
-    graph, facts = copy_graph(twins[0]), twins[1]
+def test_a_compiled_region_is_taken_at_its_word(chunk_nodes):
+    graph, facts = copy_graph(chunk_nodes[0]), chunk_nodes[1]
     mm = first(graph, ATEN.mm.default)
     graph.module.region = torch.nn.Identity()
     with graph.module.graph.inserting_before(mm):
@@ -246,6 +246,6 @@ def test_a_compiled_region_is_taken_at_its_word(twins):
 def test_a_wait_after_the_last_reader_of_a_size_is_no_problem(experts):
     graph, facts = experts
     sizes = [node for node in graph.nodes if node.target is ATEN.sym_size.int]
-    assert any(node.args[0].target is EXCHANGE for node in sizes), "sizes of a transfer are known before it ends"
+    assert any(node.args[0].target is EXCHANGE for node in sizes), "sizes of a collective are known before it ends"
     assert wait_of(sizes[0].args[0])
     check_graph(graph, facts)

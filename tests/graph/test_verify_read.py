@@ -23,19 +23,19 @@ def read(data, facts, **more):
 
 
 @pytest.fixture(scope="module")
-def twins():
+def chunk_nodes():
     graph, facts = capture_chunk_nodes()
     return json.dumps(graph_to_data(graph)), facts
 
 
 @pytest.fixture
-def data(twins):
-    return json.loads(twins[0])
+def data(chunk_nodes):
+    return json.loads(chunk_nodes[0])
 
 
 @pytest.fixture
-def facts(twins):
-    return twins[1]
+def facts(chunk_nodes):
+    return chunk_nodes[1]
 
 
 @pytest.fixture(scope="module")

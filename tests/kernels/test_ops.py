@@ -12,7 +12,6 @@ from monograph.kernels.chunked_cross_entropy import (
     chunked_cross_entropy,
     reference_chunked_cross_entropy,
 )
-from monograph.kernels.cross_entropy import IGNORED
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE, norm
 from monograph.kernels.rope import ROPE, ROPE_PACKED, apply_rope, reference_rope
 from monograph.kernels.swiglu import (
@@ -24,6 +23,7 @@ from monograph.kernels.swiglu import (
     reference_swiglu_backward,
     swiglu,
 )
+from monograph.labels import IGNORED_LABEL
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -72,7 +72,7 @@ def make_loss(device, dtype, rows=11):
     weight = torch.randn(20_000, 40, device=device) / 4
     labels = torch.randint(0, 20_000, (rows,), device=device)
     hidden[1] = weight[labels[1]] * 3
-    labels[2] = labels[7] = IGNORED
+    labels[2] = labels[7] = IGNORED_LABEL
     return hidden.to(dtype), weight.to(dtype), labels, torch.tensor(1 / 9, device=device)
 
 
@@ -185,7 +185,7 @@ def test_a_fused_loss_does_what_torch_does(device, dtype, chunk_tokens):
         assert one.dtype == dtype_wanted
         error = (one.double() - other.double()).norm() / other.double().norm()
         assert error < (1e-2 if dtype == torch.bfloat16 else 2e-6)
-    assert (found[1][labels == IGNORED] == 0).all(), "tokens that do not count change nothing"
+    assert (found[1][labels == IGNORED_LABEL] == 0).all(), "tokens that do not count change nothing"
     rows = labels[1]
     assert found[2][rows].abs().max() > 0, "what is left of a probability close to one is not rounded away"
     empty = chunked_cross_entropy(hidden[:0], weight, labels[:0], scale, chunk_tokens, kernels="fused")

@@ -1,4 +1,4 @@
-"""A network on one machine: transfers take their time beside compute, and what was sent arrives."""
+"""A network on one machine: collectives take their time beside compute, and what was sent arrives."""
 
 import time
 

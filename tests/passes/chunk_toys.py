@@ -83,7 +83,7 @@ class Stack(nn.Module):
 
 
 def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
-    """The step of a stack of layers on a fake mesh, its twins, and what the pass may know."""
+    """The step of a stack of layers on a fake mesh, its chunk nodes, and what the pass may know."""
     mesh = mesh or Mesh(dp_shard=2)
     config = ExpertOverlapConfig(**{"strategy": "graph", **overlap})
     model = Stack(layer, count)

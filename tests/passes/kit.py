@@ -77,7 +77,7 @@ def clone(graph: StepGraph) -> StepGraph:
         copies[node] = inside.node_copy(node, copies.__getitem__)
         copies[node].meta = dict(node.meta)
     module = torch.fx.GraphModule(graph.module, inside)
-    return StepGraph(module=module, inputs=graph.inputs, outputs=graph.outputs, promises=graph.promises)
+    return StepGraph(module=module, inputs=graph.inputs, outputs=graph.outputs, properties=graph.properties)
 
 
 def make_pass(name: str, config: PassesConfig | None = None) -> Pass:

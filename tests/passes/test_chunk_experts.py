@@ -139,7 +139,7 @@ def test_every_chunk_exchanges_for_itself_and_that_becomes_a_promise():
     assert len(exchanges) == 2 * before
     assert sorted(tag_of(node).chunk for node in exchanges) == [0] * before + [1] * before
     last = next(node for node in reversed(graph.nodes) if is_launch(node) and tag_of(node).chunk == 1)
-    assert graph.promises is not None
+    assert graph.properties is not None
     wait = next(iter(last.users))
     wait.replace_all_uses_with(last.args[0])
     with pytest.raises(GraphError):

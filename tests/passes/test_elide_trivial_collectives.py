@@ -1,4 +1,4 @@
-"""elide_trivial_collectives: a group of one rank transfers nothing; other groups are left alone."""
+"""elide_trivial_collectives: a group of one rank collectives nothing; other groups are left alone."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_transfers_of_one_rank_are_their_own_argument_and_others_stay():
         loss, w=hand.call(WAIT, hand.call(REDUCE, both, "sum", "dp_replicate", direction=BACKWARD), direction=BACKWARD)
     )
     sizes = {"fsdp_gather": 1, "dp_replicate": 1, "tp": 2}
-    assert run("elide_trivial_collectives", graph, group_sizes=sizes) == "2 transfers removed"
+    assert run("elide_trivial_collectives", graph, group_sizes=sizes) == "2 collectives removed"
     check_text(
         graph,
         """
@@ -44,7 +44,7 @@ def test_a_size_read_from_a_trivial_collective_is_read_from_its_argument():
     size = hand.call(ATEN.sym_size.int, sent, 0)
     rows = hand.call(ATEN.view.default, hand.call(WAIT, sent), [size, 2])
     graph = hand.done(hand.call(ATEN.sum.default, rows))
-    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "1 transfers removed"
+    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "1 collectives removed"
     check_text(
         graph,
         """
@@ -64,7 +64,7 @@ def test_an_all_to_all_whose_result_has_a_size_read_from_data_stays():
     count = hand.input("count", kind=InputKind.BATCH, dtype=torch.int64)
     rows = hand.call(WAIT, hand.call(EXCHANGE, x, [hand.call(READ_SIZE, count)], [4], "ep"))
     graph = hand.done(hand.call(ATEN.sum.default, rows))
-    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "0 transfers removed"
+    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "0 collectives removed"
 
 
 @pytest.mark.parametrize("degrees", [{"tp": 2, "etp": 2}, {"dp_shard": 2, "ep": 2}], ids=str)

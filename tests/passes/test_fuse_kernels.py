@@ -43,7 +43,7 @@ def count_ops(model, passes, mesh=NONE, **changes):
 
 def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
     ops, _ = count_ops("llama3", PassesConfig())
-    # Two norms a block and one in the head; the first has no sum before it, the last is not computed again.
+    # Two norms a block and one in the head; the first has no sum before it, the last is not recomputed.
     assert (ops[NORM], ops[ADD_NORM]) == (1, 2 * BLOCKS)
     assert (ops[NORM_BACKWARD], ops[NORM_BACKWARD_RECOMPUTE]) == (1, 2 * BLOCKS)
     assert (ops[SWIGLU], ops[SWIGLU_BACKWARD], ops[SWIGLU_BACKWARD_RECOMPUTE]) == (BLOCKS, 0, BLOCKS)
@@ -80,7 +80,7 @@ def test_equal_blocks_still_read_alike():
         graph, facts = capture_small("llama3", Mesh(), **{**FUSED, "model.n_layers": blocks})
         run_passes(graph, build_passes(PassesConfig()), (), facts)
         lines.append(len(graph.text().splitlines()))
-    assert lines[0] == lines[1], "whatever is fused across a border belongs to one block"
+    assert lines[0] == lines[1], "whatever is fused across a boundary belongs to one block"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_every_bit_stays(policy, is_joined, tmp_path):
 
 
 def make_gated(*, has_transfer=False):
-    """A gate that backward computes again, read by a matmul before the gate's own backward."""
+    """A gate that backward recomputes, read by a matmul before the gate's own backward."""
     hand = ByHand()
     x, up, grad, w = (hand.input(name, 4, 4) for name in ("x", "up", "grad", "w"))
     loss = hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up, path="layers.0"))
@@ -123,7 +123,7 @@ def make_gated(*, has_transfer=False):
 
 def test_what_reads_the_second_gate_moves_behind_the_backward():
     graph = make_gated()
-    assert run("fuse_kernels", graph).startswith("1 computed again")
+    assert run("fuse_kernels", graph).startswith("1 recomputed")
     check_text(
         graph,
         """
@@ -146,7 +146,7 @@ def test_what_reads_the_second_gate_moves_behind_the_backward():
 
 def test_a_backward_that_needs_the_second_gate_stays_apart():
     graph = make_gated(has_transfer=True)
-    assert run("fuse_kernels", graph).startswith("0 computed again")
+    assert run("fuse_kernels", graph).startswith("0 recomputed")
     assert Counter(node.target for node in graph.nodes)[SWIGLU] == 2
 
 
@@ -169,7 +169,7 @@ def test_nothing_moves_past_what_writes():
     (again,) = [node for node in graph.nodes if node.target is SWIGLU and tag_of(node).direction is BACKWARD]
     grad = next(node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.name == "grad")
     call_after(graph.module.graph, again, ATEN.mul_.Tensor, (grad, 2.0), tag_of(again))
-    assert run("fuse_kernels", graph).startswith("0 computed again")
+    assert run("fuse_kernels", graph).startswith("0 recomputed")
 
 
 def test_a_gradient_that_is_put_there_twice_stays_apart():

@@ -1,4 +1,4 @@
-"""mark_regions: blocks or named regions are marked, parts end at transfers, wrong names are refused."""
+"""mark_regions: blocks or named regions are marked, parts end at collectives, wrong names are refused."""
 
 import operator
 

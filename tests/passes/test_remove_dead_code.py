@@ -1,4 +1,4 @@
-"""remove_dead_code: what reaches no output goes, transfers included."""
+"""remove_dead_code: what reaches no output goes, collectives included."""
 
 from monograph.compat.ops import ATEN, REDUCE, WAIT
 from tests.passes.written import BACKWARD, ByHand, check_text, run

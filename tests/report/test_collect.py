@@ -1,4 +1,4 @@
-"""The report's data: curves that keep their peak, transfers and saved values that add up."""
+"""The report's data: curves that keep their peak, collectives and saved values that add up."""
 
 import json
 

@@ -162,7 +162,7 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
 
 
 def draw_memory(pick: random.Random) -> dict[str, Any]:
-    """What is saved, computed again, offloaded, or split."""
+    """What is saved, recomputed, offloaded, or split."""
     kind = pick.choice(("none", "all", "min_cut", "full", "selected", "budget", "offload", "partition"))
     saved = "passes.choose_saved"
     return {

@@ -108,10 +108,10 @@ def swapped_on_the_way_home() -> Iterator[None]:
     """Rows go home with the sizes they came with."""
     honest = ExchangeDispatch.combine
 
-    def combine(self: ExchangeDispatch, rows: Any, weights: Any, travelled: Any) -> Any:
-        sizes = travelled.sizes
+    def combine(self: ExchangeDispatch, rows: Any, weights: Any, dispatched: Any) -> Any:
+        sizes = dispatched.sizes
         return honest(
-            self, rows, weights, travelled._replace(sizes=SplitSizes(sizes.received, sizes.sent, sizes.gathered))
+            self, rows, weights, dispatched._replace(sizes=SplitSizes(sizes.received, sizes.sent, sizes.gathered))
         )
 
     with patch.object(ExchangeDispatch, "combine", combine):

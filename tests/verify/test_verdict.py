@@ -19,7 +19,7 @@ ORDER += ["layers.0.moe", "layers.0", "head.norm", "head.output"]
 WRONG = 1e-3
 
 
-def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
+def make(mismatches=(), loss=0.0, grad_norm=0.0, **rows):
     """Differences that are zero but where said: layers_0_moe={"forward": 1.0}."""
     found = {
         path: ModuleRow(path=path, backward=0.0 if path in ("embedding", "layers.0.moe", "layers.0") else None)
@@ -29,7 +29,7 @@ def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
         path = next(path for path in ORDER if path.replace(".", "_") == name)
         for kind, value in values.items():
             setattr(found[path], kind, value)
-    return Differences(rows=found, torn=list(torn), loss=loss, grad_norm=grad_norm)
+    return Differences(rows=found, mismatches=list(mismatches), loss=loss, grad_norm=grad_norm)
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def make(torn=(), loss=0.0, grad_norm=0.0, **rows):
         (make(embedding={"gradient": WRONG}, grad_norm=WRONG), "embedding: its gradient"),
         (make(grad_norm=WRONG, embedding={"updated": 1.0}), "grad_norm: it differs"),
         (make(layers_0_moe_router={"updated": WRONG}), "layers.0.moe.router: its updated values"),
-        (make(torn=[RankMismatch(name="loss", kind="loss")]), "loss: ranks disagree on it"),
+        (make(mismatches=[RankMismatch(name="loss", kind="loss")]), "loss: ranks disagree on it"),
         (
-            make(torn=[RankMismatch(name="head.norm.weight", kind="gradient")]),
+            make(mismatches=[RankMismatch(name="head.norm.weight", kind="gradient")]),
             "head.norm.weight: ranks disagree on its grad",
         ),
     ],
@@ -60,7 +60,7 @@ def test_blame_falls_on_the_first_thing_computed_wrong(found, blame):
 
 
 def test_a_gradient_that_ranks_disagree_on_hints_at_a_missing_sum():
-    found = make(head_norm={"gradient": 1.0}, torn=[RankMismatch(name="head.norm.weight", kind="gradient")])
+    found = make(head_norm={"gradient": 1.0}, mismatches=[RankMismatch(name="head.norm.weight", kind="gradient")])
     assert find_blame(found, 1e-5).endswith("and ranks disagree on it")
 
 
@@ -113,7 +113,7 @@ def test_the_order_of_a_tokens_experts_does_not_matter_but_their_set_does():
 
 def test_the_verdict_is_shown_as_a_table_and_kept_as_plain_json(tmp_path, capsys):
     verdict = Verdict(tolerance=1e-5)
-    verdict.add(1, make(layers_0={"forward": float("inf")}, torn=[RankMismatch(name="loss", kind="loss")]))
+    verdict.add(1, make(layers_0={"forward": float("inf")}, mismatches=[RankMismatch(name="loss", kind="loss")]))
     print_verdict(verdict, Mesh(dp_shard=2))
     shown = capsys.readouterr().out
     assert "different, first in step 1 at layers.0: its output differs by inf" in shown.replace("\n", " ")

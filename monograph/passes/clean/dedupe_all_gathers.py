@@ -17,7 +17,7 @@ class DedupeAllGathers(Pass):
 
     Before:  a = gather(cast(p));  b = gather(cast(p));  use(a);  use(b)
     After:   a = gather(cast(p));  use(a);  use(a)
-    Why:     tied weights and repeated uses of a module ask for the same transfer; the second one brings nothing new.
+    Why:     tied weights and repeated uses of a module ask for the same collective; the second one brings nothing new.
     """
 
     gives = (Property.SHARED_GATHERS,)

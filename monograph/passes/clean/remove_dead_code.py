@@ -24,7 +24,7 @@ class RemoveDeadCode(Pass):
 
 
 def plan_dead(graph: StepGraph) -> list[Node]:
-    """Nodes that no output depends on, in order. Transfers and their waits go together, and on all ranks alike."""
+    """Nodes that no output depends on, in order. Collectives and their waits go together, and on all ranks alike."""
     alive: set[Node] = set()
     for node in reversed(graph.nodes):
         has_effect = is_mutation(node) or is_random(node)

@@ -1,4 +1,4 @@
-"""One transfer per block instead of one per parameter."""
+"""One collective per block instead of one per parameter."""
 
 import operator
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from monograph.passes.config import BucketCollectivesConfig
 
 @dataclass(frozen=True)
 class Bucket:
-    """Transfers of one kind, over one group, of one block's parameters."""
+    """Collectives of one kind, over one group, of one block's parameters."""
 
     launches: tuple[Node, ...]
     """In the order of the parameter table."""
@@ -35,11 +35,11 @@ class Bucket:
 
 
 class BucketCollectives(Pass):
-    """Join the parameter gathers of a block into one transfer, and its gradients' scatters and sums as well.
+    """Join the parameter gathers of a block into one collective, and its gradients' scatters and sums as well.
 
     Before:  w1 = gather(p1);  w2 = gather(p2)
     After:   b = gather(cat(p1, p2));  w1, w2 = split(b)
-    Why:     one large transfer uses the link better than many small ones. Parameters are packed in the order of the
+    Why:     one large collective uses the link better than many small ones. Parameters are packed in the order of the
              table, out of place, so that no rank's number enters the graph and sums keep their order.
     """
 
@@ -56,11 +56,11 @@ class BucketCollectives(Pass):
         maker = CallMaker(graph.module.graph)
         for bucket in plan:
             apply_bucket(maker, bucket)
-        return f"{sum(len(bucket.launches) for bucket in plan)} transfers became {len(plan)}"
+        return f"{sum(len(bucket.launches) for bucket in plan)} collectives became {len(plan)}"
 
 
 def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]:
-    """Transfers that belong together: same kind, group, dtype, half of the step and unit of the model."""
+    """Collectives that belong together: same kind, group, dtype, half of the step and unit of the model."""
     found: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         tag = tag_of(node)
@@ -90,7 +90,7 @@ def cut(launches: list[Node], max_bytes: int) -> Iterator[list[Node]]:
 
 
 def apply_bucket(maker: CallMaker, bucket: Bucket) -> None:
-    """Pack, transfer once, unpack; then move what was in the way."""
+    """Pack, collective once, unpack; then move what was in the way."""
     launches, waits = bucket.launches, [wait_of(node) for node in bucket.launches]
     first, last = min(launches), max(launches)
     anchor = first if bucket.is_gather else last
@@ -106,7 +106,7 @@ def apply_bucket(maker: CallMaker, bucket: Bucket) -> None:
 
 
 def pack_and_send(maker: CallMaker, bucket: Bucket, anchor: Node) -> list[Node]:
-    """The transfers' results, in order, from one transfer before `anchor`."""
+    """The collectives' results, in order, from one collective before `anchor`."""
     first, tag = bucket.launches[0], tag_of(bucket.launches[0])
     common = Tag(path=tag.unit, direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())
 

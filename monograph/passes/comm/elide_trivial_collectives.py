@@ -1,4 +1,4 @@
-"""No transfers among one."""
+"""No collectives among one."""
 
 from torch.fx import Node
 
@@ -12,11 +12,11 @@ from monograph.passes.base import Pass
 
 
 class ElideTrivialCollectives(Pass):
-    """A transfer over a group of one rank is its own argument.
+    """A collective over a group of one rank is its own argument.
 
     Before:  a = all_reduce(x, sum, dp_replicate);  b = wait(a);  use(b)     (dp_replicate has one rank)
     After:   use(x)
-    Why:     the same step is captured for every mesh; where an axis is 1 its transfers would only copy.
+    Why:     the same step is captured for every mesh; where an axis is 1 its collectives would only copy.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -26,7 +26,7 @@ class ElideTrivialCollectives(Pass):
             redirect(wait, source)
             redirect(launch, source, users=[user for user in launch.users if user is not wait])  # sizes of its result
             erase([launch, wait])
-        return f"{len(plan)} transfers removed"
+        return f"{len(plan)} collectives removed"
 
 
 def plan_elided(graph: StepGraph, facts: Facts) -> list[Node]:

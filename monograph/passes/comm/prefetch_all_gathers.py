@@ -1,4 +1,4 @@
-"""Transfers travel while another block computes."""
+"""Collectives travel while another block computes."""
 
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -30,8 +30,8 @@ class PrefetchAllGathers(Pass):
 
     Before:  w1 = wait(gather(p1));  block 1;  g2 = gather(p2);  w2 = wait(g2);  block 2
     After:   g1 = gather(p1);  g2 = gather(p2);  w1 = wait(g1);  block 1;  w2 = wait(g2);  block 2
-    Why:     a transfer that starts when its result is needed leaves the device idle. Only the transfers and what they
-             need move; the parameters of one more block are held meanwhile.
+    Why:     a collective that starts when its result is needed leaves the device idle. Only these and what they need
+             move; the parameters of one more block are held meanwhile.
     """
 
     Config = PrefetchAllGathersConfig

@@ -19,7 +19,7 @@ class SplitCommunicators(Pass):
 
     Before:  n = exchange(counts, ep);  r = exchange(rows, ep)
     After:   n = exchange(counts, ep_counts);  r = exchange(rows, ep)
-    Why:     transfers of one communicator wait for each other: a few counts would queue behind megabytes of rows that
+    Why:     collectives of one communicator wait for each other: a few counts would queue behind megabytes of rows that
              another chunk has in flight, and one chunk's dispatch behind another's combine. (Parameters and gradients
              are captured on roads of their own already.)
     """
@@ -31,7 +31,7 @@ class SplitCommunicators(Pass):
         plan = plan_communicators(graph, facts)
         for launch, group in plan.items():
             launch.args = (*launch.args[:-1], group)
-        return f"{len(plan)} transfers moved to {len(set(plan.values()))} groups"
+        return f"{len(plan)} collectives moved to {len(set(plan.values()))} groups"
 
 
 def plan_communicators(graph: StepGraph, facts: Facts) -> dict[Node, str]:
@@ -42,7 +42,7 @@ def plan_communicators(graph: StepGraph, facts: Facts) -> dict[Node, str]:
 
 
 def find_communicator(tag: Tag, *, has_chunks: bool) -> Group | None:
-    """Where a transfer among the experts' ranks moves; None when it stays."""
+    """Where a collective among the experts' ranks moves; None when it stays."""
     if tag.role is Role.EXCHANGE_COUNTS:
         return Group.EP_COUNTS
     is_dispatch = tag.role is Role.EXCHANGE_ROWS and tag.region == DISPATCH

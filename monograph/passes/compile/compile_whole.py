@@ -12,7 +12,7 @@ from monograph.passes.config import CompileWholeConfig
 
 
 class CompileWhole(Pass):
-    """Hand the whole step, transfers included, to Inductor.
+    """Hand the whole step, collectives included, to Inductor.
 
     Before:  every op of the step
     After:   loss, gradients = compiled(inputs)
@@ -33,9 +33,9 @@ class CompileWhole(Pass):
         region = find_region(nodes)
         has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
         tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
-        with kernels_built_together(wanted=not facts.is_saved):
-            code = compile_region(graph, region, is_saved=facts.is_saved)
+        with kernels_built_together(wanted=not facts.for_artifact):
+            code = compile_region(graph, region, for_artifact=facts.for_artifact)
         put_in_place(graph, region, "compiled", code, tag)
         graph.compiled += 1
-        graph.promises = None  # they were kept up to here; inside of the compiled code nobody can look
+        graph.properties = None  # they were kept up to here; inside of the compiled code nobody can look
         return f"{len(nodes)} nodes became one call"

@@ -26,7 +26,7 @@ class MarkRegions(Pass):
 
     Before:  a = silu(x);  b = mul(a, y);  r = exchange(b)
     After:   a = silu(x)  # compile layers.3;  b = mul(a, y)  # compile layers.3;  r = exchange(b)
-    Why:     marking is apart from compiling, so that one can see what would be compiled. A part ends where a transfer
+    Why:     marking is apart from compiling, so that one can see what would be compiled. A part ends where a collective
              starts or is waited for: those stay in sight of the scheduler.
     """
 

@@ -48,13 +48,13 @@ _ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
 
 
 def can_compile(node: Node) -> bool:
-    """Whether a node may be inside of a region: transfers stay visible, sizes stay on the host, sums keep an order."""
+    """Whether a node may be in a region: collectives stay visible, sizes stay on the host, sums keep an order."""
     is_special = is_launch(node) or is_wait(node) or is_size(node) or is_once(node) or node.target in _ATOMIC
     return node.op == "call_function" and not is_special
 
 
 def find_region(nodes: Sequence[Node]) -> Region:
-    """The border of a run of nodes."""
+    """The boundary of a run of nodes."""
     inside = set(nodes)
     values = (value for node in nodes for value in node.all_input_nodes if not is_inner_graph(value))
     read = dict.fromkeys(value for value in values if value not in inside)
@@ -139,11 +139,13 @@ def _form(value: Any) -> str:
     return str(value)
 
 
-def compile_region(graph: StepGraph, region: Region, *, is_saved: bool) -> CompiledRegion:
+def compile_region(graph: StepGraph, region: Region, *, for_artifact: bool) -> CompiledRegion:
     """Compile a region for values of the form its inputs have."""
     teach_compiler()
     values = [value_of(value) for value in region.inputs]
-    return CompiledRegion(compile_graph(cut_out(region), values, fake_mode(graph.module.graph), is_saved=is_saved))
+    return CompiledRegion(
+        compile_graph(cut_out(region), values, fake_mode(graph.module.graph), for_artifact=for_artifact)
+    )
 
 
 def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegion, tag: Tag) -> None:

@@ -25,7 +25,7 @@ class FuseKernels(Pass):
     Before:  s = add(h, d);  y, r = norm(s, w)         a = gate(x, up);  gx, gup = swiglu_backward(g, x, up)
     After:   s, y, r = add_norm(h, d, w)               gx, gup, a = swiglu_backward_recompute(g, x, up)
     Why:     norms and gates are as fast as memory is, and neighbours read the same values: a norm's input is the sum
-             before it, a backward reads what the gate or norm that is computed again there reads. Each is rounded
+             before it, a backward reads what the gate or norm that is recomputed there reads. Each is rounded
              where it was rounded before, so every bit stays. Comes after compilers, which fuse what they were given.
              Steps without ops of ours (`model.kernels`) stay without.
     """
@@ -48,4 +48,4 @@ class FuseKernels(Pass):
             erase(plan_dead(graph))
         again, joined, turned, before, after, cast = counts
         sums = f"{before} + {after} sums with norms, {cast} with casts"
-        return f"{again} computed again with a backward, {joined} + {turned} gradients joined, {sums}"
+        return f"{again} recomputed with a backward, {joined} + {turned} gradients joined, {sums}"

@@ -28,7 +28,7 @@ _NAME = "fuse_kernels"
 
 
 def fuse_again(graph: Graph, back: Node) -> bool:
-    """Let a backward also compute what was to be computed again from the same values."""
+    """Let a backward also compute what was to be recomputed from the same values."""
     for again in find_again(back):
         sunk = plan_sinking(again, back)
         if sunk is None:

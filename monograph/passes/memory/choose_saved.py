@@ -1,4 +1,4 @@
-"""Decide what backward gets from forward as it is, and what it computes again."""
+"""Decide what backward gets from forward as it is, and what it recomputes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -24,11 +24,11 @@ from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 
 
 class ChooseSaved(Pass):
-    """Mark every forward value as kept for backward or computed again.
+    """Mark every forward value as kept for backward or recomputed.
 
     Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
     After:   a = mm(x, w)  # kept;  b = silu(a)
-    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to compute again. Policies:
+    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to recompute. Policies:
              all keeps everything; default keeps matmuls, attention, top-k and exchanges; min_cut never repeats those
              either, and keeps the fewest bytes that allow it; full keeps what blocks hand on and what selectors name;
              budget keeps what is slowest to repeat within a number of GiB. Gathered parameters are kept only if they
@@ -70,4 +70,4 @@ class ChooseSaved(Pass):
 
 def _describe(again: tuple[Node, ...]) -> str:
     blocks = Counter(tag_of(node).block for node in again)
-    return f"{len(again)} values of {len(blocks)} blocks are computed again"
+    return f"{len(again)} values of {len(blocks)} blocks are recomputed"

@@ -19,7 +19,7 @@ SPRING, SEA = "spring", "sea"
 
 
 def plan_min_cut(graph: StepGraph, fixed: set[Node], is_spring: Callable[[Node], bool]) -> set[Node]:
-    """The forward nodes to keep besides those that are kept anyway; `is_spring` says what is never computed again."""
+    """The forward nodes to keep besides those that are kept anyway; `is_spring` says what is never recomputed."""
     blocks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         block = tag_of(node).block

@@ -35,9 +35,9 @@ class NarrowGradients(Pass):
         for cast, source in plan.items():
             output.replace_input_with(cast, source)
         erase(plan)
-        if plan and graph.promises is not None:
+        if plan and graph.properties is not None:
             found = tuple(value_of(node).dtype for node in graph.results if node is not None)
-            graph.promises = replace(graph.promises, dtypes=found)
+            graph.properties = replace(graph.properties, dtypes=found)
         return f"{len(plan)} gradients keep the dtype they were computed in"
 
 

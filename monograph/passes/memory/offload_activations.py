@@ -87,7 +87,7 @@ def is_fit(nodes: list[Node], last_block: int) -> bool:
 
 
 def find_whole(nodes: list[Node]) -> Node | None:
-    """The node that holds the memory as it was made: the first one, or the wait that ends a transfer."""
+    """The node that holds the memory as it was made: the first one, or the wait that ends a collective."""
     if not is_compute(nodes[0]):
         return None
     if not is_launch(nodes[0]):

@@ -94,7 +94,7 @@ def name_op(node: Node) -> str:
 
 
 def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[Node]:
-    """The policy `budget`: keep what costs most time per byte to compute again, as long as it fits.
+    """The policy `budget`: keep what costs most time per byte to recompute, as long as it fits.
 
     Values are ranked once; how many of the ranked ones fit is found by bisection, each time counting what really
     crosses, because keeping one value can make another unnecessary.
@@ -112,7 +112,7 @@ def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[
     if least > budget_bytes:
         raise ConfigError(
             f"passes.choose_saved.budget_gib is {budget_bytes / GIB:.3f}",
-            why=f"even with everything computed again, {least / GIB:.3f} GiB cross from forward to backward",
+            why=f"even with everything recomputed, {least / GIB:.3f} GiB cross from forward to backward",
             do=f"--passes.choose_saved.budget_gib {math.ceil(least / GIB * 1000) / 1000}",
         )
     low, high = 0, len(ranked)
@@ -123,7 +123,7 @@ def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[
 
 
 def with_parts(nodes: list[Node]) -> set[Node]:
-    """Nodes together with the parts of their lists and the waits of their transfers."""
+    """Nodes together with the parts of their lists and the waits of their collectives."""
     parts = {user for node in nodes for user in node.users if user.op == "call_function" and is_part(user, node)}
     return set(nodes) | parts
 

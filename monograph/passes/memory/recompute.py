@@ -41,11 +41,11 @@ class Recompute(Pass):
         apply_recompute(plan)
         dead = plan_dead(graph)
         erase(dead)
-        return f"{len(plan)} nodes are computed again, {len(dead)} are no longer needed in forward"
+        return f"{len(plan)} nodes are recomputed, {len(dead)} are no longer needed in forward"
 
 
 def plan_recompute(graph: StepGraph) -> list[Recomputation]:
-    """Every node to compute again with its first reader; arguments come before those who read them."""
+    """Every node to recompute with its first reader; arguments come before those who read them."""
     crossing = find_crossing(graph, {node for node in graph.nodes if tag_of(node).keep is not False})
     again = set(crossing.again)
     indices = {node: index for index, node in enumerate(graph.nodes)}

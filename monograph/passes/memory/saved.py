@@ -1,6 +1,6 @@
 """What crosses from forward to backward under a plan: the one question all memory policies ask.
 
-A plan is the set of forward nodes that are kept. Backward reads a kept value as it is; any other it computes again
+A plan is the set of forward nodes that are kept. Backward reads a kept value as it is; any other it recomputes
 from what is kept, so what crosses is where those computations start.
 """
 
@@ -21,7 +21,7 @@ class SavedActivations:
     kept: tuple[Node, ...]
     """Values it reads as they are, in order."""
     again: tuple[Node, ...]
-    """Values it computes again, in order."""
+    """Values it recomputes, in order."""
 
 
 def find_crossing(graph: StepGraph, kept: Collection[Node]) -> SavedActivations:

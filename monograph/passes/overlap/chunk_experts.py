@@ -57,9 +57,9 @@ class ChunkExperts(Pass):
         apply_chunks(graph, plan)
         forget_chunk_nodes(graph)
         roots = set(plan.body.values())
-        if graph.promises is not None:
-            graph.promises = with_chunks(
-                graph.promises, lambda path: any(is_inside(path, root) for root in roots), plan.count
+        if graph.properties is not None:
+            graph.properties = with_chunks(
+                graph.properties, lambda path: any(is_inside(path, root) for root in roots), plan.count
             )
         return (
             f"{len(roots)} modules, {len(plan.body)} nodes became {plan.count} each; {len(plan.cuts)} values are cut, "
@@ -86,7 +86,7 @@ Pieces = dict[Node, list[Node]]
 
 
 def apply_chunks(graph: StepGraph, plan: ChunkPlan) -> None:
-    """Make the copies next to their originals, close the borders, drop the originals."""
+    """Make the copies next to their originals, close the boundaries, drop the originals."""
     pieces: Pieces = {}
     for node, root in plan.body.items():
         for each in node.all_input_nodes:
@@ -128,9 +128,9 @@ def cut_value(graph: StepGraph, value: Node, plan: ChunkPlan, tag: Tag) -> list[
 
 
 def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> Node:
-    """One chunk's version of a node, before it: arguments of the chunk, constants and value of the twin."""
-    twin = find_chunk_node(node)
-    constants = twin.constants if twin is not None else {}
+    """One chunk's version of a node, before it: arguments of the chunk, constants and value of the chunk node."""
+    chunk_node = find_chunk_node(node)
+    constants = chunk_node.constants if chunk_node is not None else {}
 
     def change(index: int, leaf: Any) -> Any:
         if isinstance(leaf, Node):
@@ -141,8 +141,8 @@ def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> 
     inside = graph.module.graph
     with inside.inserting_before(node):
         copy = inside.create_node(node.op, node.target, args, kwargs)
-    if twin is not None:
-        copy.meta["val"] = copy_value(twin.values[chunk % len(twin.values)])
+    if chunk_node is not None:
+        copy.meta["val"] = copy_value(chunk_node.values[chunk % len(chunk_node.values)])
     else:
         copy.meta["val"] = infer_value(inside, copy)
     if "stack_trace" in node.meta:

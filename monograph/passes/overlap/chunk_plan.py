@@ -1,4 +1,4 @@
-"""What has to be made once per chunk, and what happens at the borders: decided here, written by chunk_experts.
+"""What has to be made once per chunk, and what happens at the boundaries: decided here, written by chunk_experts.
 
 A node belongs to the body when its module is cut and something of a chunk reaches it: a value that is cut, a value
 made by the body, or a constant that depends on the chunk's size. Everything else (a transposed weight, a mask for all)
@@ -17,7 +17,7 @@ from monograph.annotate import Direction, Role
 from monograph.axes import Axis
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
-from monograph.graph.chunk_nodes import ChunkNode, find_chunk_node, find_cut, is_inside, leaves_of
+from monograph.graph.chunk_nodes import ChunkNode, find_chunk_node, find_chunked_dims, is_inside, leaves_of
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute, is_launch, is_random, value_of
 from monograph.graph.refuse import describe
@@ -31,7 +31,7 @@ TRAVELLING = (
     Role.STREAM_GATHER,
     Role.STREAM_SCATTER,
 )
-"""Transfers that a chunk may make for itself."""
+"""Collectives that a chunk may make for itself."""
 
 
 @dataclass
@@ -52,9 +52,9 @@ class ChunkPlan:
 
 
 def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
-    """The body and its borders; what cannot be cut is refused with the node and its module."""
+    """The body and its boundaries; what cannot be cut is refused with the node and its module."""
     plan = ChunkPlan(facts.overlap.num_chunks)
-    roots = sorted({twin.root for node in graph.nodes if (twin := find_chunk_node(node)) is not None})
+    roots = sorted({chunk_node.root for node in graph.nodes if (chunk_node := find_chunk_node(node)) is not None})
     dim = 0 if facts.overlap.chunk_dim == "batch" else 1
     for node in graph.nodes:
         root = find_root(node, plan, roots)
@@ -73,13 +73,13 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
     """The module a node is cut with; empty for none.
 
     A sum of gradients has no module; one that adds up what a root made is the root's. Nodes that passes added have
-    no twin, but a path.
+    no chunk node, but a path.
     """
     if not is_compute(node):
         return ""
-    twin = find_chunk_node(node)
-    if twin is not None:
-        return twin.root
+    chunk_node = find_chunk_node(node)
+    if chunk_node is not None:
+        return chunk_node.root
     tag = tag_of(node)
     made = [plan.body.get(each, "") for each in node.all_input_nodes]
     if node.target is ATEN.add.Tensor and tag.direction is Direction.BACKWARD and made:
@@ -91,28 +91,32 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
 
 def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
     """Whether anything of a chunk reaches this node; values it needs from outside are marked to be cut."""
-    twin = find_chunk_node(node)
+    chunk_node = find_chunk_node(node)
     is_reached = any(each in plan.body or each in plan.cuts for each in node.all_input_nodes)
-    if twin is None:
+    if chunk_node is None:
         return is_reached
-    if len(list(leaves_of(node))) != twin.leaves:
-        raise refuse(node, twin, "a pass has changed its arguments since the step was captured")
+    if len(list(leaves_of(node))) != chunk_node.leaves:
+        raise refuse(node, chunk_node, "a pass has changed its arguments since the step was captured")
     for index, operand in enumerate(leaves_of(node)):
         if isinstance(operand, Node) and operand not in plan.body and operand not in plan.cuts:
-            dims = find_cut(value_of(operand), twin.operands.get(index), plan.count)
+            dims = find_chunked_dims(value_of(operand), chunk_node.operands.get(index), plan.count)
             if dims not in ([], [dim]):
-                raise refuse_border(node, operand, twin.operands[index], dim)
+                raise refuse_boundary(node, operand, chunk_node.operands[index], dim)
             if dims:
                 plan.cuts[operand] = dim
                 is_reached = True
-    return is_reached or bool(twin.constants) or bool(find_cut(value_of(node), twin.values[0], plan.count))
+    return (
+        is_reached
+        or bool(chunk_node.constants)
+        or bool(find_chunked_dims(value_of(node), chunk_node.values[0], plan.count))
+    )
 
 
 def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
-    """What a node of the body yields for one chunk; nodes without a twin (sums, copies) keep their argument's form."""
-    twin = find_chunk_node(node)
-    if twin is not None:
-        return twin.values[0]
+    """What a node of the body yields for one chunk; one without a chunk node (sum, copy) has its argument's form."""
+    chunk_node = find_chunk_node(node)
+    if chunk_node is not None:
+        return chunk_node.values[0]
     return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
 
 
@@ -148,10 +152,10 @@ def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None
     readers = [user for user in node.users if user not in plan.body]
     if not readers:
         return
-    twin = find_chunk_node(node)
+    chunk_node = find_chunk_node(node)
     value = value_of(node)
     is_gradient = bool(tag_of(node).gradient_of) or any(map(_is_scattered, [node, *readers]))
-    if find_cut(value, find_chunk_value(node, plan), plan.count) == [dim]:
+    if find_chunked_dims(value, find_chunk_value(node, plan), plan.count) == [dim]:
         plan.joins[node] = dim
     elif is_gradient:
         plan.sums.add(node)
@@ -161,7 +165,7 @@ def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None
         where = f"{tag_of(readers[0]).path or 'the step'} reads it"
         shape = list(value.shape) if isinstance(value, Tensor) else "a size"
         raise refuse(
-            node, twin, f"{where} whole, and {shape} is neither cut along dim {dim} nor a parameter's gradient"
+            node, chunk_node, f"{where} whole, and {shape} is neither cut along dim {dim} nor a parameter's gradient"
         )
 
 
@@ -192,7 +196,7 @@ def check_can_be_cut(node: Node) -> None:
     if is_random(node):
         raise refuse(node, find_chunk_node(node), "random numbers would be drawn in another order")
     if is_launch(node) and tag_of(node).role not in TRAVELLING:
-        raise refuse(node, find_chunk_node(node), "this transfer is not known to work for a part of the micro-batch")
+        raise refuse(node, find_chunk_node(node), "this collective is not known to work for a part of the micro-batch")
 
 
 def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
@@ -209,9 +213,9 @@ def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
         )
 
 
-def refuse(node: Node, twin: ChunkNode | None, why: str) -> ConfigError:
+def refuse(node: Node, chunk_node: ChunkNode | None, why: str) -> ConfigError:
     """The error about one node."""
-    where = twin.root if twin is not None else tag_of(node).path
+    where = chunk_node.root if chunk_node is not None else tag_of(node).path
     return ConfigError(
         f"{where} cannot be cut into chunks at {describe(node)}",
         why=why,
@@ -219,7 +223,7 @@ def refuse(node: Node, twin: ChunkNode | None, why: str) -> ConfigError:
     )
 
 
-def refuse_border(node: Node, operand: Node, part: Any, dim: int) -> ConfigError:
+def refuse_boundary(node: Node, operand: Node, part: Any, dim: int) -> ConfigError:
     """The error about a value that enters the body and cannot be cut."""
     whole, found = list(value_of(operand).shape), list(part.shape)
     return refuse(

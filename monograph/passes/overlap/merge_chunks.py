@@ -29,7 +29,7 @@ class MergeChunks(Pass):
     Before:  h = cat(h0, h1);  g0, g1 = split(h);  use(g0);  use(g1)
     After:   use(h0);  use(h1)
     Why:     neighbouring blocks that are called chunk by chunk would otherwise wait for each other's chunks at every
-             border: with chunks handed on, the next block's first chunk runs while this block's last one travels.
+             boundary: with chunks handed on, the next block's first chunk runs while this block's last one travels.
     """
 
     def skip(self, facts: Facts) -> str:

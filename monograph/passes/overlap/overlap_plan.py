@@ -112,7 +112,7 @@ class ScheduleBuilder:
                 self.spare.append(user)
 
     def is_spare(self, node: Node) -> bool:
-        """Whether a chunk's node could run, and is neither the start nor the end of a transfer."""
+        """Whether a chunk's node could run, and is neither the start nor the end of a collective."""
         if tag_of(node).chunk is None or not is_compute(node) or node in self.done or is_launch(node) or is_wait(node):
             return False
         return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
@@ -124,7 +124,7 @@ class ScheduleBuilder:
         return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
 
     def fill(self, launch: Any) -> None:
-        """Run spare work under a transfer: what nothing will need first, then what a later turn needs, if it fits."""
+        """Run spare work under a collective: what nothing will need first, then what a later turn needs, if it fits."""
         while self.played.gap(launch) > 0:
             self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
             free = [node for node in self.spare if node not in self.needed]

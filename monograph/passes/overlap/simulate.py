@@ -74,7 +74,7 @@ class SimulatedSchedule:
             self.windows.append(Window(launch, moved, takes, self.busy - self._starts.get(launch, 0.0), exposed))
 
     def gap(self, launch: Any) -> float:
-        """How long compute would wait for a transfer now."""
+        """How long compute would wait for a collective now."""
         return max(0.0, self._ends.get(launch, 0.0) - self.now)
 
     @property

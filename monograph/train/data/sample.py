@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IGNORED = -100
-"""The label of a token that has nothing to predict; the loss leaves it out."""
+from monograph.labels import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,10 @@ def build_sample(stream: np.ndarray, ends: np.ndarray, seq_len: int) -> Sample:
     when a document ends exactly there, since its label is ignored anyway.
     """
     tokens = stream[:seq_len].astype(np.int64)
-    labels = np.full(seq_len, IGNORED, dtype=np.int64)
+    labels = np.full(seq_len, IGNORED_LABEL, dtype=np.int64)
     following = stream[1 : seq_len + 1]
     labels[: len(following)] = following
-    labels[ends - 1] = IGNORED
+    labels[ends - 1] = IGNORED_LABEL
     starts = np.concatenate(([0], ends))  # an end at the very end begins a document of no tokens
     counts = np.diff(starts, append=seq_len)
     documents = np.repeat(np.arange(len(starts), dtype=np.int64), counts)

@@ -104,14 +104,14 @@ class StreamSamples:
             ends.append(length)
             if length <= self.seq_len:
                 continue
-            joined, borders = np.concatenate(parts), np.array(ends)
+            joined, boundaries = np.concatenate(parts), np.array(ends)
             start = 0
             while length - start > self.seq_len:
-                first, last = np.searchsorted(borders, (start + 1, start + self.seq_len + 1))
-                yield joined[start : start + self.seq_len + 1], borders[first:last] - start
+                first, last = np.searchsorted(boundaries, (start + 1, start + self.seq_len + 1))
+                yield joined[start : start + self.seq_len + 1], boundaries[first:last] - start
                 start += self.seq_len
             parts, length = [joined[start:]], length - start
-            ends = [int(end) - start for end in borders[borders > start]]
+            ends = [int(end) - start for end in boundaries[boundaries > start]]
 
     def _empty(self, why: str) -> DataError:
         return DataError(

@@ -199,10 +199,10 @@ def test_documents_that_do_not_fill_the_tokens_are_refused(packed, verify):
 
 
 def test_a_document_across_two_files_is_refused(packed):
-    border = json.loads((packed / "index.json").read_text())["token_files"][0]["bytes"] // 2
+    boundary = json.loads((packed / "index.json").read_text())["token_files"][0]["bytes"] // 2
 
     def move(offsets):
-        offsets[offsets == border] += 1
+        offsets[offsets == boundary] += 1
 
     write_offsets(packed, move)
     assert "across two token files" in refuse(packed, "damaged").why

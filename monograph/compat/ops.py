@@ -75,17 +75,17 @@ def has_native_matmul(device: torch.device, dtype: torch.dtype) -> bool:
 # --- Ops that graphs contain and whose names are private. ---
 
 ATEN = torch.ops.aten
-GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
-SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
-REDUCE = torch.ops._c10d_functional.all_reduce.default
-EXCHANGE = torch.ops._c10d_functional.all_to_all_single.default
-WAIT = torch.ops._c10d_functional.wait_tensor.default
+ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+REDUCE_SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
+ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
+ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
+WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
 READ_SIZE = ATEN._local_scalar_dense.default
 """Brings a number from data to the host, where it becomes a size."""
 UNSAFE_VIEW = ATEN._unsafe_view.default
 
 
-def find_costly_ops() -> frozenset[Any]:
+def costly_ops() -> frozenset[Any]:
     """Ops worth remembering: matmuls, attention and top-k."""
     names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
     attention = (

@@ -19,7 +19,7 @@ from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
 from monograph.execute.remat import find_runner
 from monograph.models.decoder import Decoder, DecoderOutput, call_module
-from monograph.parallel.collectives import total
+from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.groups import Groups
 from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.param_table import ParamTable
@@ -65,7 +65,7 @@ class Fsdp2Step(ModuleStep):
             gradient = _local(parameter.grad)
             parameter.grad = None
             if slot.is_replicated_over_tp:
-                gradient = total(gradient, Group.TP_GRADS)
+                gradient = all_reduce_over(gradient, Group.TP_GRADS)
             local.grad = gradient if local.grad is None else local.grad.add_(gradient)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from monograph.compat.ops import READ_SIZE, find_collective_ops, find_costly_ops
+from monograph.compat.ops import READ_SIZE, costly_ops, find_collective_ops
 
 Remat = Literal["none", "full", "selective"]
 
@@ -15,7 +15,7 @@ def find_kept_ops() -> set[Any]:
 
     A repeated top-k could choose differently, and a repeated exchange would travel again.
     """
-    return find_collective_ops() | find_costly_ops() | {READ_SIZE}
+    return find_collective_ops() | costly_ops() | {READ_SIZE}
 
 
 _KEPT = find_kept_ops()

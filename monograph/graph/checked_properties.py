@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat.ops import REDUCE, SCATTER
+from monograph.compat.ops import ALL_REDUCE, REDUCE_SCATTER
 from monograph.graph.facts import Facts
 from monograph.graph.gradient_paths import (
     SUMS,
@@ -223,7 +223,7 @@ def find_places(graph: StepGraph, nodes: Sequence[Node], alive: set[Node]) -> fr
 def _key(launch: Node) -> tuple[str, str, str, str]:
     tag = tag_of(launch)
     what = str(launch.target).split(".")[1]
-    if launch.target in (REDUCE, SCATTER):
+    if launch.target in (ALL_REDUCE, REDUCE_SCATTER):
         what = f"{what} of {launch.args[1]}"
     return tag.path, tag.direction.value, what, ranks_of(group_of(launch))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat.ops import GATHER, REDUCE
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.layouts import find_symbols
@@ -170,8 +170,8 @@ def find_node_cost(node: Node, sizes: LikelySizes, machine: Machine, group_sizes
 def count_sent(launch: Node, sizes: LikelySizes, group_sizes: Mapping[str, int]) -> int:
     """Bytes one rank sends; none when it is alone in its group."""
     ranks = group_size_of(launch) or group_sizes.get(group_of(launch), 1)
-    whole = launch if launch.target is GATHER else launch.args[0]
-    times = 2 if launch.target is REDUCE else 1
+    whole = launch if launch.target is ALL_GATHER else launch.args[0]
+    times = 2 if launch.target is ALL_REDUCE else 1
     return times * sizes.bytes(value_of(whole)) * (ranks - 1) // ranks  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from monograph.compat.ops import ATEN, EXCHANGE
+from monograph.compat.ops import ALL_TO_ALL, ATEN
 from monograph.graph.encode import GraphFileError
 from monograph.graph.forms import Form, FormSize, SizeForm
 from monograph.graph.query import value_of
@@ -130,7 +130,7 @@ class Numbers:
         self.found: dict[str, int] = {}
         self._next, self._step = first, step
         for node in nodes:
-            if node.target is EXCHANGE:
+            if node.target is ALL_TO_ALL:
                 self._divide(_rows(node.args[0], 0), node.args[2])
             elif node.target is ATEN.split_with_sizes.default:
                 dim = node.args[2] if len(node.args) > 2 else 0

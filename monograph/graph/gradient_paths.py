@@ -16,7 +16,7 @@ from torch.fx import Node
 from monograph.annotate import Direction, Role
 from monograph.axes import Group
 from monograph.compat.capture import is_op
-from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT
+from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT_TENSOR
 from monograph.graph.query import LAUNCHES, group_of, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
@@ -57,7 +57,7 @@ _PACKS = frozenset({ATEN.cat.default, ATEN.stack.default})
 _COPIES = frozenset(
     {
         operator.getitem,
-        WAIT,
+        WAIT_TENSOR,
         UNSAFE_VIEW,
         ATEN.clone.default,
         ATEN._to_copy.default,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.compat.capture import expression_of
-from monograph.compat.ops import ATEN, EXCHANGE
+from monograph.compat.ops import ALL_TO_ALL, ATEN
 from monograph.graph.layouts import find_symbols
 from monograph.graph.query import value_of
 
@@ -27,7 +27,7 @@ class LikelySizes:
         self._found: dict[Any, int] = {}
         self._known = {} if known is None else known
         for node in graph.nodes:
-            if node.target is EXCHANGE:
+            if node.target is ALL_TO_ALL:
                 rows, received, sent = node.args[:3]
                 total = self.of(value_of(rows).shape[0])
                 self._share(sent, total)

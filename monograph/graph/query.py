@@ -13,11 +13,11 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat.capture import is_op
-from monograph.compat.ops import EXCHANGE, GATHER, REDUCE, SCATTER, UNSAFE_VIEW, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, UNSAFE_VIEW, WAIT_TENSOR
 from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import tag_of
 
-LAUNCHES = frozenset({GATHER, SCATTER, REDUCE, EXCHANGE})
+LAUNCHES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL})
 """Ops that start a collective; its result may be read after the wait only."""
 
 
@@ -32,7 +32,7 @@ def is_launch(node: Node) -> bool:
 
 def is_wait(node: Node) -> bool:
     """Whether a node waits for a collective."""
-    return node.op == "call_function" and node.target is WAIT
+    return node.op == "call_function" and node.target is WAIT_TENSOR
 
 
 def group_of(launch: Node) -> str:
@@ -42,9 +42,9 @@ def group_of(launch: Node) -> str:
 
 def group_size_of(launch: Node) -> int | None:
     """How many ranks take part, where the op says so."""
-    if launch.target in (GATHER, SCATTER):
+    if launch.target in (ALL_GATHER, REDUCE_SCATTER):
         return int(launch.args[-2])  # type: ignore[arg-type]
-    return len(launch.args[1]) if launch.target is EXCHANGE else None  # type: ignore[arg-type]
+    return len(launch.args[1]) if launch.target is ALL_TO_ALL else None  # type: ignore[arg-type]
 
 
 def wait_of(launch: Node) -> Node:
@@ -131,7 +131,7 @@ def find_shared_argument(op: Any) -> int | None:
     return None
 
 
-_SHARES_FIRST = frozenset({WAIT, UNSAFE_VIEW})
+_SHARES_FIRST = frozenset({WAIT_TENSOR, UNSAFE_VIEW})
 """Ops that hand their first argument's memory on although their schema does not say so."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat.ops import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
 
 _META = torch.device("meta")
@@ -130,10 +130,10 @@ def _all_to_all(value: Tensor, received: Sequence[int], sent: Sequence[int], _gr
 
 
 _RULES: Mapping[Any, Callable[..., Tensor]] = {
-    GATHER: _all_gather,
-    SCATTER: _reduce_scatter,
-    EXCHANGE: _all_to_all,
-    **dict.fromkeys((REDUCE, WAIT, TO_HOST, FROM_HOST, WAIT_COPY), _same),
+    ALL_GATHER: _all_gather,
+    REDUCE_SCATTER: _reduce_scatter,
+    ALL_TO_ALL: _all_to_all,
+    **dict.fromkeys((ALL_REDUCE, WAIT_TENSOR, TO_HOST, FROM_HOST, WAIT_COPY), _same),
     ATEN.cat.default: _cat,
     ATEN.stack.default: _stack,
     ATEN.mean.dim: _mean,

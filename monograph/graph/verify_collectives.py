@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from monograph.annotate import Role
 from monograph.compat.capture import is_op
-from monograph.compat.ops import EXCHANGE, GATHER, READ_SIZE, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_TO_ALL, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
 from monograph.graph.forms import SizeForm
@@ -34,9 +34,9 @@ def check_collectives(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> 
             _check_waited(node)
             _check_group(node, facts)
             _check_slot(node, slots)
-            if node.target is EXCHANGE:
+            if node.target is ALL_TO_ALL:
                 _check_splits(node)
-        elif node.target is WAIT:
+        elif node.target is WAIT_TENSOR:
             source = node.args[0]
             if not isinstance(source, Node) or not is_launch(source):
                 raise broken(node, "a wait for something that is no collective", why="each launch is waited for once")
@@ -75,9 +75,9 @@ def _check_group(launch: Node, facts: Facts) -> None:
         )
     wanted = facts.group_sizes[group]
     if size is not None and size != wanted:
-        kind = "split sizes" if launch.target is EXCHANGE else "ranks"
+        kind = "split sizes" if launch.target is ALL_TO_ALL else "ranks"
         raise broken(launch, f"a collective over {group} has {size} {kind}", why=f"{group} has {wanted} ranks")
-    rows = value_of(launch.args[0]).shape[0] if launch.target is SCATTER else wanted  # type: ignore[arg-type]
+    rows = value_of(launch.args[0]).shape[0] if launch.target is REDUCE_SCATTER else wanted  # type: ignore[arg-type]
     if isinstance(rows, int) and rows % wanted:
         raise broken(launch, f"{rows} rows are scattered over {wanted} ranks", why="each rank gets the same number")
 
@@ -90,9 +90,9 @@ def _check_slot(launch: Node, slots: set[str]) -> None:
         raise broken(launch, f"a {tag.role.value} does not say of which parameter", why="buckets are made by slot")
     if tag.slot and tag.slot not in slots:
         raise broken(launch, f"there is no parameter '{tag.slot}'", why="slots are the names of the state inputs")
-    if tag.role is Role.PARAM_GATHER and launch.target is not GATHER:
+    if tag.role is Role.PARAM_GATHER and launch.target is not ALL_GATHER:
         raise broken(launch, "a parameter gather is another collective", why="its role says what passes may do to it")
-    if tag.role is Role.GRAD_SCATTER and (launch.target in (GATHER, EXCHANGE) or launch.args[1] != "sum"):
+    if tag.role is Role.GRAD_SCATTER and (launch.target in (ALL_GATHER, ALL_TO_ALL) or launch.args[1] != "sum"):
         raise broken(launch, "a gradient is combined by something else than a sum", why="gradients add up over ranks")
 
 

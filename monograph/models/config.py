@@ -275,7 +275,7 @@ class ExpertsConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.models.experts:Experts"
     backend: Literal["auto", "grouped_mm", "loop", "grouped_reference"] = "auto"
-    """grouped_mm: one kernel, bf16, no host copy; loop: any dtype; auto: the first that serves; grouped_reference: slow,
+    """grouped_mm: one kernel, bf16, no host copy; loop: any dtype; auto: the first that fits; grouped_reference: slow,
     in fp32."""
 
 

@@ -14,7 +14,7 @@ from monograph.axes import Group
 from monograph.compat.ops import all_gather, all_reduce, all_to_all, reduce_scatter
 
 
-def gather_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+def all_gather_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """Concatenate every rank's piece along `dim`; no gradient of its own."""
     if dim == 0:
         return all_gather(value.contiguous(), size, group.value)
@@ -24,7 +24,7 @@ def gather_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     return stacked.movedim(0, dim).reshape(shape)
 
 
-def scatter_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+def reduce_scatter_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """Sum over the ranks and keep this rank's piece along `dim`; no gradient of its own."""
     if dim == 0:
         return reduce_scatter(value.contiguous(), size, group.value)
@@ -32,29 +32,29 @@ def scatter_dim(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     return reduce_scatter(pieces.flatten(0, 1).contiguous(), size, group.value)
 
 
-class _Gather(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, dim: int, size: int, group: Group) -> Tensor:
         ctx.where = (dim, size, group)
-        return gather_dim(value, dim, size, group)
+        return all_gather_dim(value, dim, size, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return scatter_dim(grads[0], *ctx.where), None, None, None
+        return reduce_scatter_dim(grads[0], *ctx.where), None, None, None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, dim: int, size: int, group: Group) -> Tensor:
         ctx.where = (dim, size, group)
-        return scatter_dim(value, dim, size, group)
+        return reduce_scatter_dim(value, dim, size, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return gather_dim(grads[0], *ctx.where), None, None, None
+        return all_gather_dim(grads[0], *ctx.where), None, None, None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
         ctx.where = (sent, received, group)
@@ -66,24 +66,24 @@ class _Exchange(torch.autograd.Function):
         return all_to_all(grads[0].contiguous(), sent, received, group.value), None, None, None
 
 
-def gather(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+def all_gather_autograd(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """Every rank's piece along `dim`; backward sums the pieces' gradients and hands each rank its own."""
     with annotate_role(Role.STREAM_GATHER):
-        return _Gather.apply(value, dim, size, group)
+        return _AllGather.apply(value, dim, size, group)
 
 
-def scatter(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
+def reduce_scatter_autograd(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """The sum over ranks, cut along `dim`; backward gathers the pieces' gradients."""
     with annotate_role(Role.STREAM_SCATTER):
-        return _Scatter.apply(value, dim, size, group)
+        return _ReduceScatter.apply(value, dim, size, group)
 
 
-def exchange(rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+def all_to_all_autograd(rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
     """Send `sent[i]` rows to rank i and receive `received[i]` from it; backward sends the gradients home."""
     with annotate_role(Role.EXCHANGE_ROWS):
-        return _Exchange.apply(rows, received, sent, group)
+        return _AllToAll.apply(rows, received, sent, group)
 
 
-def total(value: Tensor, group: Group, operation: str = "sum") -> Tensor:
+def all_reduce_over(value: Tensor, group: Group, operation: str = "sum") -> Tensor:
     """The sum (or max) over the ranks of a group, outside of any gradient."""
     return all_reduce(value, operation, group.value)

@@ -19,7 +19,7 @@ from monograph.axes import Group
 from monograph.compat.ops import all_gather, all_to_all
 from monograph.kernels.expert_rows import combine_rows, spread_rows
 from monograph.models.dispatch import sort_by_expert
-from monograph.parallel.collectives import exchange, total
+from monograph.parallel.collectives import all_reduce_over, all_to_all_autograd
 
 
 class DispatchedTokens(NamedTuple):
@@ -70,9 +70,11 @@ class ExchangeDispatch:
             with annotate_role(Role.SPLIT_SIZES):
                 sizes = self.find_sizes(sent.load, received, arriving, rows=experts.numel())
             rows = spread_rows(x, sent.order, sent.inverse, experts.shape[1], kernels=self.kernels)
-            rows = exchange(rows, sizes.received, sizes.sent, Group.EP)
+            rows = all_to_all_autograd(rows, sizes.received, sizes.sent, Group.EP)
             if self.etp > 1:
-                rows = exchange(rows.repeat(self.etp, 1), sizes.gathered, [rows.shape[0]] * self.etp, Group.ETP)
+                rows = all_to_all_autograd(
+                    rows.repeat(self.etp, 1), sizes.gathered, [rows.shape[0]] * self.etp, Group.ETP
+                )
             ids = torch.arange(arriving.shape[-1], device=x.device).expand(arriving.shape).flatten()
             ids = ids.repeat_interleave(arriving.flatten(), output_size=rows.shape[0])
             here = sort_by_expert(ids.unsqueeze(-1), arriving.shape[-1])
@@ -86,9 +88,9 @@ class ExchangeDispatch:
             sizes = dispatched.sizes
             if self.etp > 1:
                 home = sum(sizes.received)
-                parts = exchange(rows, [home] * self.etp, sizes.gathered, Group.ETP)
+                parts = all_to_all_autograd(rows, [home] * self.etp, sizes.gathered, Group.ETP)
                 rows = parts.unflatten(0, (self.etp, home)).sum(0)
-            rows = exchange(rows, sizes.sent, sizes.received, Group.EP)
+            rows = all_to_all_autograd(rows, sizes.sent, sizes.received, Group.EP)
             return combine_rows(rows, weights, dispatched.sent_order, dispatched.sent_inverse, kernels=self.kernels)
 
     def exchange_counts(self, load: Tensor) -> Tensor:
@@ -119,4 +121,4 @@ class CountReduction:
 
     def __call__(self, counts: Tensor) -> Tensor:
         with annotate_role(Role.ROUTER_STATS):
-            return total(counts, self.group)
+            return all_reduce_over(counts, self.group)

@@ -17,7 +17,7 @@ from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.models.decoder import call_function
 from monograph.parallel.chunks import ByUnit, Chunks, add_in_reverse
-from monograph.parallel.collectives import gather_dim, scatter_dim, total
+from monograph.parallel.collectives import all_gather_dim, all_reduce_over, reduce_scatter_dim
 from monograph.parallel.param_table import ParamTable, Slot
 
 
@@ -57,10 +57,10 @@ class _GatherForChunks(torch.autograd.Function):
         slot, reduce, chunks = ctx.where
         gradients = [grad.to(reduce) for grad in grads]
         if chunks.is_summed_first:
-            total = reduce_gradient(add_in_reverse(gradients), slot)
+            all_reduce_over = reduce_gradient(add_in_reverse(gradients), slot)
         else:
-            total = add_in_reverse([reduce_gradient(gradient, slot) for gradient in gradients])
-        return total, None, None, None, None
+            all_reduce_over = add_in_reverse([reduce_gradient(gradient, slot) for gradient in gradients])
+        return all_reduce_over, None, None, None, None
 
 
 def gather_for_chunks(
@@ -75,7 +75,7 @@ def gather_piece(shard: Tensor, slot: Slot) -> Tensor:
     """All ranks' shards along the fsdp axis, without the padding at the end."""
     group = Group.EFSDP_GATHER if slot.is_expert else Group.FSDP_GATHER
     dim = slot.shard.dim
-    whole = gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
+    whole = all_gather_dim(shard, dim, slot.mesh.degree(slot.shard.axis), group)
     size = slot.piece_shape[dim]
     return whole if whole.shape[dim] == size else whole.narrow(dim, 0, size)
 
@@ -87,10 +87,10 @@ def reduce_gradient(gradient: Tensor, slot: Slot) -> Tensor:
     if missing:
         gradient = F.pad(gradient, [0, 0] * (gradient.ndim - 1 - dim) + [0, missing])
     group = Group.EFSDP_SCATTER if slot.is_expert else Group.FSDP_SCATTER
-    shard = scatter_dim(gradient, dim, mesh.degree(axis), group)
+    shard = reduce_scatter_dim(gradient, dim, mesh.degree(axis), group)
     if slot.is_replicated_over_tp:
-        shard = total(shard, Group.TP_GRADS)
-    return total(shard, Group.DP_REPLICATE)
+        shard = all_reduce_over(shard, Group.TP_GRADS)
+    return all_reduce_over(shard, Group.DP_REPLICATE)
 
 
 class BlocksDiffer(Exception):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from monograph.axes import Group
 from monograph.compat.ops import count_members
-from monograph.parallel.collectives import total
+from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.param_table import ParamTable
 
 
@@ -35,4 +35,4 @@ def _sum(value: Tensor, group: Group) -> Tensor:
     A rank that is alone in it has the sum already. To ask NCCL all the same makes a communicator first: half a second
     before the first step on one GPU.
     """
-    return value.clone() if count_members(group.value) == 1 else total(value, group)
+    return value.clone() if count_members(group.value) == 1 else all_reduce_over(value, group)

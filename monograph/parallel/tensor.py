@@ -13,7 +13,7 @@ from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
 from monograph.labels import IGNORED_LABEL
 from monograph.models.loss import ChunkedCrossEntropy
-from monograph.parallel.collectives import gather, scatter, total
+from monograph.parallel.collectives import all_gather_autograd, all_reduce_over, reduce_scatter_autograd
 from monograph.parallel.plan import Boundary
 
 SEQUENCE = 1
@@ -29,7 +29,7 @@ class BoundaryCollective:
 
     def cross(self, stream: Tensor) -> Tensor:
         """The stream on the other side."""
-        collective = gather if self.boundary is Boundary.GATHER_SEQUENCE else scatter
+        collective = all_gather_autograd if self.boundary is Boundary.GATHER_SEQUENCE else reduce_scatter_autograd
         return collective(stream, SEQUENCE, self.degree, Group.TP)
 
 
@@ -144,7 +144,7 @@ def compute_vocab_slice(
     """The whole loss of one slice, and its gradient with respect to this rank's logits, both fp32."""
     logits = F.linear(rows, weight).float().masked_fill(is_padding, float("-inf"))
     with annotate_role(Role.LOSS_REDUCE):
-        highest = total(logits.amax(dim=-1), Group.TP, "max")
+        highest = all_reduce_over(logits.amax(dim=-1), Group.TP, "max")
     shifted = logits - highest.unsqueeze(-1)
     exps = shifted.exp()
     valid = targets != IGNORED_LABEL
@@ -153,7 +153,7 @@ def compute_vocab_slice(
     safe = local.where(is_here, 0).unsqueeze(-1)
     picked = shifted.gather(-1, safe).squeeze(-1).where(is_here, 0.0)
     with annotate_role(Role.LOSS_REDUCE):
-        sums = total(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
+        sums = all_reduce_over(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
     loss = (sums[0].log() - sums[1]).where(valid, 0.0).sum()
     grad = exps / sums[0].unsqueeze(-1)
     grad = grad.scatter_add(-1, safe, -is_here.unsqueeze(-1).to(torch.float32))

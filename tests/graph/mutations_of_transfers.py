@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from monograph.annotate import Role
-from monograph.compat.ops import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.edit import call_after, call_before, redirect
 from monograph.graph.query import group_of, is_compute, is_wait, value_of, wait_of
 from monograph.graph.tags import set_tag, tag_of
@@ -25,23 +25,23 @@ mutation = Mutations()
 
 @mutation
 def drop_a_wait(graph, facts, rng):
-    wait = pick(rng, calls(graph, WAIT))
+    wait = pick(rng, calls(graph, WAIT_TENSOR))
     redirect(wait, wait.args[0])
     graph.module.graph.erase_node(wait)
 
 
 @mutation
 def wait_twice(graph, facts, rng):
-    wait = pick(rng, calls(graph, WAIT))
-    again = call_after(graph.module.graph, wait, WAIT, wait.args, tag_of(wait))
+    wait = pick(rng, calls(graph, WAIT_TENSOR))
+    again = call_after(graph.module.graph, wait, WAIT_TENSOR, wait.args, tag_of(wait))
     redirect(wait, again, users=list(wait.users)[:1])
 
 
 @mutation
 def wait_for_a_wait(graph, facts, rng):
-    wait = pick(rng, calls(graph, WAIT))
+    wait = pick(rng, calls(graph, WAIT_TENSOR))
     users = list(wait.users)
-    redirect(wait, call_after(graph.module.graph, wait, WAIT, (wait,), tag_of(wait)), users=users)
+    redirect(wait, call_after(graph.module.graph, wait, WAIT_TENSOR, (wait,), tag_of(wait)), users=users)
 
 
 @mutation
@@ -52,7 +52,7 @@ def launch_before_the_input(graph, facts, rng):
 
 @mutation
 def wait_after_the_use(graph, facts, rng):
-    wait = pick(rng, (node for node in calls(graph, WAIT) if any(is_compute(user) for user in node.users)))
+    wait = pick(rng, (node for node in calls(graph, WAIT_TENSOR) if any(is_compute(user) for user in node.users)))
     next(user for user in wait.users if is_compute(user)).append(wait)
 
 
@@ -74,13 +74,13 @@ def name_a_native_group(graph, facts, rng):
 
 @mutation
 def count_the_group_wrong(graph, facts, rng):
-    launch = pick(rng, (node for node in launches(graph) if node.target in (GATHER, SCATTER)))
+    launch = pick(rng, (node for node in launches(graph) if node.target in (ALL_GATHER, REDUCE_SCATTER)))
     set_args(launch, len(launch.args) - 2, 2 * launch.args[-2])
 
 
 @mutation
 def swap_sent_and_received(graph, facts, rng):
-    launch = pick(rng, (node for node in calls(graph, EXCHANGE) if node.args[1] != node.args[2]))
+    launch = pick(rng, (node for node in calls(graph, ALL_TO_ALL) if node.args[1] != node.args[2]))
     if launch is None:
         return False
     launch.args = (launch.args[0], launch.args[2], launch.args[1], launch.args[3])
@@ -88,7 +88,7 @@ def swap_sent_and_received(graph, facts, rng):
 
 @mutation
 def reverse_the_split_sizes(graph, facts, rng):
-    launch = pick(rng, (node for node in calls(graph, EXCHANGE) if len(set(node.args[1])) > 1))
+    launch = pick(rng, (node for node in calls(graph, ALL_TO_ALL) if len(set(node.args[1])) > 1))
     if launch is None:
         return False
     set_args(launch, rng.choice((1, 2)), list(reversed(launch.args[1])))
@@ -96,7 +96,7 @@ def reverse_the_split_sizes(graph, facts, rng):
 
 @mutation
 def send_uneven_counts(graph, facts, rng):
-    launch = pick(rng, (node for node in calls(graph, EXCHANGE) if isinstance(node.args[1][0], int)))
+    launch = pick(rng, (node for node in calls(graph, ALL_TO_ALL) if isinstance(node.args[1][0], int)))
     if launch is None:
         return False
     first, second = launch.args[1]
@@ -142,20 +142,20 @@ def swap_two_gathered_parameters(graph, facts, rng):
 
 @mutation
 def drop_a_sum_over_replicas(graph, facts, rng):
-    bypass(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is REDUCE)))
+    bypass(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is ALL_REDUCE)))
 
 
 @mutation
 def sum_a_gradient_twice(graph, facts, rng):
-    wait = wait_of(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is REDUCE)))
+    wait = wait_of(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is ALL_REDUCE)))
     users = list(wait.users)
-    launch = call_after(graph.module.graph, wait, REDUCE, (wait, *wait.args[0].args[1:]), tag_of(wait))
-    redirect(wait, call_after(graph.module.graph, launch, WAIT, (launch,), tag_of(wait)), users=users)
+    launch = call_after(graph.module.graph, wait, ALL_REDUCE, (wait, *wait.args[0].args[1:]), tag_of(wait))
+    redirect(wait, call_after(graph.module.graph, launch, WAIT_TENSOR, (launch,), tag_of(wait)), users=users)
 
 
 @mutation
 def keep_a_slice_instead_of_a_sum(graph, facts, rng):
-    launch = pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is SCATTER))
+    launch = pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is REDUCE_SCATTER))
     source, rows = launch.args[0], value_of(launch).shape[0]
     part = call_before(graph.module.graph, launch, ATEN.slice.Tensor, (source, 0, 0, rows), tag_of(launch))
     redirect(wait_of(launch), part)
@@ -164,12 +164,12 @@ def keep_a_slice_instead_of_a_sum(graph, facts, rng):
 @mutation
 def drop_a_transfer_of_a_module(graph, facts, rng):
     found = [node for node in large(graph, facts) if tag_of(node).path]
-    bypass(pick(rng, (node for node in found if node.target is REDUCE)))
+    bypass(pick(rng, (node for node in found if node.target is ALL_REDUCE)))
 
 
 @mutation
 def reduce_by_another_operation(graph, facts, rng):
-    launch = pick(rng, (node for node in large(graph, facts) if node.target in (REDUCE, SCATTER)))
+    launch = pick(rng, (node for node in large(graph, facts) if node.target in (ALL_REDUCE, REDUCE_SCATTER)))
     set_args(launch, 1, {"sum": "avg", "max": "sum"}[launch.args[1]])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from monograph.annotate import Direction, Role
-from monograph.compat.ops import ATEN, SCATTER
+from monograph.compat.ops import ATEN, REDUCE_SCATTER
 from monograph.graph.edit import call_after, call_before, infer_value, redirect
 from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.tags import set_tag, tag_of
@@ -73,7 +73,7 @@ def swap_two_gradients(graph, facts, rng):
 
 @mutation
 def swap_two_gradients_before_their_sums(graph, facts, rng):
-    scatters = [node for node in launches(graph, Role.GRAD_SCATTER) if node.target is SCATTER]
+    scatters = [node for node in launches(graph, Role.GRAD_SCATTER) if node.target is REDUCE_SCATTER]
     first = pick(rng, scatters)
     ready = (node for node in scatters if node is not first and max(node.args[0], first.args[0]) < min(node, first))
     second = pick(rng, (node for node in ready if layout(node.args[0]) == layout(first.args[0])))

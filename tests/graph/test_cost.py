@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from monograph.compat.ops import ATEN, EXCHANGE, GATHER, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.cost import Machine, count_sent, measure
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import LikelySizes
@@ -85,10 +85,10 @@ def test_a_tiny_llama_costs_what_its_layers_say():
 @pytest.mark.parametrize(
     ("op", "extra", "sent"),
     [
-        (GATHER, (4, "g"), 4 * 64 * 3 // 4),
-        (SCATTER, ("sum", 4, "g"), 64 * 3 // 4),
-        (REDUCE, ("sum", "g"), 2 * 64 * 3 // 4),
-        (EXCHANGE, ([1, 1, 1, 1], [1, 1, 1, 1], "g"), 64 * 3 // 4),
+        (ALL_GATHER, (4, "g"), 4 * 64 * 3 // 4),
+        (REDUCE_SCATTER, ("sum", 4, "g"), 64 * 3 // 4),
+        (ALL_REDUCE, ("sum", "g"), 2 * 64 * 3 // 4),
+        (ALL_TO_ALL, ([1, 1, 1, 1], [1, 1, 1, 1], "g"), 64 * 3 // 4),
     ],
 )
 def test_a_transfer_sends_what_a_ring_sends(op, extra, sent):
@@ -99,8 +99,8 @@ def test_a_transfer_sends_what_a_ring_sends(op, extra, sent):
 
 def test_a_rank_that_is_alone_in_its_group_sends_nothing():
     hand = ByHand()
-    launch = hand.call(GATHER, hand.input("x", 4, 4), 1, "g")
-    loss = hand.call(WAIT, launch)
+    launch = hand.call(ALL_GATHER, hand.input("x", 4, 4), 1, "g")
+    loss = hand.call(WAIT_TENSOR, launch)
     cost = measure(hand.done(loss), SLOW)
     assert (cost.collectives, cost.moved_bytes, cost.communication_seconds) == (1, 0, 0.0)
 
@@ -109,9 +109,9 @@ def test_compute_is_bound_by_operations_or_by_memory():
     hand = ByHand()
     x = hand.input("x", 10, 10)
     matmul = hand.call(ATEN.mm.default, x, x)  # 2000 operations at 100/s
-    launch = hand.call(REDUCE, matmul, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
+    launch = hand.call(ALL_REDUCE, matmul, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
     total = hand.call(ATEN.add.Tensor, matmul, x)  # three times 400 bytes at 1000/s
-    done = hand.call(WAIT, launch)
+    done = hand.call(WAIT_TENSOR, launch)
     cost = measure(hand.done(hand.call(ATEN.view.default, done, [100]), x=total), SLOW, {"g": 2})
     assert cost.flops == 2000
     assert cost.communication_seconds == pytest.approx(41.0)

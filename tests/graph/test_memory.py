@@ -6,7 +6,7 @@ import operator
 import pytest
 import torch
 
-from monograph.compat.ops import ATEN, GATHER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.memory import find_memory
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
@@ -50,9 +50,9 @@ def test_parts_of_a_list_die_one_by_one():
 def test_what_a_transfer_sends_stays_until_it_was_waited_for():
     hand = ByHand()
     a = hand.call(ATEN.neg.default, hand.input("x", 100))
-    launch = hand.call(GATHER, a, 2, "g")  # 800 bytes
+    launch = hand.call(ALL_GATHER, a, 2, "g")  # 800 bytes
     one = hand.call(ATEN.ones.default, [1])
-    done = hand.call(WAIT, launch)
+    done = hand.call(WAIT_TENSOR, launch)
     loss = hand.call(ATEN.add.Tensor, hand.call(ATEN.sum.default, done), one)
     assert find_memory(hand.done(loss)).live_bytes == [400, 800, 1600, 1604, 1604, 1208, 412, 404]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monograph.compat.ops import ATEN, GATHER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.timeline import find_timeline
 from tests.graph.by_hand import ByHand
 
@@ -12,10 +12,10 @@ def build(overlapped, groups=("g", "g")):
     hand = ByHand()
     x = hand.input("x", 4)
     work = lambda: hand.call(ATEN.neg.default, x)  # noqa: E731 - three equal nodes
-    first = hand.call(GATHER, x, 2, groups[0])
-    second = hand.call(GATHER, x, 2, groups[1])
+    first = hand.call(ALL_GATHER, x, 2, groups[0])
+    second = hand.call(ALL_GATHER, x, 2, groups[1])
     busy = work() if overlapped else None
-    waits = [hand.call(WAIT, first), hand.call(WAIT, second)]
+    waits = [hand.call(WAIT_TENSOR, first), hand.call(WAIT_TENSOR, second)]
     busy = busy or work()
     graph = hand.done(busy)
     seconds = {first: 3.0, second: 5.0, busy: 6.0}

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from monograph.annotate import Direction
-from monograph.compat.ops import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph import verify_values
 from monograph.graph.edit import call_after, redirect
 from monograph.graph.query import is_random, wait_of
@@ -63,7 +63,7 @@ def turn_inputs_around(graph):
 
 
 def move_a_node_before_an_input(graph):
-    graph.placeholders[-1].prepend(first(graph, GATHER))
+    graph.placeholders[-1].prepend(first(graph, ALL_GATHER))
 
 
 def return_less(graph):
@@ -77,13 +77,13 @@ def return_a_double(graph):
 
 
 def drop_the_wait(graph):
-    wait = first(graph, WAIT)
+    wait = first(graph, WAIT_TENSOR)
     redirect(wait, wait.args[0])
     graph.module.graph.erase_node(wait)
 
 
 def wait_for_nothing(graph):
-    insert(graph, first(graph, ATEN.mm.default), WAIT)
+    insert(graph, first(graph, ATEN.mm.default), WAIT_TENSOR)
 
 
 def lose_the_direction(graph):
@@ -111,7 +111,7 @@ def hold_a_tensor(graph):
 
 def hide_a_transfer_in_a_branch(graph):
     inner = fx.Graph()
-    inner.output(inner.call_function(REDUCE, (inner.placeholder("x"), "sum", "tp")))
+    inner.output(inner.call_function(ALL_REDUCE, (inner.placeholder("x"), "sum", "tp")))
     graph.module.branch = fx.GraphModule({}, inner)
     mm = first(graph, ATEN.mm.default)
     with graph.module.graph.inserting_before(mm):
@@ -127,8 +127,8 @@ RULES = {
     "the loss is": return_a_double,
     "waited for 0 times": drop_the_wait,
     "no collective": wait_for_nothing,
-    "there is no group 'tpp'": lambda graph: give(first(graph, REDUCE), 2, "tpp"),
-    "has 3 ranks": lambda graph: give(first(graph, GATHER), 1, 3),
+    "there is no group 'tpp'": lambda graph: give(first(graph, ALL_REDUCE), 2, "tpp"),
+    "has 3 ranks": lambda graph: give(first(graph, ALL_GATHER), 1, 3),
     "has no tag": lambda graph: first(graph, ATEN.mm.default).meta.pop("monograph_tag"),
     "which belongs to backward": lose_the_direction,
     "which pass made it": lose_the_maker,
@@ -139,10 +139,10 @@ RULES = {
     "is not what its op yields": lambda graph: give(first(graph, ATEN.expand.default), 1, [4, 4]),
     "holds a tensor's numbers": hold_a_tensor,
     "inside of a branch": hide_a_transfer_in_a_branch,
-    "a.weight is used after a gather from tp": lambda graph: give(first(graph, GATHER), 2, "tp"),
-    "moves the parameter of b.weight": lambda graph: give(first(graph, GATHER), 0, graph.placeholders[1]),
-    "combined by something else than a sum": lambda graph: give(first(graph, SCATTER), 1, "avg"),
-    "is summed over tp_grads twice": lambda graph: give(first(graph, REDUCE, 1), 2, "tp_grads"),
+    "a.weight is used after a gather from tp": lambda graph: give(first(graph, ALL_GATHER), 2, "tp"),
+    "moves the parameter of b.weight": lambda graph: give(first(graph, ALL_GATHER), 0, graph.placeholders[1]),
+    "combined by something else than a sum": lambda graph: give(first(graph, REDUCE_SCATTER), 1, "avg"),
+    "is summed over tp_grads twice": lambda graph: give(first(graph, ALL_REDUCE, 1), 2, "tp_grads"),
     "shift no longer asks": lambda graph: give(first(graph, ATEN.add.Tensor), 1, 1),
 }
 
@@ -162,7 +162,7 @@ def test_a_broken_rule_is_refused_by_name(chunk_nodes, message):
 def test_an_exchange_must_fit_on_both_ends(experts):
     for splits, message in (([2, 6], "fixed sizes"), ([4, 4, 4], "has 3 split sizes"), ([3, 3], "sends 6")):
         graph, facts = copy_graph(experts[0]), experts[1]
-        launch = first(graph, EXCHANGE)
+        launch = first(graph, ALL_TO_ALL)
         launch.args = (launch.args[0], splits, splits, launch.args[3])
         with pytest.raises(GraphError, match=message):
             check_graph(graph, facts)
@@ -171,7 +171,7 @@ def test_an_exchange_must_fit_on_both_ends(experts):
 def test_a_size_must_be_read_before_it_shapes_anything(experts):
     graph, facts = copy_graph(experts[0]), experts[1]
     read = first(graph, READ_SIZE)
-    wait = wait_of(first(graph, EXCHANGE, 1))
+    wait = wait_of(first(graph, ALL_TO_ALL, 1))
     empty = call_after(graph.module.graph, read.prev, ATEN.zeros.default, ([2],), tag_of(read))
     empty.meta["val"] = wait.meta["val"]
     trust_values(graph)
@@ -246,6 +246,6 @@ def test_a_compiled_region_is_taken_at_its_word(chunk_nodes):
 def test_a_wait_after_the_last_reader_of_a_size_is_no_problem(experts):
     graph, facts = experts
     sizes = [node for node in graph.nodes if node.target is ATEN.sym_size.int]
-    assert any(node.args[0].target is EXCHANGE for node in sizes), "sizes of a collective are known before it ends"
+    assert any(node.args[0].target is ALL_TO_ALL for node in sizes), "sizes of a collective are known before it ends"
     assert wait_of(sizes[0].args[0])
     check_graph(graph, facts)

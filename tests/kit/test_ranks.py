@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from monograph.axes import Group
-from monograph.parallel.collectives import total
+from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from tests.kit.ranks import RankDied, RankPool, RanksTimedOut, RemoteTraceback, pool
@@ -19,14 +19,14 @@ CPU = torch.device("cpu")
 
 def sum_over_world(size: int) -> tuple[int, int]:
     with joined_groups(Mesh(dp_shard=size), CPU, timeout_seconds=30) as groups:
-        return os.getpid(), int(total(torch.tensor(groups.rank + 1), Group.WORLD))
+        return os.getpid(), int(all_reduce_over(torch.tensor(groups.rank + 1), Group.WORLD))
 
 
 def fail_on_rank_1() -> None:
     with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=30) as groups:
         if groups.rank == 1:
             raise ValueError("rank 1 says no")
-        total(torch.tensor(1), Group.WORLD)
+        all_reduce_over(torch.tensor(1), Group.WORLD)
 
 
 def leave_group_behind() -> None:

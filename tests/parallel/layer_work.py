@@ -10,7 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monograph.axes import Group
 from monograph.models.config import LossConfig
 from monograph.models.dispatch import LocalDispatch
-from monograph.parallel.collectives import exchange, gather, scatter, total
+from monograph.parallel.collectives import (
+    all_gather_autograd,
+    all_reduce_over,
+    all_to_all_autograd,
+    reduce_scatter_autograd,
+)
 from monograph.parallel.expert import ExchangeDispatch
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
@@ -31,7 +36,10 @@ def cross(size: int, dim: int) -> dict[str, Tensor]:
         piece = draw(*shape, seed=groups.rank).requires_grad_()
         shape[dim] *= size
         whole = draw(*shape, seed=10 + groups.rank).requires_grad_()
-        gathered, scattered = gather(piece, dim, size, Group.TP), scatter(whole, dim, size, Group.TP)
+        gathered, scattered = (
+            all_gather_autograd(piece, dim, size, Group.TP),
+            reduce_scatter_autograd(whole, dim, size, Group.TP),
+        )
         weights = draw(*shape, seed=20 + groups.rank), draw(3, 3, 3, seed=30 + groups.rank)
         ((gathered * weights[0]).sum() + (scattered * weights[1]).sum()).backward()
         return {
@@ -42,7 +50,7 @@ def cross(size: int, dim: int) -> dict[str, Tensor]:
             "weights": weights,
             "grad_piece": piece.grad,
             "grad_whole": whole.grad,
-            "largest": total(piece.detach().amax(), Group.TP, "max"),
+            "largest": all_reduce_over(piece.detach().amax(), Group.TP, "max"),
         }
 
 
@@ -51,7 +59,7 @@ def swap_rows(sizes: list[list[int]]) -> dict[str, Tensor]:
     with joined_groups(Mesh(dp_shard=len(sizes), ep=len(sizes)), CPU, timeout_seconds=30) as groups:
         sent, received = sizes[groups.rank], [row[groups.rank] for row in sizes]
         rows = draw(sum(sent), 2, seed=groups.rank).requires_grad_()
-        arrived = exchange(rows, received, sent, Group.EP)
+        arrived = all_to_all_autograd(rows, received, sent, Group.EP)
         (arrived * (1 + groups.rank)).sum().backward()
         return {"rows": rows.detach(), "arrived": arrived.detach(), "grad": rows.grad}
 
@@ -129,7 +137,7 @@ def lose(vocab: int, size: int) -> dict[str, Any]:
         return {
             "loss": loss.detach(),
             "evaluated": evaluated,
-            "hidden": total(hidden.grad, Group.TP),
+            "hidden": all_reduce_over(hidden.grad, Group.TP),
             "weight": weight.grad,
             "width": widest.width,
             "inputs": (hidden.detach(), full[:vocab], labels),

@@ -6,11 +6,11 @@ import torch
 from monograph.axes import Group
 from monograph.compat.capture import fake_tensors, trace_function
 from monograph.compat.ops import (
-    EXCHANGE,
-    GATHER,
-    REDUCE,
-    SCATTER,
-    WAIT,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    WAIT_TENSOR,
     alias_process_group,
     all_gather,
     all_reduce,
@@ -61,10 +61,10 @@ def test_staged_collectives_give_what_gloo_gives():
 @pytest.mark.parametrize(
     ("collective", "op"),
     [
-        (lambda value: all_gather(value, 1, "staged"), GATHER),
-        (lambda value: reduce_scatter(value, 1, "staged"), SCATTER),
-        (lambda value: all_reduce(value, "sum", "staged"), REDUCE),
-        (lambda value: all_to_all(value, [4], [4], "staged"), EXCHANGE),
+        (lambda value: all_gather(value, 1, "staged"), ALL_GATHER),
+        (lambda value: reduce_scatter(value, 1, "staged"), REDUCE_SCATTER),
+        (lambda value: all_reduce(value, "sum", "staged"), ALL_REDUCE),
+        (lambda value: all_to_all(value, [4], [4], "staged"), ALL_TO_ALL),
     ],
 )
 def test_what_is_captured_does_not_depend_on_what_moves_the_bytes(collective, op):
@@ -74,4 +74,4 @@ def test_what_is_captured_does_not_depend_on_what_moves_the_bytes(collective, op
         with fake_tensors() as mode:
             graph = trace_function(collective, [torch.empty(4, 2)], mode)
         remove_group_alias("staged")
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [op, WAIT]
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [op, WAIT_TENSOR]

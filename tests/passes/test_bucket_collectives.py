@@ -1,7 +1,7 @@
 """bucket_collectives: one collective per block and kind, packed in the order of the table, without a rank in sight."""
 
 from monograph.annotate import Role
-from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.query import value_of
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import BucketCollectivesConfig, PassesConfig
@@ -17,17 +17,17 @@ def two_parameters():
 
     def move(op, value, slot, *args, **where):
         started = hand.call(op, value, *args, slot=slot, path="layers.0", **where)
-        return hand.call(WAIT, started, slot=slot, path="layers.0", **where)
+        return hand.call(WAIT_TENSOR, started, slot=slot, path="layers.0", **where)
 
     gathered = {"role": Role.PARAM_GATHER}
-    whole_b = move(GATHER, b, SLOTS[1], 2, "fsdp_gather", **gathered)
+    whole_b = move(ALL_GATHER, b, SLOTS[1], 2, "fsdp_gather", **gathered)
     early = hand.call(ATEN.mul.Tensor, whole_b, 2, path="layers.0")
-    whole_a = move(GATHER, a, SLOTS[0], 2, "fsdp_gather", **gathered)
+    whole_a = move(ALL_GATHER, a, SLOTS[0], 2, "fsdp_gather", **gathered)
     loss = hand.call(ATEN.add.Tensor, hand.call(ATEN.sum.default, early), hand.call(ATEN.sum.default, whole_a))
     scattered = {"role": Role.GRAD_SCATTER, "direction": BACKWARD}
     grads = [hand.call(ATEN.mul.Tensor, each, 3, path="layers.0", direction=BACKWARD) for each in (whole_a, whole_b)]
     shards = [
-        move(SCATTER, grad, slot, "sum", 2, "fsdp_scatter", **scattered)
+        move(REDUCE_SCATTER, grad, slot, "sum", 2, "fsdp_scatter", **scattered)
         for grad, slot in zip(grads, SLOTS, strict=True)
     ]
     return hand.done(loss, layers__0__a=shards[0], layers__0__b=shards[1])
@@ -85,8 +85,8 @@ def test_pieces_of_one_row_are_laid_out_like_the_originals():
     shards = []
     for slot, width in zip(SLOTS, (2, 3), strict=True):
         where = {"slot": slot, "path": "layers.0", "direction": BACKWARD, "role": Role.GRAD_SCATTER}
-        started = hand.call(SCATTER, hand.input(slot, 1, width), "sum", 1, "efsdp_scatter", **where)
-        shards.append(hand.call(WAIT, started, **where))
+        started = hand.call(REDUCE_SCATTER, hand.input(slot, 1, width), "sum", 1, "efsdp_scatter", **where)
+        shards.append(hand.call(WAIT_TENSOR, started, **where))
     read = [hand.call(ATEN.mul.Tensor, shard, 2, path="layers.0", direction=BACKWARD) for shard in shards]
     graph = hand.done(hand.call(ATEN.sum.default, read[0]), layers__0__a=read[0], layers__0__b=read[1])
     assert run("bucket_collectives", graph, slots=SLOTS) == "2 collectives became 1"

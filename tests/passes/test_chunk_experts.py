@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat.ops import EXCHANGE, SCATTER
+from monograph.compat.ops import ALL_TO_ALL, REDUCE_SCATTER
 from monograph.errors import ConfigError
 from monograph.graph.query import is_launch
 from monograph.graph.refuse import GraphError
@@ -70,7 +70,7 @@ def test_chunks_gradients_are_added_the_last_one_first_and_travel_once():
 
 def test_chunks_gradients_travel_one_by_one_when_they_are_added_afterwards():
     once, each = (cut_stack(num_chunks=4, grad_sum=when) for when in ("before_reduce", "after_reduce"))
-    scatters = [sum(node.target is SCATTER for node in graph.nodes) for graph in (once, each)]
+    scatters = [sum(node.target is REDUCE_SCATTER for node in graph.nodes) for graph in (once, each)]
     assert scatters == [1, 4]
     result = each.results[1]
     assert [tag_of(part).chunk for part in result.all_input_nodes] == [None, 0]
@@ -132,10 +132,10 @@ def capture_overlapped(mesh, **options):
 @pytest.mark.long
 def test_every_chunk_exchanges_for_itself_and_that_becomes_a_promise():
     graph, facts = capture_overlapped(Mesh(dp_shard=2, tp=2, ep=2), strategy="graph", modules="layers.*")
-    before = sum(node.target is EXCHANGE for node in graph.nodes)
+    before = sum(node.target is ALL_TO_ALL for node in graph.nodes)
     ChunkExperts().run(graph, facts)
     check_graph(graph, facts)
-    exchanges = [node for node in graph.nodes if node.target is EXCHANGE]
+    exchanges = [node for node in graph.nodes if node.target is ALL_TO_ALL]
     assert len(exchanges) == 2 * before
     assert sorted(tag_of(node).chunk for node in exchanges) == [0] * before + [1] * before
     last = next(node for node in reversed(graph.nodes) if is_launch(node) and tag_of(node).chunk == 1)

@@ -3,7 +3,7 @@
 import torch
 
 from monograph.annotate import Role
-from monograph.compat.ops import ATEN, GATHER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 GATHERED = {"role": Role.PARAM_GATHER, "slot": "w"}
@@ -11,7 +11,9 @@ GATHERED = {"role": Role.PARAM_GATHER, "slot": "w"}
 
 def gather(hand, w, **where):
     cast = hand.call(ATEN._to_copy.default, w, dtype=torch.bfloat16, **GATHERED, **where)
-    return hand.call(WAIT, hand.call(GATHER, cast, 2, "fsdp_gather", **GATHERED, **where), **GATHERED, **where)
+    return hand.call(
+        WAIT_TENSOR, hand.call(ALL_GATHER, cast, 2, "fsdp_gather", **GATHERED, **where), **GATHERED, **where
+    )
 
 
 def test_equal_gathers_of_one_half_become_one():

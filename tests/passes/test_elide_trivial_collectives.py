@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.compat.ops import ATEN, EXCHANGE, GATHER, READ_SIZE, REDUCE, WAIT
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, READ_SIZE, WAIT_TENSOR
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.signature import InputKind
 from monograph.parallel.mesh import Mesh
@@ -16,11 +16,14 @@ from tests.passes.written import BACKWARD, ByHand, check_text, run
 def test_transfers_of_one_rank_are_their_own_argument_and_others_stay():
     hand = ByHand()
     w = hand.input("w", 4)
-    alone = hand.call(WAIT, hand.call(GATHER, w, 1, "fsdp_gather"))
+    alone = hand.call(WAIT_TENSOR, hand.call(ALL_GATHER, w, 1, "fsdp_gather"))
     loss = hand.call(ATEN.sum.default, alone)
-    both = hand.call(WAIT, hand.call(REDUCE, w, "sum", "tp", direction=BACKWARD), direction=BACKWARD)
+    both = hand.call(WAIT_TENSOR, hand.call(ALL_REDUCE, w, "sum", "tp", direction=BACKWARD), direction=BACKWARD)
     graph = hand.done(
-        loss, w=hand.call(WAIT, hand.call(REDUCE, both, "sum", "dp_replicate", direction=BACKWARD), direction=BACKWARD)
+        loss,
+        w=hand.call(
+            WAIT_TENSOR, hand.call(ALL_REDUCE, both, "sum", "dp_replicate", direction=BACKWARD), direction=BACKWARD
+        ),
     )
     sizes = {"fsdp_gather": 1, "dp_replicate": 1, "tp": 2}
     assert run("elide_trivial_collectives", graph, group_sizes=sizes) == "2 collectives removed"
@@ -40,9 +43,9 @@ def test_transfers_of_one_rank_are_their_own_argument_and_others_stay():
 def test_a_size_read_from_a_trivial_collective_is_read_from_its_argument():
     hand = ByHand()
     x = hand.input("x", 4, 2)
-    sent = hand.call(EXCHANGE, x, [4], [4], "ep")
+    sent = hand.call(ALL_TO_ALL, x, [4], [4], "ep")
     size = hand.call(ATEN.sym_size.int, sent, 0)
-    rows = hand.call(ATEN.view.default, hand.call(WAIT, sent), [size, 2])
+    rows = hand.call(ATEN.view.default, hand.call(WAIT_TENSOR, sent), [size, 2])
     graph = hand.done(hand.call(ATEN.sum.default, rows))
     assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "1 collectives removed"
     check_text(
@@ -62,7 +65,7 @@ def test_an_all_to_all_whose_result_has_a_size_read_from_data_stays():
     hand = ByHand()
     x = hand.input("x", 4, 2)
     count = hand.input("count", kind=InputKind.BATCH, dtype=torch.int64)
-    rows = hand.call(WAIT, hand.call(EXCHANGE, x, [hand.call(READ_SIZE, count)], [4], "ep"))
+    rows = hand.call(WAIT_TENSOR, hand.call(ALL_TO_ALL, x, [hand.call(READ_SIZE, count)], [4], "ep"))
     graph = hand.done(hand.call(ATEN.sum.default, rows))
     assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "0 collectives removed"
 

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from monograph.compat.ops import ATEN, REDUCE, WAIT
+from monograph.compat.ops import ALL_REDUCE, ATEN, WAIT_TENSOR
 from monograph.errors import ConfigError
 from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
@@ -68,7 +68,7 @@ def test_the_results_of_an_op_stay_with_it():
     hand = ByHand()
     w = hand.input("w", 4)
     pieces = hand.call(ATEN.split.Tensor, w, 2, path="layers.0")
-    moved = hand.call(WAIT, hand.call(REDUCE, w, "sum", "tp"))
+    moved = hand.call(WAIT_TENSOR, hand.call(ALL_REDUCE, w, "sum", "tp"))
     parts = [hand.call(operator.getitem, pieces, index, path="layers.0") for index in (0, 1)]
     loss = hand.call(ATEN.sum.default, hand.call(ATEN.mul.Tensor, *parts, path="layers.0"))
     graph = hand.done(loss, w=hand.call(ATEN.mul.Tensor, moved, 2, direction=BACKWARD))

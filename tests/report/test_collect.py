@@ -5,7 +5,7 @@ import json
 import pytest
 
 from monograph.annotate import Direction, Role
-from monograph.compat.ops import ATEN, GATHER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.cost import Cost, Machine
 from monograph.passes.runner import Record
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out
@@ -25,8 +25,8 @@ def make_graph(blocks=3):
     kept = []
     for block, weight in enumerate(weights):
         names = {"path": f"layers.{block}.work"}
-        launch = hand.call(GATHER, weight, 2, "g", role=Role.PARAM_GATHER, slot=f"layers.{block}.w", **names)
-        full = hand.call(WAIT, launch, **names)
+        launch = hand.call(ALL_GATHER, weight, 2, "g", role=Role.PARAM_GATHER, slot=f"layers.{block}.w", **names)
+        full = hand.call(WAIT_TENSOR, launch, **names)
         x = hand.call(ATEN.mm.default, x, full, **names)
         kept.append((full, x))
     gradient = x

@@ -22,7 +22,7 @@ import monograph.parallel.shard
 import monograph.parallel.shared
 from monograph.axes import Group
 from monograph.models.router import Router
-from monograph.parallel.collectives import gather_dim, scatter, scatter_dim, total
+from monograph.parallel.collectives import all_gather_dim, all_reduce_over, reduce_scatter_autograd, reduce_scatter_dim
 from monograph.parallel.expert import ExchangeDispatch, SplitSizes
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
@@ -54,7 +54,7 @@ def missing_sum(name: str, group: Group) -> Planting:
     def reduce_gradient(gradient: torch.Tensor, slot: Slot) -> torch.Tensor:
         if slot.name != name:
             return honest(gradient, slot)
-        skip = lambda value, over: value if over is group else total(value, over)  # noqa: E731
+        skip = lambda value, over: value if over is group else all_reduce_over(value, over)  # noqa: E731
         with patch.object(monograph.parallel.shard, "total", skip):
             return honest(gradient, slot)
 
@@ -87,7 +87,7 @@ def gather_whole(stream: torch.Tensor) -> torch.Tensor:
 
 
 def next_ranks_slice(stream: torch.Tensor) -> torch.Tensor:
-    return scatter(stream.roll(stream.shape[1] // 2, dims=1), 1, 2, Group.TP)
+    return reduce_scatter_autograd(stream.roll(stream.shape[1] // 2, dims=1), 1, 2, Group.TP)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def slice_off_in_backward() -> Iterator[None]:
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         dim, size, group = ctx.where
         rolled = grads[0].roll(grads[0].shape[dim] // size, dims=dim)
-        return scatter_dim(rolled, dim, size, group), None, None, None
+        return reduce_scatter_dim(rolled, dim, size, group), None, None, None
 
     with patch.object(monograph.parallel.collectives._Gather, "backward", staticmethod(backward)):
         yield
@@ -134,7 +134,7 @@ def swapped_in_backward() -> Iterator[None]:
 @contextmanager
 def norm_of_replicas_counted_twice() -> Iterator[None]:
     def compute(table: Any, gradients: Any) -> torch.Tensor:
-        return torch.sqrt(total(table.squares(gradients).sum(), Group.SHARDS))
+        return torch.sqrt(all_reduce_over(table.squares(gradients).sum(), Group.SHARDS))
 
     with patch.object(monograph.execute.base, "compute_grad_norm", compute):
         yield
@@ -178,10 +178,10 @@ def counts_of_own_tokens_only() -> Iterator[None]:
 def own_sequences_only() -> Iterator[None]:
     honest = monograph.execute.base.MeshStep.sum_normalizers
 
-    def total(self: Any, counts: Any) -> dict[str, torch.Tensor]:
+    def all_reduce_over(self: Any, counts: Any) -> dict[str, torch.Tensor]:
         return honest(self, counts) | {"sequences": torch.tensor(counts["sequences"])}
 
-    with patch.object(monograph.execute.base.MeshStep, "sum_normalizers", total):
+    with patch.object(monograph.execute.base.MeshStep, "sum_normalizers", all_reduce_over):
         yield
 
 
@@ -257,7 +257,7 @@ def gathered_in_another_order() -> Iterator[None]:
     """One parameter's shards are put together the wrong way round."""
 
     def wrong(value: torch.Tensor, dim: int, size: int, group: Group) -> torch.Tensor:
-        whole = gather_dim(value, dim, size, group)
+        whole = all_gather_dim(value, dim, size, group)
         is_target = group is Group.FSDP_GATHER and whole.shape == (264, 64)
         return torch.cat([whole.narrow(0, 132, 132), whole.narrow(0, 0, 132)]) if is_target else whole
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monograph.axes import Group
-from monograph.parallel.collectives import scatter
+from monograph.parallel.collectives import reduce_scatter_autograd
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss
 from tests.verify.plantings import (
     Planting,
@@ -75,7 +75,9 @@ BUGS: dict[str, Bug] = {
         blame="embedding: its gradient differs",
     ),
     "scattered_over_the_wrong_group": Bug(
-        plant=changed_border("layers.1.attention", lambda stream: scatter(stream, 1, 2, Group.FSDP_SCATTER)),
+        plant=changed_border(
+            "layers.1.attention", lambda stream: reduce_scatter_autograd(stream, 1, 2, Group.FSDP_SCATTER)
+        ),
         ranks=4,
         degrees=TP,
         blame="layers.1.attention: its output differs",

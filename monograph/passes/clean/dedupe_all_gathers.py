@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from monograph.annotate import Direction, Role
-from monograph.compat.ops import GATHER
+from monograph.compat.ops import ALL_GATHER
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_wait, wait_of
@@ -54,7 +54,7 @@ def find_chains(graph: StepGraph) -> set[Node]:
     """The nodes that bring parameters together: everything between an input and the wait of its gather."""
     found: set[Node] = set()
     for launch in graph.nodes:
-        if launch.target is not GATHER or tag_of(launch).role is not Role.PARAM_GATHER:
+        if launch.target is not ALL_GATHER or tag_of(launch).role is not Role.PARAM_GATHER:
             continue
         found |= {launch, wait_of(launch)}
         todo = list(launch.all_input_nodes)

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import Axis
-from monograph.compat.ops import ATEN, GATHER, SCATTER, WAIT
+from monograph.compat.ops import ALL_GATHER, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.edit import CallMaker, erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_launch, value_of, wait_of
@@ -31,7 +31,7 @@ class Bucket:
     @property
     def is_gather(self) -> bool:
         """Gathers start when the first of them would; sums wait for the last gradient."""
-        return self.launches[0].target is GATHER
+        return self.launches[0].target is ALL_GATHER
 
 
 class BucketCollectives(Pass):
@@ -113,13 +113,13 @@ def pack_and_send(maker: CallMaker, bucket: Bucket, anchor: Node) -> list[Node]:
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
         return maker.call_before(anchor, target, args, common, **kwargs)
 
-    ranks = int(first.args[-2]) if first.target in (GATHER, SCATTER) else 1  # type: ignore[arg-type]
-    before, after = (ranks, 1) if first.target is SCATTER else (1, ranks if first.target is GATHER else 1)
+    ranks = int(first.args[-2]) if first.target in (ALL_GATHER, REDUCE_SCATTER) else 1  # type: ignore[arg-type]
+    before, after = (ranks, 1) if first.target is REDUCE_SCATTER else (1, ranks if first.target is ALL_GATHER else 1)
     sources = [_source(node) for node in bucket.launches]
     lengths = [value_of(source).numel() // before for source in sources]
     flat = [call(ATEN.view.default, s, [before, n]) for s, n in zip(sources, lengths, strict=True)]
     packed = call(ATEN.view.default, call(ATEN.cat.default, flat, 1), [before * sum(lengths)])
-    arrived = call(WAIT, call(first.target, packed, *first.args[1:]))
+    arrived = call(WAIT_TENSOR, call(first.target, packed, *first.args[1:]))
     # One row is cut as a line: as a table, its pieces would remember the row's length in their strides.
     table = arrived if after == 1 else call(ATEN.view.default, arrived, [after, sum(lengths)])
     pieces = call(ATEN.split_with_sizes.default, table, lengths, 0 if after == 1 else 1)

@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from monograph.compat.ops import EXCHANGE, GATHER, SCATTER
+from monograph.compat.ops import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER
 from monograph.graph.edit import erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.layouts import find_layout
@@ -34,7 +34,7 @@ def plan_elided(graph: StepGraph, facts: Facts) -> list[Node]:
 
     An all_to_all whose result has a size read from data keeps that size's name, which its argument does not have.
     """
-    known = (GATHER, SCATTER, EXCHANGE)
+    known = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
     launches = [node for node in graph.nodes if is_launch(node) and facts.group_sizes.get(group_of(node)) == 1]
     launches = [node for node in launches if node.target in known or node.args[1] in ("sum", "max", "min", "avg")]
     return [node for node in launches if find_layout(value_of(node)) == find_layout(value_of(source_of(node)))]

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import Axis
-from monograph.compat.ops import GATHER, SCATTER
+from monograph.compat.ops import ALL_GATHER, REDUCE_SCATTER
 from monograph.graph.facts import Facts
 from monograph.graph.query import wait_of
 from monograph.graph.schedule import find_early_readers, find_late_arguments, move_after, move_before
@@ -75,6 +75,6 @@ def plan_scatter_waits(graph: StepGraph) -> list[Move]:
 
 def find_stops(graph: StepGraph, role: Role) -> list[list[Node]]:
     """The launches of a role, unit by unit in the order they are made."""
-    op = GATHER if role is Role.PARAM_GATHER else SCATTER
+    op = ALL_GATHER if role is Role.PARAM_GATHER else REDUCE_SCATTER
     launches = [node for node in graph.nodes if node.target is op and tag_of(node).role is role]
     return [list(run) for _, run in groupby(launches, key=lambda node: (tag_of(node).direction, tag_of(node).unit))]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch.fx import Node
 
 from monograph.annotate import Role
-from monograph.compat.ops import EXCHANGE, SCATTER, find_costly_ops
+from monograph.compat.ops import ALL_TO_ALL, REDUCE_SCATTER, costly_ops
 from monograph.errors import ConfigError
 from monograph.graph.cost import H200, find_node_costs
 from monograph.graph.likely_sizes import LikelySizes
@@ -19,7 +19,7 @@ from monograph.kernels.norm import NORM
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 
 GIB = 1 << 30
-_COSTLY = find_costly_ops()
+_COSTLY = costly_ops()
 
 
 def is_always_kept(node: Node) -> bool:
@@ -52,7 +52,7 @@ def is_costly(node: Node) -> bool:
     """Matmuls, attention, top-k and exchanges: slow to repeat, or deciding where tokens go."""
     if is_launch(node) or is_wait(node):
         source = node if is_launch(node) else node.args[0]
-        return isinstance(source, Node) and source.target in (EXCHANGE, SCATTER)
+        return isinstance(source, Node) and source.target in (ALL_TO_ALL, REDUCE_SCATTER)
     return node.target in _COSTLY
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.annotate import Direction
-from monograph.compat.ops import WAIT
+from monograph.compat.ops import WAIT_TENSOR
 from monograph.graph.cost import NodeCosts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import is_compute, is_launch, is_wait, value_of
@@ -105,7 +105,7 @@ class ScheduleBuilder:
         self.played.add(node)
         if is_launch(node):
             for wait in node.users:
-                if wait.target is WAIT:
+                if wait.target is WAIT_TENSOR:
                     self.due[wait] = self.front + self.indices[wait] - self.indices[node]
         for user in node.users:
             if self.is_spare(user):

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.axes import SAME_LINK
-from monograph.compat.ops import EXCHANGE
+from monograph.compat.ops import ALL_TO_ALL
 from monograph.graph.cost import NodeCosts
 from monograph.graph.query import group_of, is_launch, is_wait
 from monograph.graph.tags import tag_of
@@ -85,7 +85,7 @@ class SimulatedSchedule:
 
 def is_exchange(node: Any) -> bool:
     """Whether a node sends rows to other ranks."""
-    return isinstance(node, Node) and node.target is EXCHANGE and tag_of(node).role is Role.EXCHANGE_ROWS
+    return isinstance(node, Node) and node.target is ALL_TO_ALL and tag_of(node).role is Role.EXCHANGE_ROWS
 
 
 def play(nodes: Iterable[Node], costs: NodeCosts) -> SimulatedSchedule:

@@ -19,14 +19,14 @@ REGION, ROLE, SLOT, PATH, DIRECTION, CHUNK = "region", "role", "slot", "path", "
 class Role(StrEnum):
     """What a node does for the parallel plan; plain compute has none."""
 
-    PARAM_GATHER = "param_gather"
-    GRAD_SCATTER = "grad_scatter"
-    STREAM_GATHER = "stream_gather"
-    STREAM_SCATTER = "stream_scatter"
-    EXCHANGE_ROWS = "exchange_rows"
-    EXCHANGE_COUNTS = "exchange_counts"
+    PARAM_ALL_GATHER = "param_all_gather"
+    GRAD_REDUCE_SCATTER = "grad_reduce_scatter"
+    SEQUENCE_ALL_GATHER = "sequence_all_gather"
+    SEQUENCE_REDUCE_SCATTER = "sequence_reduce_scatter"
+    TOKEN_ALL_TO_ALL = "token_all_to_all"
+    COUNT_ALL_TO_ALL = "count_all_to_all"
     SPLIT_SIZES = "split_sizes"
-    LOSS_REDUCE = "loss_reduce"
+    LOSS_ALL_REDUCE = "loss_all_reduce"
     ROUTER_STATS = "router_stats"
 
 

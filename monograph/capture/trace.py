@@ -184,9 +184,9 @@ def paths_recorded(model: nn.Module) -> Iterator[None]:
 
 
 _UNDONE = {
-    Role.PARAM_GATHER: Role.GRAD_SCATTER,
-    Role.STREAM_GATHER: Role.STREAM_SCATTER,
-    Role.STREAM_SCATTER: Role.STREAM_GATHER,
+    Role.PARAM_ALL_GATHER: Role.GRAD_REDUCE_SCATTER,
+    Role.SEQUENCE_ALL_GATHER: Role.SEQUENCE_REDUCE_SCATTER,
+    Role.SEQUENCE_REDUCE_SCATTER: Role.SEQUENCE_ALL_GATHER,
 }
 """What undoes what: the role of a forward node -> the role of the backward nodes that inherit from it."""
 

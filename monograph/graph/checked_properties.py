@@ -28,7 +28,7 @@ from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import CheckedProperties, StepGraph
 from monograph.graph.tags import set_tag, tag_of
 
-_OF_PARAMETERS = (Role.PARAM_GATHER, Role.GRAD_SCATTER)
+_OF_PARAMETERS = (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER)
 
 
 def find_properties(graph: StepGraph) -> CheckedProperties:

@@ -125,7 +125,7 @@ def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces
     target = node.target
     if target in LAUNCHES:
         role = tag_of(node).role
-        if role is Role.GRAD_SCATTER or role is Role.PARAM_GATHER or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
+        if role is Role.GRAD_REDUCE_SCATTER or role is Role.PARAM_ALL_GATHER or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
             return _transfer(node, of)
     elif moves(target):
         return _move(node, of)
@@ -145,7 +145,7 @@ def _transfer(node: Node, of: dict[Node, Pieces]) -> Pieces:
     if tag_of(node).slot:
         pieces = (_join(pieces, node),)
     group = ranks_of(group_of(node))
-    is_gather = tag_of(node).role is Role.PARAM_GATHER
+    is_gather = tag_of(node).role is Role.PARAM_ALL_GATHER
     for piece in pieces:
         if piece.is_known and is_gather and (not piece.slot or piece.is_gradient):
             raise broken(node, "a parameter gather reads something else", why="it may only move, cast and pack inputs")
@@ -228,7 +228,7 @@ def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
 def _name(node: Node, pieces: Pieces) -> Pieces:
     """Let a node's tag say whose value it moves, or refuse it where the tag says something else."""
     tag = tag_of(node)
-    slot = tag.slot if tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER) else ""
+    slot = tag.slot if tag.role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER) else ""
     slot = slot or (tag.gradient_of if pieces[0].is_gradient else "")
     if not slot or len(pieces) != 1:
         return pieces
@@ -246,7 +246,7 @@ def _name(node: Node, pieces: Pieces) -> Pieces:
 def _start(node: Node) -> GradientPath:
     """The flow of a gradient before any collective."""
     tag = tag_of(node)
-    slot = tag.slot if tag.role is Role.GRAD_SCATTER else tag.gradient_of
+    slot = tag.slot if tag.role is Role.GRAD_REDUCE_SCATTER else tag.gradient_of
     paths = frozenset({tag.path} if tag.path else ())
     return GradientPath(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
 

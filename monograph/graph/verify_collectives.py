@@ -84,15 +84,15 @@ def _check_group(launch: Node, facts: Facts) -> None:
 
 def _check_slot(launch: Node, slots: set[str]) -> None:
     tag = tag_of(launch)
-    if tag.role not in (Role.PARAM_GATHER, Role.GRAD_SCATTER):
+    if tag.role not in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER):
         return
     if not tag.slot and tag.made_by == "capture":
         raise broken(launch, f"a {tag.role.value} does not say of which parameter", why="buckets are made by slot")
     if tag.slot and tag.slot not in slots:
         raise broken(launch, f"there is no parameter '{tag.slot}'", why="slots are the names of the state inputs")
-    if tag.role is Role.PARAM_GATHER and launch.target is not ALL_GATHER:
+    if tag.role is Role.PARAM_ALL_GATHER and launch.target is not ALL_GATHER:
         raise broken(launch, "a parameter gather is another collective", why="its role says what passes may do to it")
-    if tag.role is Role.GRAD_SCATTER and (launch.target in (ALL_GATHER, ALL_TO_ALL) or launch.args[1] != "sum"):
+    if tag.role is Role.GRAD_REDUCE_SCATTER and (launch.target in (ALL_GATHER, ALL_TO_ALL) or launch.args[1] != "sum"):
         raise broken(launch, "a gradient is combined by something else than a sum", why="gradients add up over ranks")
 
 

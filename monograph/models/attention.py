@@ -46,18 +46,18 @@ class Attention(nn.Module, Configurable):
 
     Config = AttentionConfig
 
-    def __init__(self, config: AttentionConfig, *, stream: ResidualSpec, rope: RopeConfig) -> None:
+    def __init__(self, config: AttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = config.find_head_dim(stream.dim)
+        self.head_dim = config.find_head_dim(residual.dim)
         self.scale = self.head_dim**-0.5 * compute_score_scale(rope)
-        self.interleaved, self.kernels = rope.layout == "interleaved", stream.kernels
-        self.wq = Linear(stream.dim, config.n_heads * self.head_dim, init_std=stream.init_std)
-        self.wk = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
-        self.wv = Linear(stream.dim, config.n_kv_heads * self.head_dim, init_std=stream.init_std)
-        self.wo = Linear(config.n_heads * self.head_dim, stream.dim, init_std=stream.out_std)
-        self.q_norm = RMSNorm(self.head_dim, stream.norm_eps, stream.kernels) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, stream.norm_eps, stream.kernels) if config.qk_norm else None
+        self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
+        self.wq = Linear(residual.dim, config.n_heads * self.head_dim, init_std=residual.init_std)
+        self.wk = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
+        self.wv = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
+        self.wo = Linear(config.n_heads * self.head_dim, residual.dim, init_std=residual.out_std)
+        self.q_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))

@@ -351,7 +351,7 @@ class DecoderConfig(Configurable.Config):
         check_range(self, "norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
         check_range(self, "init_std", 1e-30, 1, why="it is the standard deviation of weights")
 
-    def stream(self) -> ResidualSpec:
+    def residual(self) -> ResidualSpec:
         """The residual stream, as its parts see it; two of them write to it in every block."""
         out_std = self.init_std / math.sqrt(2 * self.n_layers)
         return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)

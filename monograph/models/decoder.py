@@ -47,11 +47,11 @@ def call_function(function: Callable[..., Any], *args: Any) -> Any:
 class Block(nn.Module):
     """Attention, then a feed-forward layer or experts, each reading a norm of the stream and adding to it."""
 
-    def __init__(self, stream: ResidualSpec, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
+    def __init__(self, residual: ResidualSpec, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
+        self.attention_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
         self.attention = attention
-        self.ffn_norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
+        self.ffn_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
         self.run: Callable[..., Any] = call_function
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
@@ -76,11 +76,11 @@ class Block(nn.Module):
 class Head(nn.Module):
     """The last norm and the projection to the vocabulary; with labels, the loss instead of logits."""
 
-    def __init__(self, stream: ResidualSpec, *, vocab_size: int, loss: LossConfig) -> None:
+    def __init__(self, residual: ResidualSpec, *, vocab_size: int, loss: LossConfig) -> None:
         super().__init__()
-        self.norm = RMSNorm(stream.dim, stream.norm_eps, stream.kernels)
-        self.output = Linear(stream.dim, vocab_size, init_std=stream.init_std)
-        self.loss = loss.build(kernels=stream.kernels)
+        self.norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
+        self.output = Linear(residual.dim, vocab_size, init_std=residual.init_std)
+        self.loss = loss.build(kernels=residual.kernels)
 
     def forward(self, h: Tensor, labels: Tensor | None = None, valid_tokens: Tensor | None = None) -> Tensor:
         h = self.norm(h)
@@ -99,15 +99,15 @@ class Decoder(nn.Module, Configurable):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        stream = config.stream()
+        residual = config.residual()
         self.embedding = Embedding(config.vocab_size, config.dim, init_std=config.init_std)
-        self.layers = nn.ModuleList(self.build_block(stream, layer) for layer in range(config.n_layers))
-        self.head = Head(stream, vocab_size=config.vocab_size, loss=config.loss)
+        self.layers = nn.ModuleList(self.build_block(residual, layer) for layer in range(config.n_layers))
+        self.head = Head(residual, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
         self.load_balance = build_load_balance(config)
         self.reset()
 
-    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
+    def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         """The block with this number."""
         raise NotImplementedError
 

@@ -23,16 +23,16 @@ class Experts(nn.Module, Configurable):
 
     Config = ExpertsConfig
 
-    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, stream: ResidualSpec) -> None:
+    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, residual: ResidualSpec) -> None:
         super().__init__()
-        self.config, self.stream = config, stream
-        self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, stream.dim))
-        self.w2 = nn.Parameter(torch.empty(n_experts, stream.dim, hidden_dim))
-        self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, stream.dim))
+        self.config, self.residual = config, residual
+        self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
+        self.w2 = nn.Parameter(torch.empty(n_experts, residual.dim, hidden_dim))
+        self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
 
     def plan_init(self) -> dict[str, Start]:
         """How the weights start."""
-        read, write = Normal(self.stream.init_std), Normal(self.stream.out_std)
+        read, write = Normal(self.residual.init_std), Normal(self.residual.out_std)
         return {"w1": read, "w2": write, "w3": read}
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Experts(nn.Module, Configurable):
         """All experts in three matmuls; nothing is read on the host."""
         x = matmul(rows, self.w1.transpose(1, 2), ends)
         up = matmul(rows, self.w3.transpose(1, 2), ends)
-        return matmul(swiglu(x, up, kernels=self.stream.kernels), self.w2.transpose(1, 2), ends)
+        return matmul(swiglu(x, up, kernels=self.residual.kernels), self.w2.transpose(1, 2), ends)
 
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""
@@ -80,7 +80,7 @@ class Experts(nn.Module, Configurable):
         # unbind, not w1[i]: its backward stacks the gradients once, where indexing would add up full-sized ones.
         weights = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
         answers = [
-            F.linear(swiglu(F.linear(part, w1), F.linear(part, w3), kernels=self.stream.kernels), w2)
+            F.linear(swiglu(F.linear(part, w1), F.linear(part, w3), kernels=self.residual.kernels), w2)
             for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
         ]
         return torch.cat(answers)

@@ -13,12 +13,12 @@ class FeedForward(nn.Module, Configurable):
 
     Config = FeedForwardConfig
 
-    def __init__(self, config: FeedForwardConfig, *, stream: ResidualSpec) -> None:
+    def __init__(self, config: FeedForwardConfig, *, residual: ResidualSpec) -> None:
         super().__init__()
-        self.kernels = stream.kernels
-        self.w1 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
-        self.w2 = Linear(config.hidden_dim, stream.dim, init_std=stream.out_std)
-        self.w3 = Linear(stream.dim, config.hidden_dim, init_std=stream.init_std)
+        self.kernels = residual.kernels
+        self.w1 = Linear(residual.dim, config.hidden_dim, init_std=residual.init_std)
+        self.w2 = Linear(config.hidden_dim, residual.dim, init_std=residual.out_std)
+        self.w3 = Linear(residual.dim, config.hidden_dim, init_std=residual.init_std)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(swiglu(self.w1(x), self.w3(x), kernels=self.kernels))

@@ -21,25 +21,25 @@ class LatentAttention(nn.Module, Configurable):
 
     Config = LatentAttentionConfig
 
-    def __init__(self, config: LatentAttentionConfig, *, stream: ResidualSpec, rope: RopeConfig) -> None:
+    def __init__(self, config: LatentAttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__()
         self.config = config
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
         self.scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
-        self.interleaved, self.kernels = rope.layout == "interleaved", stream.kernels
-        dim, std, rank, eps = stream.dim, stream.init_std, config.q_lora_rank, config.latent_norm_eps
+        self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
+        dim, std, rank, eps = residual.dim, residual.init_std, config.q_lora_rank, config.latent_norm_eps
         if rank:
             self.wq_a = Linear(dim, rank, init_std=std)
-            self.q_norm = RMSNorm(rank, eps, stream.kernels)
+            self.q_norm = RMSNorm(rank, eps, residual.kernels)
             self.wq_b = Linear(rank, config.n_heads * self.qk_head_dim, init_std=std)
         else:
             self.wq = Linear(dim, config.n_heads * self.qk_head_dim, init_std=std)
         self.wkv_a = Linear(dim, config.kv_lora_rank + config.qk_rope_head_dim, init_std=std)
-        self.kv_norm = RMSNorm(config.kv_lora_rank, eps, stream.kernels)
+        self.kv_norm = RMSNorm(config.kv_lora_rank, eps, residual.kernels)
         self.wkv_b = Linear(
             config.kv_lora_rank, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), init_std=std
         )
-        self.wo = Linear(config.n_heads * config.v_head_dim, dim, init_std=stream.out_std)
+        self.wo = Linear(config.n_heads * config.v_head_dim, dim, init_std=residual.out_std)
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x, rotation)

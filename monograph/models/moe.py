@@ -18,18 +18,18 @@ class Moe(nn.Module, Configurable):
 
     Config = MoeConfig
 
-    def __init__(self, config: MoeConfig, *, stream: ResidualSpec) -> None:
+    def __init__(self, config: MoeConfig, *, residual: ResidualSpec) -> None:
         super().__init__()
         n, hidden = config.n_experts, config.hidden_dim
         self.config, self.n_experts = config, n
-        self.router = config.router.build(n_experts=n, stream=stream)
-        self.experts = config.experts.build(n_experts=n, hidden_dim=hidden, stream=stream)
+        self.router = config.router.build(n_experts=n, residual=residual)
+        self.experts = config.experts.build(n_experts=n, hidden_dim=hidden, residual=residual)
         self.shared_experts = (
-            FeedForwardConfig(hidden_dim=hidden * config.n_shared_experts).build(stream=stream)
+            FeedForwardConfig(hidden_dim=hidden * config.n_shared_experts).build(residual=residual)
             if config.n_shared_experts
             else None
         )
-        self.dispatch: Dispatch = LocalDispatch(kernels=stream.kernels)
+        self.dispatch: Dispatch = LocalDispatch(kernels=residual.kernels)
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterStats]:
         """The layer's output for x [batch, sequence, dim], and what its router chose."""

@@ -34,11 +34,11 @@ class Router(nn.Module, Configurable):
     Config = RouterConfig
     expert_bias: Tensor | None
 
-    def __init__(self, config: RouterConfig, *, n_experts: int, stream: ResidualSpec) -> None:
+    def __init__(self, config: RouterConfig, *, n_experts: int, residual: ResidualSpec) -> None:
         super().__init__()
         config.check_experts(n_experts)
         self.config, self.n_experts = config, n_experts
-        self.gate = Linear(stream.dim, n_experts, init_std=stream.init_std)
+        self.gate = Linear(residual.dim, n_experts, init_std=residual.init_std)
         self.register_buffer("expert_bias", torch.zeros(n_experts, dtype=torch.float32) if config.expert_bias else None)
 
     def reset(self) -> None:

@@ -68,19 +68,19 @@ class _AllToAll(torch.autograd.Function):
 
 def all_gather_autograd(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """Every rank's piece along `dim`; backward sums the pieces' gradients and hands each rank its own."""
-    with annotate_role(Role.STREAM_GATHER):
+    with annotate_role(Role.SEQUENCE_ALL_GATHER):
         return _AllGather.apply(value, dim, size, group)
 
 
 def reduce_scatter_autograd(value: Tensor, dim: int, size: int, group: Group) -> Tensor:
     """The sum over ranks, cut along `dim`; backward gathers the pieces' gradients."""
-    with annotate_role(Role.STREAM_SCATTER):
+    with annotate_role(Role.SEQUENCE_REDUCE_SCATTER):
         return _ReduceScatter.apply(value, dim, size, group)
 
 
 def all_to_all_autograd(rows: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
     """Send `sent[i]` rows to rank i and receive `received[i]` from it; backward sends the gradients home."""
-    with annotate_role(Role.EXCHANGE_ROWS):
+    with annotate_role(Role.TOKEN_ALL_TO_ALL):
         return _AllToAll.apply(rows, received, sent, group)
 
 

@@ -64,7 +64,7 @@ class ExchangeDispatch:
         """Send each token x [tokens, dim] to the ranks of the experts [tokens, top_k] it chose."""
         with annotate("dispatch"):
             sent = sort_by_expert(experts, n_experts)
-            with annotate_role(Role.EXCHANGE_COUNTS):
+            with annotate_role(Role.COUNT_ALL_TO_ALL):
                 received = self.exchange_counts(sent.load)
                 arriving = all_gather(received.unsqueeze(0), self.etp, Group.ETP.value)
             with annotate_role(Role.SPLIT_SIZES):

@@ -37,7 +37,7 @@ class _GatherParameter(torch.autograd.Function):
 
 def gather_parameter(shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype) -> Tensor:
     """The piece of a parameter that compute sees; its gradient is summed and scattered on the way back."""
-    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
+    with annotate_role(Role.PARAM_ALL_GATHER, slot=slot.name):
         return _GatherParameter.apply(shard, slot, compute, reduce)
 
 
@@ -67,7 +67,7 @@ def gather_for_chunks(
     shard: Tensor, slot: Slot, compute: torch.dtype, reduce: torch.dtype, chunks: Chunks
 ) -> tuple[Tensor, ...]:
     """A parameter's piece for every chunk; the chunks' gradients are added before or after they are summed."""
-    with annotate_role(Role.PARAM_GATHER, slot=slot.name):
+    with annotate_role(Role.PARAM_ALL_GATHER, slot=slot.name):
         return _GatherForChunks.apply(shard, slot, compute, reduce, chunks)
 
 

@@ -27,10 +27,10 @@ class BoundaryCollective:
     boundary: Boundary
     degree: int
 
-    def cross(self, stream: Tensor) -> Tensor:
+    def cross(self, residual: Tensor) -> Tensor:
         """The stream on the other side."""
         collective = all_gather_autograd if self.boundary is Boundary.GATHER_SEQUENCE else reduce_scatter_autograd
-        return collective(stream, SEQUENCE, self.degree, Group.TP)
+        return collective(residual, SEQUENCE, self.degree, Group.TP)
 
 
 class InputBoundary(BoundaryCollective):
@@ -143,7 +143,7 @@ def compute_vocab_slice(
 ) -> tuple[Tensor, Tensor]:
     """The whole loss of one slice, and its gradient with respect to this rank's logits, both fp32."""
     logits = F.linear(rows, weight).float().masked_fill(is_padding, float("-inf"))
-    with annotate_role(Role.LOSS_REDUCE):
+    with annotate_role(Role.LOSS_ALL_REDUCE):
         highest = all_reduce_over(logits.amax(dim=-1), Group.TP, "max")
     shifted = logits - highest.unsqueeze(-1)
     exps = shifted.exp()
@@ -152,7 +152,7 @@ def compute_vocab_slice(
     is_here = valid & (local >= 0) & (local < weight.shape[0])
     safe = local.where(is_here, 0).unsqueeze(-1)
     picked = shifted.gather(-1, safe).squeeze(-1).where(is_here, 0.0)
-    with annotate_role(Role.LOSS_REDUCE):
+    with annotate_role(Role.LOSS_ALL_REDUCE):
         sums = all_reduce_over(torch.stack([exps.sum(dim=-1), picked]), Group.TP)
     loss = (sums[0].log() - sums[1]).where(valid, 0.0).sum()
     grad = exps / sums[0].unsqueeze(-1)

@@ -106,9 +106,9 @@ def copy_sizes(load, received, arriving):
 
 
 def run_in_loop(rows, ends):
-    stream = ResidualSpec(dim=16, norm_eps=1e-5, init_std=0.02, out_std=0.02)
+    residual = ResidualSpec(dim=16, norm_eps=1e-5, init_std=0.02, out_std=0.02)
     with torch.device("meta"):
-        experts = ExpertsConfig(backend="loop").build(n_experts=2, hidden_dim=8, stream=stream)
+        experts = ExpertsConfig(backend="loop").build(n_experts=2, hidden_dim=8, residual=residual)
     weights = {name: torch.empty(weight.shape, device=rows.device) for name, weight in experts.named_parameters()}
     return torch.func.functional_call(experts, weights, (rows, ends))
 

@@ -114,7 +114,7 @@ def bake_a_split_size(graph, facts, rng):
 
 @mutation
 def gather_another_parameter(graph, facts, rng):
-    gathers = [node for node in launches(graph, Role.PARAM_GATHER)]
+    gathers = [node for node in launches(graph, Role.PARAM_ALL_GATHER)]
     one, other = pairs_alike(rng, (node.args[0] for node in gathers))
     launch = next(node for node in gathers if node.args[0] is max(one, other))
     set_args(launch, 0, min(one, other))
@@ -122,7 +122,7 @@ def gather_another_parameter(graph, facts, rng):
 
 @mutation
 def gather_another_parameter_under_its_name(graph, facts, rng):
-    gathers = [node for node in launches(graph, Role.PARAM_GATHER)]
+    gathers = [node for node in launches(graph, Role.PARAM_ALL_GATHER)]
     one, other = pairs_alike(rng, (node.args[0] for node in gathers))
     launch = next(node for node in gathers if node.args[0] is max(one, other))
     taken = next(node for node in gathers if node.args[0] is min(one, other))
@@ -133,7 +133,7 @@ def gather_another_parameter_under_its_name(graph, facts, rng):
 
 @mutation
 def swap_two_gathered_parameters(graph, facts, rng):
-    one, other = pairs_alike(rng, (wait_of(node) for node in launches(graph, Role.PARAM_GATHER)))
+    one, other = pairs_alike(rng, (wait_of(node) for node in launches(graph, Role.PARAM_ALL_GATHER)))
     first, second = sorted((one, other))
     readers = [user for user in first.users if second < user], list(second.users)
     redirect(first, second, users=readers[0])
@@ -142,12 +142,14 @@ def swap_two_gathered_parameters(graph, facts, rng):
 
 @mutation
 def drop_a_sum_over_replicas(graph, facts, rng):
-    bypass(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is ALL_REDUCE)))
+    bypass(pick(rng, (node for node in large(graph, facts, Role.GRAD_REDUCE_SCATTER) if node.target is ALL_REDUCE)))
 
 
 @mutation
 def sum_a_gradient_twice(graph, facts, rng):
-    wait = wait_of(pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is ALL_REDUCE)))
+    wait = wait_of(
+        pick(rng, (node for node in large(graph, facts, Role.GRAD_REDUCE_SCATTER) if node.target is ALL_REDUCE))
+    )
     users = list(wait.users)
     launch = call_after(graph.module.graph, wait, ALL_REDUCE, (wait, *wait.args[0].args[1:]), tag_of(wait))
     redirect(wait, call_after(graph.module.graph, launch, WAIT_TENSOR, (launch,), tag_of(wait)), users=users)
@@ -155,7 +157,9 @@ def sum_a_gradient_twice(graph, facts, rng):
 
 @mutation
 def keep_a_slice_instead_of_a_sum(graph, facts, rng):
-    launch = pick(rng, (node for node in large(graph, facts, Role.GRAD_SCATTER) if node.target is REDUCE_SCATTER))
+    launch = pick(
+        rng, (node for node in large(graph, facts, Role.GRAD_REDUCE_SCATTER) if node.target is REDUCE_SCATTER)
+    )
     source, rows = launch.args[0], value_of(launch).shape[0]
     part = call_before(graph.module.graph, launch, ATEN.slice.Tensor, (source, 0, 0, rows), tag_of(launch))
     redirect(wait_of(launch), part)
@@ -175,7 +179,7 @@ def reduce_by_another_operation(graph, facts, rng):
 
 @mutation
 def name_no_parameter(graph, facts, rng):
-    launch = pick(rng, launches(graph, Role.PARAM_GATHER) + launches(graph, Role.GRAD_SCATTER))
+    launch = pick(rng, launches(graph, Role.PARAM_ALL_GATHER) + launches(graph, Role.GRAD_REDUCE_SCATTER))
     set_tag(launch, replace(tag_of(launch), slot=rng.choice(("", "layers.9.attention.wq.weight"))))
 
 

@@ -73,7 +73,7 @@ def swap_two_gradients(graph, facts, rng):
 
 @mutation
 def swap_two_gradients_before_their_sums(graph, facts, rng):
-    scatters = [node for node in launches(graph, Role.GRAD_SCATTER) if node.target is REDUCE_SCATTER]
+    scatters = [node for node in launches(graph, Role.GRAD_REDUCE_SCATTER) if node.target is REDUCE_SCATTER]
     first = pick(rng, scatters)
     ready = (node for node in scatters if node is not first and max(node.args[0], first.args[0]) < min(node, first))
     second = pick(rng, (node for node in ready if layout(node.args[0]) == layout(first.args[0])))
@@ -136,7 +136,7 @@ def cast_to_another_dtype_and_say_so(graph, facts, rng):
 @mutation
 def drop_a_cast(graph, facts, rng):
     casts = [node for node in calls(graph, ATEN._to_copy.default) if value_of(node).is_floating_point()]
-    cast = pick(rng, (node for node in casts if tag_of(node).role in (Role.PARAM_GATHER, Role.GRAD_SCATTER)))
+    cast = pick(rng, (node for node in casts if tag_of(node).role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER)))
     if cast is None:
         return False
     redirect(cast, cast.args[0])

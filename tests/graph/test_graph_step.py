@@ -98,8 +98,8 @@ def test_each_slot_is_gathered_and_scattered_under_its_own_name():
     slots = {spec.name for spec in graph.inputs if spec.kind == "state"}
     for slot in slots:
         uses = 2 if slot == "embedding.weight" else 1  # tied: read as embedding and as output
-        assert roles[Role.PARAM_GATHER, slot] == uses
-        assert roles[Role.GRAD_SCATTER, slot] == uses
+        assert roles[Role.PARAM_ALL_GATHER, slot] == uses
+        assert roles[Role.GRAD_REDUCE_SCATTER, slot] == uses
     assert sum(roles.values()) == 2 * (len(slots) + 1)
 
 

@@ -10,13 +10,13 @@ from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.experts import Experts
 from tests.models.small import build, small_deepseek_v3
 
-STREAM = ResidualSpec(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
+RESIDUAL = ResidualSpec(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
 SIZES = [5, 0, 17, 10]
 
 
 def make(backend: str, dtype: torch.dtype, hidden_dim: int = 16) -> Experts:
     torch.manual_seed(0)
-    experts = ExpertsConfig(backend=backend).build(n_experts=4, hidden_dim=hidden_dim, stream=STREAM)
+    experts = ExpertsConfig(backend=backend).build(n_experts=4, hidden_dim=hidden_dim, residual=RESIDUAL)
     for parameter in experts.parameters():
         parameter.data.normal_(std=0.3)
     return experts.to(dtype)

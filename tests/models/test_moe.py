@@ -8,12 +8,12 @@ from monograph.models.init import initialize
 from monograph.models.load_balance import update_expert_bias
 from tests.models.small import batch, build, small_deepseek_v3, small_llama3, small_qwen3
 
-STREAM = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.4, out_std=0.4)
+RESIDUAL = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.4, out_std=0.4)
 
 
 def make(**values):
     config = MoeConfig(n_experts=4, hidden_dim=8, n_shared_experts=2, **values)
-    moe = config.build(stream=STREAM)
+    moe = config.build(residual=RESIDUAL)
     initialize(moe, 0)
     return moe
 

@@ -8,13 +8,13 @@ import torch
 from monograph.models.config import ResidualSpec, RouterConfig
 from monograph.models.router import Router
 
-STREAM = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.5, out_std=0.5)
+RESIDUAL = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.5, out_std=0.5)
 N = 8
 
 
 def make(**values) -> Router:
     torch.manual_seed(0)
-    router = RouterConfig(**values).build(n_experts=N, stream=STREAM)
+    router = RouterConfig(**values).build(n_experts=N, residual=RESIDUAL)
     router.gate.weight.data.normal_()
     if router.expert_bias is not None:
         router.expert_bias.normal_(std=0.3)

@@ -18,8 +18,8 @@ from tests.passes.kit import capture_small
 
 BEFORE = """\
 forward block 0:
-  0: float32[4, 4] = all_gather_into_tensor(%layers.*.w, 2, fsdp_gather)  <<  # param_gather layers.*.w
-  1: float32[4, 4] = wait_tensor(f.0)  # param_gather layers.*.w
+  0: float32[4, 4] = all_gather_into_tensor(%layers.*.w, 2, fsdp_gather)  <<  # param_all_gather layers.*.w
+  1: float32[4, 4] = wait_tensor(f.0)  # param_all_gather layers.*.w
   2: float32[4, 4] = t(f.1)  # layers.*
   3: float32[8, 4] = mm(%x, f.2)  # layers.*
   4: float32[8, 4] = relu(f.3)  # layers.*
@@ -29,8 +29,8 @@ forward block 0:
   0: 2 values = split.Tensor(%x, 4, 0)  # layers.* by chunk_experts
   1: float32[4, 4] = getitem(f.0, 0)  # layers.* chunk 0 by chunk_experts
   2: float32[4, 4] = getitem(f.0, 1)  # layers.* chunk 1 by chunk_experts
-  3: float32[4, 4] = all_gather_into_tensor(%layers.*.w, 2, fsdp_gather)  <<  # param_gather layers.*.w
-  4: float32[4, 4] = wait_tensor(f.3)  # param_gather layers.*.w
+  3: float32[4, 4] = all_gather_into_tensor(%layers.*.w, 2, fsdp_gather)  <<  # param_all_gather layers.*.w
+  4: float32[4, 4] = wait_tensor(f.3)  # param_all_gather layers.*.w
   5: float32[4, 4] = t(f.4)  # layers.*
   6: float32[4, 4] = mm(f.1, f.5)  # layers.* chunk 0 by chunk_experts
   7: float32[4, 4] = mm(f.2, f.5)  # layers.* chunk 1 by chunk_experts
@@ -42,7 +42,7 @@ GRADIENT = """\
   9: float32[4, 4] = mm(b.7, f.1)  # layers.* chunk 0 by chunk_experts
   10: float32[4, 4] = mm(b.8, f.2)  # layers.* chunk 1 by chunk_experts
   11: float32[4, 4] = add.Tensor(b.10, b.9)  # layers.* by chunk_experts
-  12: float32[2, 4] = reduce_scatter_tensor(b.11, sum, 2, fsdp_scatter)  <<  # grad_scatter layers.*.w
+  12: float32[2, 4] = reduce_scatter_tensor(b.11, sum, 2, fsdp_scatter)  <<  # grad_reduce_scatter layers.*.w
 """
 
 

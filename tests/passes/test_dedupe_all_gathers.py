@@ -6,7 +6,7 @@ from monograph.annotate import Role
 from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
-GATHERED = {"role": Role.PARAM_GATHER, "slot": "w"}
+GATHERED = {"role": Role.PARAM_ALL_GATHER, "slot": "w"}
 
 
 def gather(hand, w, **where):
@@ -28,15 +28,15 @@ def test_equal_gathers_of_one_half_become_one():
         graph,
         """
         forward:
-          0: bfloat16[4] = _to_copy(%w, dtype=bfloat16)  # param_gather w
-          1: bfloat16[8] = all_gather_into_tensor(f.0, 2, fsdp_gather)  <<  # param_gather w
-          2: bfloat16[8] = wait_tensor(f.1)  # param_gather w
+          0: bfloat16[4] = _to_copy(%w, dtype=bfloat16)  # param_all_gather w
+          1: bfloat16[8] = all_gather_into_tensor(f.0, 2, fsdp_gather)  <<  # param_all_gather w
+          2: bfloat16[8] = wait_tensor(f.1)  # param_all_gather w
           3: bfloat16[8] = mul.Tensor(f.2, f.2)
           4: bfloat16[] = sum(f.3)
         backward:
-          0: bfloat16[4] = _to_copy(%w, dtype=bfloat16)  # param_gather w
-          1: bfloat16[8] = all_gather_into_tensor(b.0, 2, fsdp_gather)  <<  # param_gather w
-          2: bfloat16[8] = wait_tensor(b.1)  # param_gather w
+          0: bfloat16[4] = _to_copy(%w, dtype=bfloat16)  # param_all_gather w
+          1: bfloat16[8] = all_gather_into_tensor(b.0, 2, fsdp_gather)  <<  # param_all_gather w
+          2: bfloat16[8] = wait_tensor(b.1)  # param_all_gather w
           3: bfloat16[8] = mul.Tensor(b.2, 2)
           4: bfloat16[4] = slice.Tensor(b.3, 0, 0, 4)
           return f.4, b.4

@@ -15,9 +15,9 @@ def order_of_events(graph):
         head = re.match(r"(forward|backward)(?: block (\d+))?:", line)
         if head:
             block = head[2] or "-"
-        elif "all_gather" in line and "param_gather" in line:
+        elif "all_gather" in line and "param_all_gather" in line:
             events.append(("launch", block))
-        elif "wait_tensor" in line and "param_gather" in line:
+        elif "wait_tensor" in line and "param_all_gather" in line:
             events.append(("wait", block))
         elif " mm(" in line and (not events or events[-1] != ("compute", block)):
             events.append(("compute", block))
@@ -67,7 +67,7 @@ def test_further_ahead_means_earlier():
 def test_a_scatter_is_waited_for_after_the_next_one_started():
     graph, facts, prefetch = prepared()
     prefetch.run(graph, facts)
-    lines = [line for line in graph.text(folded=False).splitlines() if "grad_scatter" in line]
+    lines = [line for line in graph.text(folded=False).splitlines() if "grad_reduce_scatter" in line]
     known = {"reduce_scatter_tensor": "launch", "wait_tensor": "wait"}
     steps = [what for line in lines for op, what in known.items() if f"= {op}(" in line]
     assert steps[:3] == ["launch", "launch", "wait"]

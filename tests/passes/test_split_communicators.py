@@ -16,8 +16,8 @@ def test_counts_travel_beside_the_rows_and_nothing_else_changes():
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(changed) == 2
     for old, new in changed:
-        assert "exchange_counts" in old and old.replace(", ep)", ", ep_counts)") == new
-    assert any(re.search(r"all_to_all.*, ep\).*exchange_rows", line) for line in after)
+        assert "count_all_to_all" in old and old.replace(", ep)", ", ep_counts)") == new
+    assert any(re.search(r"all_to_all.*, ep\).*token_all_to_all", line) for line in after)
 
 
 def test_with_chunks_what_is_dispatched_has_a_road_of_its_own_in_both_directions():
@@ -26,7 +26,9 @@ def test_with_chunks_what_is_dispatched_has_a_road_of_its_own_in_both_directions
     chunked["training.local_batch_size"] = 2
     graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2), **chunked)
     make_pass("split_communicators").run(graph, facts)
-    lines = [line for line in graph.text(folded=False).splitlines() if "all_to_all" in line and "exchange_rows" in line]
+    lines = [
+        line for line in graph.text(folded=False).splitlines() if "all_to_all" in line and "token_all_to_all" in line
+    ]
     assert len(lines) >= 8, "two chunks, there and back, forward and backward"
     for line in lines:
         assert (", ep_dispatch)" in line) == ("in dispatch" in line), line

@@ -25,7 +25,7 @@ def make_graph(blocks=3):
     kept = []
     for block, weight in enumerate(weights):
         names = {"path": f"layers.{block}.work"}
-        launch = hand.call(ALL_GATHER, weight, 2, "g", role=Role.PARAM_GATHER, slot=f"layers.{block}.w", **names)
+        launch = hand.call(ALL_GATHER, weight, 2, "g", role=Role.PARAM_ALL_GATHER, slot=f"layers.{block}.w", **names)
         full = hand.call(WAIT_TENSOR, launch, **names)
         x = hand.call(ATEN.mm.default, x, full, **names)
         kept.append((full, x))
@@ -52,7 +52,7 @@ def test_the_report_of_a_graph_is_plain_data_that_adds_up():
     assert json.loads(json.dumps(found)) == found
     assert found["memory"]["peak_bytes"] == found["cost"]["peak_bytes"] == max(p[1] for p in found["memory"]["points"])
     (gathers,) = found["collectives"]
-    assert (gathers["role"], gathers["group"], gathers["direction"]) == ("param_gather", "g", "forward")
+    assert (gathers["role"], gathers["group"], gathers["direction"]) == ("param_all_gather", "g", "forward")
     assert (gathers["count"], gathers["bytes"]) == (3, 3 * 32)
     assert gathers["exposed_seconds"] == pytest.approx(found["cost"]["exposed_seconds"])
     assert found["timeline"]["exposed_seconds"] == pytest.approx(3 * (1 + 32 / 10))

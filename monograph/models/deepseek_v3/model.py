@@ -11,11 +11,11 @@ class DeepseekV3(Decoder):
     Config = DeepseekV3Config
     config: DeepseekV3Config
 
-    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
+    def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(stream=stream, rope=config.rope)
+        attention = config.attention.build(residual=residual, rope=config.rope)
         feed_forward = config.feed_forward if layer < config.n_dense_layers else config.moe
-        return Block(stream, attention=attention, feed_forward=feed_forward.build(stream=stream))
+        return Block(residual, attention=attention, feed_forward=feed_forward.build(residual=residual))
 
     def find_rotated_dim(self) -> int:
         return self.config.attention.qk_rope_head_dim

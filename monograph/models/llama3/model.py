@@ -11,10 +11,10 @@ class Llama3(Decoder):
     Config = Llama3Config
     config: Llama3Config
 
-    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
+    def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(stream=stream, rope=config.rope)
-        return Block(stream, attention=attention, feed_forward=config.feed_forward.build(stream=stream))
+        attention = config.attention.build(residual=residual, rope=config.rope)
+        return Block(residual, attention=attention, feed_forward=config.feed_forward.build(residual=residual))
 
     def find_rotated_dim(self) -> int:
         return self.config.attention.find_head_dim(self.config.dim)

@@ -11,11 +11,11 @@ class Qwen3(Decoder):
     Config = Qwen3Config
     config: Qwen3Config
 
-    def build_block(self, stream: ResidualSpec, layer: int) -> Block:
+    def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(stream=stream, rope=config.rope)
+        attention = config.attention.build(residual=residual, rope=config.rope)
         feed_forward = config.moe if config.moe.n_experts else config.feed_forward
-        return Block(stream, attention=attention, feed_forward=feed_forward.build(stream=stream))
+        return Block(residual, attention=attention, feed_forward=feed_forward.build(residual=residual))
 
     def find_rotated_dim(self) -> int:
         return self.config.attention.find_head_dim(self.config.dim)

@@ -54,7 +54,7 @@ def find_chains(graph: StepGraph) -> set[Node]:
     """The nodes that bring parameters together: everything between an input and the wait of its gather."""
     found: set[Node] = set()
     for launch in graph.nodes:
-        if launch.target is not ALL_GATHER or tag_of(launch).role is not Role.PARAM_GATHER:
+        if launch.target is not ALL_GATHER or tag_of(launch).role is not Role.PARAM_ALL_GATHER:
             continue
         found |= {launch, wait_of(launch)}
         todo = list(launch.all_input_nodes)

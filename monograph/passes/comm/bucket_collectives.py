@@ -64,7 +64,7 @@ def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]
     found: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         tag = tag_of(node)
-        if is_launch(node) and tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER) and tag.slot:
+        if is_launch(node) and tag.role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER) and tag.slot:
             key = (node.target, *map(str, node.args[1:]), value_of(node).dtype, tag.direction, tag.unit)
             times = sum(tag_of(other).slot == tag.slot for other in found.get((*key, 0), []))
             found.setdefault((*key, times), []).append(node)

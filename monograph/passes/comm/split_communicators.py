@@ -43,7 +43,7 @@ def plan_communicators(graph: StepGraph, facts: Facts) -> dict[Node, str]:
 
 def find_communicator(tag: Tag, *, has_chunks: bool) -> Group | None:
     """Where a collective among the experts' ranks moves; None when it stays."""
-    if tag.role is Role.EXCHANGE_COUNTS:
+    if tag.role is Role.COUNT_ALL_TO_ALL:
         return Group.EP_COUNTS
-    is_dispatch = tag.role is Role.EXCHANGE_ROWS and tag.region == DISPATCH
+    is_dispatch = tag.role is Role.TOKEN_ALL_TO_ALL and tag.region == DISPATCH
     return Group.EP_DISPATCH if is_dispatch and has_chunks else None

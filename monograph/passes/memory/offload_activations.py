@@ -78,7 +78,7 @@ def is_fit(nodes: list[Node], last_block: int) -> bool:
     tag = tag_of(nodes[0])
     if value is None or tag.direction is Direction.BACKWARD or tag.block in (None, last_block):
         return False
-    if tag.role is Role.PARAM_GATHER or not isinstance(value_of(value), Tensor):
+    if tag.role is Role.PARAM_ALL_GATHER or not isinstance(value_of(value), Tensor):
         return False
     is_away = value.target is TO_HOST or any(user.target is TO_HOST for user in value.users)
     if is_away or any(_is_returned(node) for node in nodes):

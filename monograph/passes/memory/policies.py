@@ -45,7 +45,7 @@ def is_handed_on(node: Node) -> bool:
 
 def is_gathered(node: Node) -> bool:
     """Whether a node is on a parameter's way from its shard to its users."""
-    return tag_of(node).role is Role.PARAM_GATHER
+    return tag_of(node).role is Role.PARAM_ALL_GATHER
 
 
 def is_costly(node: Node) -> bool:

@@ -26,10 +26,10 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 
 TRAVELLING = (
-    Role.EXCHANGE_ROWS,
-    Role.EXCHANGE_COUNTS,
-    Role.STREAM_GATHER,
-    Role.STREAM_SCATTER,
+    Role.TOKEN_ALL_TO_ALL,
+    Role.COUNT_ALL_TO_ALL,
+    Role.SEQUENCE_ALL_GATHER,
+    Role.SEQUENCE_REDUCE_SCATTER,
 )
 """Collectives that a chunk may make for itself."""
 
@@ -84,7 +84,7 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
     made = [plan.body.get(each, "") for each in node.all_input_nodes]
     if node.target is ATEN.add.Tensor and tag.direction is Direction.BACKWARD and made:
         return made[0] if len(set(made)) == 1 else ""
-    if tag.role in (Role.PARAM_GATHER, Role.GRAD_SCATTER):
+    if tag.role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER):
         return ""
     return next((root for root in roots if is_inside(tag.path, root)), "")
 
@@ -144,7 +144,7 @@ def _find_tail(node: Node, plan: ChunkPlan, until: torch.dtype | None) -> Iterat
 
 
 def _is_scattered(node: Node) -> bool:
-    return node.op == "call_function" and tag_of(node).role is Role.GRAD_SCATTER and bool(tag_of(node).slot)
+    return node.op == "call_function" and tag_of(node).role is Role.GRAD_REDUCE_SCATTER and bool(tag_of(node).slot)
 
 
 def plan_exit(node: Node, plan: ChunkPlan, dim: int, counted: set[Node]) -> None:
@@ -203,7 +203,9 @@ def check_has_work(plan: ChunkPlan, roots: list[str], facts: Facts) -> None:
     """Refuse a cut that hides nothing although experts are spread over ranks."""
     if facts.degree(Axis.EP) == 1:
         return
-    sending = {root for node, root in plan.body.items() if is_launch(node) and tag_of(node).role is Role.EXCHANGE_ROWS}
+    sending = {
+        root for node, root in plan.body.items() if is_launch(node) and tag_of(node).role is Role.TOKEN_ALL_TO_ALL
+    }
     idle = [root for root in roots if root not in sending]
     if idle:
         raise ConfigError(

@@ -85,7 +85,7 @@ class SimulatedSchedule:
 
 def is_exchange(node: Any) -> bool:
     """Whether a node sends rows to other ranks."""
-    return isinstance(node, Node) and node.target is ALL_TO_ALL and tag_of(node).role is Role.EXCHANGE_ROWS
+    return isinstance(node, Node) and node.target is ALL_TO_ALL and tag_of(node).role is Role.TOKEN_ALL_TO_ALL
 
 
 def play(nodes: Iterable[Node], costs: NodeCosts) -> SimulatedSchedule:

@@ -95,7 +95,7 @@ def run_command(command: Command, rest: list[str]) -> int:
     elif command.arguments is not None:
         positional = (read_arguments(command.arguments, command.positional, rest),)
     elif rest:
-        raise ConfigError(f"'{rest[0]}' is one word too many", why=f"monograph {command.name} takes no arguments")
+        raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
     module, _, name = command.function.partition(":")
     function = getattr(importlib.import_module(module), name)
     return function(*positional, **keywords) or 0

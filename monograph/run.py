@@ -102,7 +102,7 @@ def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
     if has_native_matmul(device, dtype):
         return
     log.warning(
-        "this processor has no %s matmuls: steps may take a hundred times as long as with "
+        "this CPU has no native %s matmul: steps may take a hundred times as long as with "
         "--training.compute_dtype float32",
         str(dtype).removeprefix("torch."),
     )

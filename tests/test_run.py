@@ -25,7 +25,7 @@ def test_a_processor_without_narrow_matmuls_is_named_before_the_first_step(
     with caplog.at_level(logging.WARNING, "monograph"), joined_groups(Mesh(), CPU) as groups:
         build_step(config, groups)
     is_slow = dtype == "bfloat16" and not has_native_matmul
-    assert ("has no bfloat16 matmuls" in caplog.text and "compute_dtype float32" in caplog.text) == is_slow
+    assert ("has no native bfloat16 matmul" in caplog.text and "compute_dtype float32" in caplog.text) == is_slow
 
 
 def test_what_was_said_is_not_said_again_by_torch(monkeypatch):

@@ -16,7 +16,7 @@ class RankOptions(Configurable.Config):
 
     def check(self) -> None:
         if self.ranks < 0:
-            raise ConfigError(f"--ranks {self.ranks}", why="it counts processes", do="--ranks 2")
+            raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts processes", do="--ranks 2")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -78,7 +78,7 @@ def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments:
     names = [path.upper() for path in positional]
     count = next((index for index, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     if count > len(positional):
-        raise ConfigError(f"'{arguments[len(positional)]}' is one word too many", do=f"write {' '.join(names)}")
+        raise ConfigError(f"unexpected argument '{arguments[len(positional)]}'", do=f"write {' '.join(names)}")
     placed = [Override(path, (word,)) for path, word in zip(positional, arguments[:count], strict=False)]
     flags = [*placed, *split_flags(arguments[count:])]
     config = apply_overrides(kind(), flags)

@@ -141,5 +141,5 @@ def check_types(config: BaseConfig, path: str = "") -> None:
             excess = find_excess(value)
             raise ConfigError(
                 f"{path}.{name} is {value!r:.200}" if path else f"{name} is {value!r:.200}",
-                why=f"it takes {describe(annotation)}" + (f": {excess}" if excess else f", not {type(value).__name__}"),
+                why=f"expected {describe(annotation)}" + (f": {excess}" if excess else f", got {value!r:.80}"),
             )

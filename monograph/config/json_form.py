@@ -177,7 +177,7 @@ def _decode_config(data: dict[str, Any], path: str) -> BaseConfig:
             excess = find_excess(values[name])
             raise ConfigError(
                 f"{where} is {json.dumps(item)[:200]}",
-                why=f"it takes {describe(annotations[name])}" + (f": {excess}" if excess else ""),
+                why=f"expected {describe(annotations[name])}" + (f": {excess}" if excess else ""),
             )
     required = [
         field.name

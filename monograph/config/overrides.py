@@ -88,7 +88,7 @@ def _read_override(override: Override, config: BaseConfig, also_known: Sequence[
     except UnparsableTypeError:
         raise ConfigError(
             f"--{leaf.path} cannot be set on the command line",
-            why=f"it takes {describe(leaf.annotation)}",
+            why=f"expected {describe(leaf.annotation)}",
             do="set it in a recipe of your own",
         ) from None
     except ValueError:
@@ -110,7 +110,7 @@ def _read_value(override: Override, leaf: Leaf) -> Any:
     if not override.words:
         raise ConfigError(
             f"--{leaf.path} has no value",
-            why=f"it takes {describe(leaf.annotation)}",
+            why=f"expected {describe(leaf.annotation)}",
             do=f"for example: {_make_example(leaf)}",
         )
     if len(override.words) > 1 and not takes_several_words(leaf.annotation):

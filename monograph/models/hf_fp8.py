@@ -46,7 +46,7 @@ def check_quantization(given: HfReader | None) -> None:
             raise given.refuse(key, f"{only}; use a checkpoint in bfloat16")
     for key in _UNCONVERTED:
         if given.has(key) and not _is_names(given.values[key]):
-            raise given.refuse(key, "it takes a list of modules' names")
+            raise given.refuse(key, "expected a list of modules' names")
     given.ignore("dequantize")
     given.finish()
 

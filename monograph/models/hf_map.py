@@ -119,7 +119,9 @@ def find_family(model_type: str) -> HfFamily:
     """The map of a `model_type` in a config.json."""
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"model_type is '{model_type}'", why="no family here is made like it", do=did_you_mean(model_type, FAMILIES)
+            f"unsupported model_type '{model_type}'",
+            why=f"supported: {', '.join(FAMILIES)}",
+            do=did_you_mean(model_type, FAMILIES),
         )
     return cast(HfFamily, importlib.import_module(FAMILIES[model_type]))
 

@@ -72,7 +72,7 @@ class HfReader:
     def _integer(self, key: str, least: int, most: int) -> int:
         value = self._need(key)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.refuse(key, f"it takes a whole number between {least} and {most}")
+            raise self.refuse(key, f"expected a whole number between {least} and {most}")
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
@@ -82,13 +82,13 @@ class HfReader:
             return default
         value = self._need(key)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise self.refuse(key, "it takes a number")
+            raise self.refuse(key, "expected a number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self.refuse(key, "it takes a finite number")
+            raise self.refuse(key, "expected a finite number")
         return number
 
     def boolean(self, key: str, *, default: bool | None = None) -> bool:
@@ -98,7 +98,7 @@ class HfReader:
             return default
         value = self._need(key)
         if not isinstance(value, bool):
-            raise self.refuse(key, "it takes true or false")
+            raise self.refuse(key, "expected true or false")
         return value
 
     def section(self, key: str) -> "HfReader | None":
@@ -107,7 +107,7 @@ class HfReader:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.refuse(key, "it takes an object")
+            raise self.refuse(key, "expected an object")
         return HfReader(value, path=self.name(key))
 
     def require(self, key: str, *served: Any) -> None:

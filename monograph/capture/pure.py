@@ -11,7 +11,7 @@ from monograph.graph.query import alias_of, is_mutation
 
 
 def make_pure(module: GraphModule) -> None:
-    """Replace every write by its pure form; a write that somebody else could see is an error."""
+    """Replace every write by its pure form; a write with another reader is an error."""
     for node in [node for node in module.graph.nodes if is_mutation(node)]:
         written = node.args[0]
         assert isinstance(written, Node)

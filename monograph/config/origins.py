@@ -27,7 +27,7 @@ def find_origins(config: BaseConfig, flags: Collection[str] = ()) -> dict[str, O
 
 
 def find_defaults(config: BaseConfig) -> dict[str, Any]:
-    """Dotted path -> the value a field has when nobody sets it, for every field that has one."""
+    """Dotted path -> the default value, for every field that has one."""
     return {path: value for path, value in _walk(config, None, "") if value is not dataclasses.MISSING}
 
 

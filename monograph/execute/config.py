@@ -36,7 +36,7 @@ class CompileConfig(Configurable.Config):
     """Load compiled code of an artifact that no key vouches for although other users can write to its folder."""
 
     expert_overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
-    """Experts' exchanges travel while another part of the micro-batch computes."""
+    """Overlap of experts' all_to_alls with compute."""
 
     def check(self) -> None:
         self.check_overlap()

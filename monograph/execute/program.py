@@ -97,7 +97,7 @@ class Program:
 def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> GraphModule:
     """The graph as a module without results: each goes to its taker right after it was computed.
 
-    What changes only with the weights is read from where it is kept, if somebody keeps it.
+    What changes only with the weights is read from the cast weight cache, if there is one.
     """
     root = nn.Module()
     for name, child in graph.module.named_children():

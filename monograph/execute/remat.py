@@ -13,7 +13,7 @@ Remat = Literal["none", "full", "selective"]
 def find_kept_ops() -> set[Any]:
     """Ops whose results are kept in selective mode: costly to repeat, or deciding where tokens go.
 
-    A repeated top-k could choose differently, and a repeated exchange would travel again.
+    A repeated top-k could choose differently, and a repeated all_to_all would send everything again.
     """
     return find_collective_ops() | costly_ops() | {READ_SIZE}
 

@@ -1,7 +1,7 @@
 """Values that change only when the weights do: casts of parameters, alone or one below the other.
 
-A node with such a value is tagged `once` by the pass cache_cast_weights. Whoever runs the graph may compute it after an
-update instead of in every micro-batch, or let the optimizer write it; whoever does not know of this runs it as it is.
+A node with such a value is tagged `once` by the pass cache_cast_weights. The executor may compute it after an
+update instead of in every micro-batch, or let the optimizer write it; running it in every step is right too.
 """
 
 import math

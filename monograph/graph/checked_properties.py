@@ -229,7 +229,7 @@ def _key(launch: Node) -> tuple[str, str, str, str]:
 
 
 def _large(groups: Iterable[str], facts: Facts) -> frozenset[str]:
-    """The groups in which there is somebody to talk to; others come and go."""
+    """The groups of more than one rank; collectives over one rank come and go."""
     return frozenset(group for group in groups if facts.group_sizes.get(group, 0) != 1)
 
 

@@ -143,6 +143,6 @@ def redirect(old: Node, new: Node, *, users: Iterable[Node] | None = None) -> No
 
 
 def erase(nodes: Iterable[Node]) -> None:
-    """Remove nodes that nobody reads any more; readers must come after what they read."""
+    """Remove nodes without readers; readers must come after what they read."""
     for node in reversed(list(nodes)):
         node.graph.erase_node(node)

@@ -28,12 +28,12 @@ class Facts:
     for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
-    """What is run chunk by chunk, so that experts' exchanges travel meanwhile."""
+    """What is run chunk by chunk, so that experts' all_to_alls overlap with compute."""
     is_split: bool = False
     """Whether the step will be cut in two where backward begins: the gradient of one that it begins with must stay."""
 
     def degree(self, axis: Axis) -> int:
-        """Ranks along an axis; an axis nobody mentions has one."""
+        """Ranks along an axis; an axis that is not mentioned has one."""
         return self.degrees.get(axis, 1)
 
     def place_of(self, slot: str) -> int:

@@ -1,4 +1,4 @@
-"""Where parameters and gradients travel: through casts, views, packs and collectives, from end to end.
+"""Paths of parameters and gradients: through casts, views, packs and collectives, from end to end.
 
 A parameter's flow starts at its input and ends where a module computes with it. A gradient's flow starts at the op
 that makes it and ends at its output; on the way it may be moved, cast, summed and added to its like, nothing else.
@@ -69,7 +69,7 @@ _COPIES = frozenset(
 )
 """Ops that hand their first argument's numbers on in other memory, besides views."""
 _CUTS = frozenset({ATEN.slice.Tensor, ATEN.select.int, ATEN.as_strided.default})
-"""Views of a part: which pieces of a pack are in it, nobody follows."""
+"""Views of a part: which pieces of a pack they hold is not tracked."""
 
 
 class Reader(NamedTuple):
@@ -174,7 +174,7 @@ def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
         raise broken(
             node,
             f"a pack of {len(pieces)} values is cut into other parts",
-            why="nobody can tell whose they are",
+            why="they cannot be assigned to a parameter",
             do="cut with one split into as many parts as were put together",
         )
     return HIDDEN

@@ -24,7 +24,7 @@ Piece = tuple[Node, int]
 
 
 class KnowsBytes(Protocol):
-    """Whoever knows how large values are."""
+    """Computes the bytes of values."""
 
     def bytes_of(self, node: Node, part: int) -> int:
         """Bytes of one of a node's values."""

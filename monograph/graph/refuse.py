@@ -31,7 +31,7 @@ def describe(node: Node) -> str:
     facts = [tag.path or "outside of the modules", tag.direction.value]
     facts += [tag.role.value] if tag.role else []
     facts += [tag.slot] if tag.slot else []
-    return f"%{node.name} = {op}({', '.join(arguments)})  # {', '.join(facts)}, made by {tag.made_by or 'nobody'}"
+    return f"%{node.name} = {op}({', '.join(arguments)})  # {', '.join(facts)}, made by {tag.made_by or 'capture'}"
 
 
 def _show(value: Any) -> str:

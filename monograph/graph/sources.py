@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).parent.parent.parent
 
 
 def source_of(node: Node) -> str:
-    """`monograph/models/router.py:52`: the innermost line outside of torch; empty when nobody remembers."""
+    """`monograph/models/router.py:52`: the innermost line outside of torch; empty when it was not recorded."""
     frames = [found for found in _FRAME.findall(node.stack_trace or "") if not found[0].startswith(_TORCH)]
     if not frames:
         return ""

@@ -1,4 +1,4 @@
-"""Heads of latent attention, [channels without position | turned channels], put together in one pass over memory.
+"""Heads of latent attention, [channels without position | channels with RoPE], put together in one pass over memory.
 
 Op by op, the last channels are turned into a tensor of their own and then everything is copied; backward cuts, turns
 and copies it all once more, for the queries and for the keys, and sums the shared key's gradient over strided heads.
@@ -33,7 +33,7 @@ def rope_tail(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str 
 def join_keys(
     kv: Tensor, shared: Tensor, rotation: Rotation, *, values: int, interleaved: bool, kernels: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values: kv [batch, sequence, heads, own channels + values] cut in two, the keys with a turned tail.
+    """Keys and values: kv [batch, sequence, heads, own channels + values] cut in two, the keys with RoPE on their tail.
 
     The tail [batch, sequence, 1, channels] is the same for all heads.
     """
@@ -45,13 +45,13 @@ def join_keys(
 
 
 def cut_tail(x: Tensor, cos: Tensor) -> tuple[Tensor, ...]:
-    """What stays as it is, and the channels that these angles turn."""
+    """What stays as it is, and the channels that get RoPE."""
     rope = 2 * cos.shape[-1]
     return x.split((x.shape[-1] - rope, rope), dim=-1)
 
 
 class RopeTail(Function):
-    """The last channels turned; backward turns them the other way."""
+    """RoPE on the last channels; backward rotates the other way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -85,7 +85,7 @@ class JoinKeys(Function):
 def reference_join_heads(
     own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> Tensor:
-    """Own channels and a turned tail, which may be one for all heads."""
+    """Channels without position and a tail with RoPE, which may be one for all heads."""
     turned = reference_rope(tail, cos, sin, interleaved, inverse)
     return torch.cat((own, turned.expand(-1, -1, own.shape[2], -1)), dim=-1)
 

@@ -61,7 +61,7 @@ def join_kernel(
 
 
 def join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    """Own channels and a turned tail, which may be one for all heads."""
+    """Channels without position and a tail with RoPE, which may be one for all heads."""
     batch, seq_len, heads, kept = own.shape
     rope = tail.shape[-1]
     out = own.new_empty(batch, seq_len, heads, kept + rope)

@@ -1,7 +1,7 @@
 """Turning pairs of channels by an angle, one pass over memory each way.
 
 Op by op a rotation reads and writes fp32 halves five times over: a tenth of an eager step of a model of 1B parameters.
-`rope_packed` turns queries and keys and writes them side by side with the values, for the one matmul that reads all
+`rope_packed` applies RoPE to queries and keys and writes them side by side with the values, for the one matmul that reads all
 gradients; the pass fuse_kernels puts it into graphs.
 """
 
@@ -22,7 +22,7 @@ _LIBRARY.define(
 )
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, fp32 [batch or 1, sequence, 1, pairs], to turn heads with."""
+"""Cosines and sines, fp32 [batch or 1, sequence, 1, pairs], for RoPE."""
 
 
 def apply_rope(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:

@@ -8,7 +8,7 @@ from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
 
 _PAIRS = 1024
-"""Pairs of channels that one program turns at most."""
+"""Largest number of channel pairs of one program."""
 
 
 @triton.jit

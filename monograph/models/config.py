@@ -144,7 +144,7 @@ class AttentionConfig(Configurable.Config):
         if not 0 <= self.head_dim <= MAX_SIZE or self.head_dim % 2:
             raise ConfigError(
                 f"head_dim is {self.head_dim}",
-                why="rotary positions turn channels in pairs",
+                why="RoPE rotates channels in pairs",
                 do=f"write an even number of at most {MAX_SIZE}, or 0",
             )
 
@@ -196,7 +196,7 @@ class LatentAttentionConfig(Configurable.Config):
         if self.qk_rope_head_dim % 2:
             raise ConfigError(
                 f"qk_rope_head_dim is {self.qk_rope_head_dim}",
-                why="rotary positions turn channels in pairs",
+                why="RoPE rotates channels in pairs",
                 do="write an even number",
             )
 

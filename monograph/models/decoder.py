@@ -116,7 +116,7 @@ class Decoder(nn.Module, Configurable):
         return [block for block in self.layers if isinstance(block, Block)]
 
     def find_rotated_dim(self) -> int:
-        """Channels of a head that rotary positions turn."""
+        """Channels of a head that get RoPE."""
         raise NotImplementedError
 
     @property

@@ -29,7 +29,7 @@ class Routed(NamedTuple):
 
 
 class Dispatch(Protocol):
-    """Brings tokens to their experts and back; what travels in between (`routed`) is the dispatcher's own business.
+    """Brings tokens to their experts and back; `routed` is private to the dispatcher.
 
     It has at least `rows`, `ends` and `load`, as in `Routed`.
     """

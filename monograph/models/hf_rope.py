@@ -80,7 +80,7 @@ def read_yarn(given: HfReader, rope: RopeConfig, *, scales_scores: bool) -> None
 def write_rope(rope: RopeConfig, *, layout: str | None = "half", scales_scores: bool = False) -> dict[str, Any]:
     """The keys of a config.json that describe rotary positions; `layout` is the one their model expects, if fixed."""
     if layout is not None and rope.layout != layout:
-        raise ConfigError(f"rope.layout is {rope.layout}", why=f"their model turns channels in the layout '{layout}'")
+        raise ConfigError(f"rope.layout is {rope.layout}", why=f"their model uses the RoPE layout '{layout}'")
     keys: dict[str, Any] = {"max_position_embeddings": rope.max_seq_len, "rope_theta": rope.theta, "rope_scaling": None}
     if rope.scaling == "none":
         return keys

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values come from one small latent, and positions travel in extra channels."""
+"""Multi-head latent attention: keys and values come from one small latent, and extra channels carry RoPE."""
 
 from torch import Tensor, nn
 

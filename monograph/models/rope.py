@@ -1,4 +1,4 @@
-"""Rotary positions with real numbers: each pair of channels is turned by an angle that grows with the position.
+"""RoPE with real numbers: each pair of channels is rotated by an angle that grows with the position.
 
 Two layouts of the pairs exist in published weights, `half` (channel i with i + dim/2) and `interleaved` (2i with
 2i + 1). Both are served, so that weights are used as they are published.

@@ -68,7 +68,7 @@ class Chunks:
     dim: int
     count: int
     is_summed_first: bool
-    """Gradients are added before they travel between ranks, not after."""
+    """Gradients of chunks are summed before the reduce_scatter, not after."""
 
     def covers(self, name: str) -> bool:
         """Whether a parameter of the unit belongs to the module."""

@@ -1,6 +1,6 @@
-"""Expert parallelism: rows travel to the rank that holds their expert, and back. Dropless, exact, deterministic.
+"""Expert parallelism: tokens are dispatched to the rank that holds their expert, and combined. Dropless, exact, deterministic.
 
-Each rank routes its own tokens (with tensor parallelism: its own slice of the sequence, so nothing travels twice).
+Each rank routes its own tokens (with tensor parallelism: its own slice of the sequence, so no token is sent twice).
 Counts are exchanged first; then every split size reaches the host in ONE blocking copy, and all later shapes depend
 on that copy as data, so nothing can read a size before it is there.
 

@@ -13,7 +13,7 @@ BLOCK_PARTS, EXPERT_PARTS = 2, 3
 
 @dataclass(kw_only=True, slots=True)
 class ExpertOverlapConfig(Configurable.Config):
-    """Run chosen modules chunk by chunk, so that one chunk's rows travel while another chunk computes."""
+    """Run chosen modules chunk by chunk, so that one chunk's all_to_all overlaps with another chunk's compute."""
 
     strategy: Literal["off", "trace", "graph"] = "off"
     """trace: modules are called once per chunk, in eager mode too; graph: a pass cuts the captured step."""
@@ -55,7 +55,7 @@ class ExpertOverlapConfig(Configurable.Config):
         if self.num_chunks < 2:
             raise ConfigError(
                 f"num_chunks is {self.num_chunks}",
-                why="with fewer than two chunks nothing can travel while another computes",
+                why="with fewer than two chunks there is nothing to overlap",
                 do="write 2 or more, or --compile.expert_overlap.strategy off",
             )
         if self.is_on and self.chunk_dim == "seq" and self.has_blocks:
@@ -95,7 +95,7 @@ class ExpertOverlapConfig(Configurable.Config):
         if mode == "graph" and self.schedule == "on" and expert_ranks == 1:
             raise ConfigError(
                 "compile.expert_overlap.schedule is on and parallelism.expert_parallel_degree is 1",
-                why="all experts are on every rank: no rows travel, and nothing can be hidden",
+                why="all experts are on every rank: there is no all_to_all to overlap",
                 do="--compile.expert_overlap.schedule off, or spread the experts over more ranks",
             )
         asked = {"chunk_experts": self.strategy == "graph", "overlap_experts": self.schedule == "on"}

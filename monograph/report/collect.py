@@ -1,4 +1,4 @@
-"""Everything the report says, as plain data: what a graph costs, where its memory goes, what travels and when.
+"""Everything the report says, as plain data: what a graph costs, where its memory goes, collectives and when they run.
 
 The page draws what stands here and computes nothing of its own.
 """

@@ -1,4 +1,4 @@
-"""One step as numbers that can be compared: global tensors, whoever computed them and however they were cut."""
+"""One step as numbers that can be compared: global tensors, however they were computed and sharded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class StepTrace:
 
 @dataclass(kw_only=True)
 class LocalTrace:
-    """One rank's part of a StepTrace, as it travels to rank 0."""
+    """One rank's part of a StepTrace, as it is sent to rank 0."""
 
     loss: float
     grad_norm: float

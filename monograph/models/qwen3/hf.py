@@ -76,7 +76,7 @@ def read_head_dim(hf: HfReader, *, is_moe: bool) -> int:
     if dim // n_heads % 2:
         raise ConfigError(
             f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads} without 'head_dim'",
-            why=f"heads would have {dim // n_heads} channels, and rotary positions turn channels in pairs",
+            why=f"heads would have {dim // n_heads} channels, and RoPE rotates channels in pairs",
         )
     return dim // n_heads
 

@@ -1,4 +1,4 @@
-"""Drop what nobody reads."""
+"""Dead code elimination."""
 
 from torch.fx import Node
 

@@ -1,4 +1,4 @@
-"""Collectives travel while another block computes."""
+"""Prefetch: overlap all_gathers and reduce_scatters with the compute of another block."""
 
 from dataclasses import dataclass
 from itertools import groupby, pairwise

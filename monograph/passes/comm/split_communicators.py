@@ -1,4 +1,4 @@
-"""Counts travel on a road of their own, and so does what is dispatched while chunks take turns."""
+"""Separate communicators for token counts, and for tokens that are dispatched while chunks overlap."""
 
 from torch.fx import Node
 

@@ -37,5 +37,5 @@ class CompileWhole(Pass):
             code = compile_region(graph, region, for_artifact=facts.for_artifact)
         put_in_place(graph, region, "compiled", code, tag)
         graph.compiled += 1
-        graph.properties = None  # they were kept up to here; inside of the compiled code nobody can look
+        graph.properties = None  # checked up to here; compiled code cannot be checked
         return f"{len(nodes)} nodes became one call"

@@ -231,7 +231,7 @@ def _made(node: Node) -> Tag:
 
 
 def _part(node: Node, index: int) -> Node | None:
-    """The node that takes one result of an op, when somebody reads it."""
+    """The node that takes one result of an op, when it is read."""
     found = [user for user in node.users if user.target is operator.getitem and user.args[1] == index and user.users]
     return found[0] if len(found) == 1 else None
 

@@ -57,7 +57,7 @@ def key_of(node: Node) -> Key:
 
 
 def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[MatmulSum]:
-    """Every sum in which two or more addends are matmuls that nobody else reads, one of them narrow inside."""
+    """Every sum in which two or more addends are matmuls without other readers, one of them narrow inside."""
     found = []
     for node in nodes:
         if not _is_sum(node) or any(_is_sum(user) and _is_partial(node, user) for user in node.users):
@@ -81,7 +81,7 @@ def plan_sums(nodes: Sequence[Node], max_columns: int) -> list[MatmulSum]:
 
 
 def find_addends(root: Node) -> list[Node]:
-    """What a tree of additions adds up, wherever nobody else reads a partial sum."""
+    """What a tree of additions adds up, where partial sums have no other readers."""
     found: list[Node] = []
     for each in root.args:
         assert isinstance(each, Node)
@@ -90,7 +90,7 @@ def find_addends(root: Node) -> list[Node]:
 
 
 def find_matmul(node: Node) -> Node | None:
-    """The matmul that a value is a view of, if nobody else reads it."""
+    """The matmul that a value is a view of, if it has no other reader."""
     while node.target in _VIEWS and len(node.users) == 1:
         node = node.args[0]  # type: ignore[assignment]
     is_matmul = node.target is ATEN.mm.default and len(node.users) == 1

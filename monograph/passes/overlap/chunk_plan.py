@@ -25,7 +25,7 @@ from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 
-TRAVELLING = (
+CHUNKABLE_ROLES = (
     Role.TOKEN_ALL_TO_ALL,
     Role.COUNT_ALL_TO_ALL,
     Role.SEQUENCE_ALL_GATHER,
@@ -195,7 +195,7 @@ def check_can_be_cut(node: Node) -> None:
     """Refuse nodes whose meaning would change with the order of chunks, or that talk to other ranks unexpectedly."""
     if is_random(node):
         raise refuse(node, find_chunk_node(node), "random numbers would be drawn in another order")
-    if is_launch(node) and tag_of(node).role not in TRAVELLING:
+    if is_launch(node) and tag_of(node).role not in CHUNKABLE_ROLES:
         raise refuse(node, find_chunk_node(node), "this collective is not known to work for a part of the micro-batch")
 
 

@@ -16,7 +16,7 @@ from monograph.passes.base import Pass
 
 @dataclass
 class JoinPlan:
-    """What is read instead of what, and what nobody reads then."""
+    """What is read instead of what, and what has no readers then."""
 
     same: dict[Node, Node] = field(default_factory=dict)
     """Part of a value that was put together -> the part it was made of."""
@@ -29,7 +29,7 @@ class MergeChunks(Pass):
     Before:  h = cat(h0, h1);  g0, g1 = split(h);  use(g0);  use(g1)
     After:   use(h0);  use(h1)
     Why:     neighbouring blocks that are called chunk by chunk would otherwise wait for each other's chunks at every
-             boundary: with chunks handed on, the next block's first chunk runs while this block's last one travels.
+             boundary: with chunks handed on, the next block's first chunk runs during this block's last all_to_all.
     """
 
     def skip(self, facts: Facts) -> str:

@@ -1,4 +1,4 @@
-"""One chunk's rows travel while another chunk computes."""
+"""Overlap one chunk's all_to_all with another chunk's compute."""
 
 from collections.abc import Sequence
 

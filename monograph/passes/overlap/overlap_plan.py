@@ -1,7 +1,7 @@
-"""The order in which chunks compute while others' rows travel: found by playing the step through with a cost model.
+"""A schedule that overlaps chunks' all_to_alls with compute, found by simulating the step with a cost model.
 
 Chunks take turns. A turn is everything one chunk needs to launch its next exchange, with the wait for its last one as
-late as it can be. So chunk 1 computes while chunk 0's rows travel, and with blocks cut as a whole the next block's
+late as it can be. So chunk 1 computes during chunk 0's all_to_all, and with whole blocks chunked the next block's
 chunk 0 runs under this block's last exchange. Where compute would still wait, work that nothing waits for yet (weight
 gradients, shared experts) fills the gap, as much of it as the gap is long.
 """
@@ -93,7 +93,7 @@ class ScheduleBuilder:
         self.blocked = [node for node in self.blocked if node not in self.done]
 
     def run_node(self, node: Node) -> None:
-        """Run a node now; in front of a wait for rows, run something else as long as they travel."""
+        """Run a node now; in front of a wait for rows, run something else until they arrive."""
         if node in self.done:
             return
         if is_row_wait(node):

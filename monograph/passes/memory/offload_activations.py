@@ -73,7 +73,7 @@ def plan_offload_copies(graph: StepGraph, config: OffloadActivationsConfig) -> l
 
 
 def is_fit(nodes: list[Node], last_block: int) -> bool:
-    """Whether a piece of memory can be offloaded: made by forward in a block other than the last, whole, and read late."""
+    """Whether memory can be offloaded: made by forward in a block other than the last, whole, and read late."""
     value = find_whole(nodes)
     tag = tag_of(nodes[0])
     if value is None or tag.direction is Direction.BACKWARD or tag.block in (None, last_block):

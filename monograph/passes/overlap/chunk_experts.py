@@ -30,7 +30,7 @@ class ChunkExperts(Pass):
     Before:  r = exchange(x);  y = experts(r);  z = exchange(y)                  backward: g = mm(d, r)
     After:   x0, x1 = split(x);  r0 = exchange(x0);  r1 = exchange(x1);  y0 = ...;  z = cat(z0, z1)
              backward: g0 = mm(d0, r0);  g1 = mm(d1, r1);  g = g1 + g0
-    Why:     the all_to_all of one chunk overlaps with the compute of another. Constants and shapes of a chunk come from a
+    Why:     one chunk's all_to_all overlaps with another's compute. Constants and shapes of a chunk come from a
              capture of the step at a chunk's size. Adjacent modules hand chunks on without putting them together.
              The numbers are those of calling the modules chunk by chunk.
     """

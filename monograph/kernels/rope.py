@@ -1,8 +1,8 @@
-"""Turning pairs of channels by an angle, one pass over memory each way.
+"""RoPE: rotate pairs of channels by an angle, one pass over memory each way.
 
 Op by op a rotation reads and writes fp32 halves five times over: a tenth of an eager step of a model of 1B parameters.
-`rope_packed` applies RoPE to queries and keys and writes them side by side with the values, for the one matmul that reads all
-gradients; the pass fuse_kernels puts it into graphs.
+`rope_packed` applies RoPE to queries and keys and writes them side by side with the values, for the one matmul that
+reads all gradients; the pass fuse_kernels puts it into graphs.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Expert parallelism: dispatch tokens to the ranks of their experts, combine the results. Dropless, exact, deterministic.
+"""Expert parallelism: dispatch tokens to the ranks of their experts, combine the results. Dropless, deterministic.
 
 Each rank routes its own tokens (with tensor parallelism: its own slice of the sequence, so no token is sent twice).
 Counts are exchanged first; then every split size reaches the host in ONE blocking copy, and all later shapes depend

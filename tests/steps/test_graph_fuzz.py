@@ -6,10 +6,10 @@ from tests.kit.fuzzing import REFUSED
 from tests.steps.graph_draw import draw
 from tests.steps.graph_fuzz import check_seed
 
-SEEDS = (0, 20415)
-"""20415: chunked experts whose gradients cross no collective, and are summed in another dtype than they are kept in."""
-MORE = (1030, 10015, 10108, 11035, *range(2000, 2040))
-"""The first ones failed once."""
+SEEDS = (20415,)
+"""Chunked experts whose gradients cross no collective, and are summed in another dtype than they are kept in."""
+MORE = (0, 1030, 10015, 10108, 11035, *range(2000, 2040))
+"""The first ones, all but 0, failed once."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

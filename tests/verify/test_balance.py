@@ -87,8 +87,13 @@ def test_chunked_graphs_on_four_ranks_have_the_bits_of_eager_chunking(chunks, sc
     assert found == [{"trace": [], "graph": []}] * 4
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("chunks", MODES)
+@pytest.mark.parametrize(
+    ("chunks", "scope"),
+    [
+        pytest.param(*case, marks=() if case == ("experts seq", "global") else pytest.mark.long)
+        for case in itertools.product(MODES, SCOPES)
+    ],
+)
 def test_chunks_use_the_counts_of_whole_sequences(chunks, scope, tmp_path):
     """A chunked run is verified against one device that knows no chunks."""
     options = {"strategy": "trace", **MODES[chunks]}

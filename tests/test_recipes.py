@@ -113,7 +113,7 @@ def test_sizes_are_written_as_people_say_them():
     assert str(Size(10_800_000, 3_700_000)) == "10.8M, 3.7M active"
 
 
-OWN = """
+CUSTOM_OPS = """
 from monograph.recipes.llama3 import llama3_debugmodel
 
 def mine():
@@ -137,7 +137,7 @@ number = 3
 def own_module(tmp_path, monkeypatch):
     """A user's file in the current folder."""
     name = f"own_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / f"{name}.py").write_text(CUSTOM_OPS)
     (tmp_path / f"{name}_broken.py").write_text("\nimport no_such_package\n")
     (tmp_path / f"{name}_unfinished.py").write_text("\n\ndef f(:\n")
     monkeypatch.chdir(tmp_path)

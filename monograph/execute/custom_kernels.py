@@ -19,7 +19,7 @@ from monograph.graph.forms import Form, form_of
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
-from monograph.kernels.catalog import OWN, PLAIN_FORMS
+from monograph.kernels.catalog import CUSTOM_OPS, REFERENCES
 from monograph.kernels.choose import HAS_TRITON
 from monograph.kernels.launch import only_built
 
@@ -52,9 +52,9 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCal
     """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
     found: dict[KernelCall, None] = {}
     for node in graph.nodes:
-        if node.target in OWN and not (is_compiled and node.target in PLAIN_FORMS):
+        if node.target in CUSTOM_OPS and not (is_compiled and node.target in REFERENCES):
             args: Any = torch.fx.node.map_arg(node.args, lambda each: form_of(value_of(each)))
-            found[KernelCall(OWN[node.target].name, tuple(args))] = None
+            found[KernelCall(CUSTOM_OPS[node.target].name, tuple(args))] = None
     return list(found)
 
 
@@ -89,7 +89,7 @@ def build_calls(calls: Iterable[KernelCall]) -> None:
 
 def find_builder(name: str) -> Callable[..., Any]:
     """What launches a kernel; imported when it is asked for."""
-    for own in OWN.values():
+    for own in CUSTOM_OPS.values():
         if own.name == name:
             return own.find_launcher()
     optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
@@ -136,7 +136,7 @@ def calls_from_data(data: Any) -> list[KernelCall]:
 
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
-    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in OWN.values()}
+    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in CUSTOM_OPS.values()}
     wanted |= {UPDATE: ["Tensor", "Tensor", "Optional[Tensor]"], SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):

@@ -16,7 +16,7 @@ from monograph.compat.ops import find_op
 from monograph.errors import ConfigError
 from monograph.graph.encode import GraphFileError
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
-from monograph.kernels.catalog import OWN
+from monograph.kernels.catalog import CUSTOM_OPS
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
@@ -163,7 +163,7 @@ EXTRA: Mapping[str, str] = {
         for kind in ("flash", "efficient", "cudnn")
         for direction in ("", "_backward")
     },
-    **{str(op): "a custom op of kernels/catalog.py" for op in OWN},
+    **{str(op): "a custom op of kernels/catalog.py" for op in CUSTOM_OPS},
     **{str(op): "copies of offloaded activations" for op in (TO_HOST, FROM_HOST, WAIT_COPY)},
 }
 """Operator -> why it is allowed although no capture on a CPU may have it."""

@@ -19,7 +19,7 @@ def do_shapes_fit(target: Any, arguments: Arguments) -> bool:
     name = name_of(target)
     if "_scaled_dot_product_" in name:
         return _does_attention_fit(arguments)
-    rule = _RULES.get(name.removesuffix(".default").removeprefix("monograph.")) if "monograph." in name else None
+    rule = KERNEL_SHAPES.get(name.removesuffix(".default").removeprefix("monograph.")) if "monograph." in name else None
     return rule is None or bool(rule(arguments))
 
 
@@ -119,15 +119,15 @@ def _sum_rows(given: Arguments) -> bool:
     return len(given["rows"]) == len(given["places"]) == 2
 
 
-_RULES: Mapping[str, Callable[[Arguments], bool]] = {
-    "gate": _same("x", "up"),
+KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
+    "swiglu": _same("x", "up"),
     "swiglu_backward": _same("grad", "x", "up"),
     "swiglu_backward_recompute": _same("grad", "x", "up"),
     "swiglu_backward_packed": _same("grad", "x", "up"),
     "swiglu_backward_packed_recompute": _same("grad", "x", "up"),
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
-    "rotate": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
+    "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
     "rope_packed": _rope_packed,
     "norm": _norm,
     "add_norm": _norm,

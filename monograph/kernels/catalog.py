@@ -1,4 +1,4 @@
-"""All ops of our own: who launches each on a GPU, and what it is to a compiler.
+"""All custom ops: what launches each on a GPU, and what a compiler is given instead.
 
 To a compiler most of them are torch's ops, which it fuses with their neighbours. The loss is not: our kernel is faster
 than what the compiler makes, and only an op can write over its logits (docs/decisions/0008).
@@ -20,7 +20,7 @@ class CustomOp:
     op: Any
     module: str
     """Where it is launched, by a function of the op's name; imported with the first CUDA tensor."""
-    plain: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
     """The same in torch's ops, where a compiler is given these."""
 
     @property
@@ -59,10 +59,10 @@ _ALL = (
     CustomOp(expert_rows.COMBINE_ROWS_BACKWARD, "expert_rows_on_gpu", expert_rows.reference_combine_rows_backward),
     CustomOp(wide.ADD_WIDE, "wide_on_gpu", wide.reference_add_wide),
 )
-OWN: dict[Any, CustomOp] = {own.op: own for own in _ALL}
-PLAIN_FORMS: dict[Any, Callable[..., Any]] = {own.op: own.plain for own in _ALL if own.plain is not None}
+CUSTOM_OPS: dict[Any, CustomOp] = {each.op: each for each in _ALL}
+REFERENCES: dict[Any, Callable[..., Any]] = {each.op: each.reference for each in _ALL if each.reference is not None}
 
 
 def teach_compiler() -> None:
     """Let Inductor take our ops apart. Doing it twice changes nothing."""
-    add_decompositions(PLAIN_FORMS)
+    add_decompositions(REFERENCES)

@@ -77,7 +77,7 @@ def _rope_on_cpu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse
 
 @torch.library.impl(_LIBRARY, "rope", "CUDA")
 def _rope_on_cuda(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return importlib.import_module("monograph.kernels.rope_on_gpu").apply_rope(x, cos, sin, interleaved, inverse)
+    return importlib.import_module("monograph.kernels.rope_on_gpu").rope(x, cos, sin, interleaved, inverse)
 
 
 @torch.library.register_fake("monograph::rope", lib=_LIBRARY)

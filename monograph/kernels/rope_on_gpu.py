@@ -131,7 +131,7 @@ _AS_OPS = {"enable_fp_fusion": False}
 """Every product and sum is rounded: alone or with others beside it, a rotation has the same bits."""
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
     """Turn the pairs of channels of x [batch, sequence, heads, dim]."""
     out = x.new_empty(x.shape)
     if not out.numel():

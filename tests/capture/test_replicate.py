@@ -47,7 +47,7 @@ def trace_both(model, folder, *, change=None, kinds=(False,), **how):
         example = make_example(config, step)
         runs = step.find_block_repeats()
         unfolded = [step.trace(*example, is_forward=is_forward) for is_forward in kinds]
-        with mock.patch.object(GraphStep, "find_runs", lambda _: []):
+        with mock.patch.object(GraphStep, "find_block_repeats", lambda _: []):
             whole = [step.trace(*example, is_forward=is_forward) for is_forward in kinds]
     return unfolded, whole, runs
 

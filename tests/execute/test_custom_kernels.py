@@ -53,8 +53,8 @@ def test_every_kind_of_call_in_a_graph_is_found_once(graph):
     calls = find_calls(graph)
     assert len(calls) == len(set(calls))
     names = [call.name for call in calls]
-    assert set(names) == {"gate", "swiglu_backward", "rotate", "norm", "norm_backward", "chunked_cross_entropy"}
-    turned = [call for call in calls if call.name == "rotate"]
+    assert set(names) == {"swiglu", "swiglu_backward", "rope", "norm", "norm_backward", "chunked_cross_entropy"}
+    turned = [call for call in calls if call.name == "rope"]
     assert {call.args[-1] for call in turned} == {False, True}, "forward and backward"
     assert all(isinstance(arg, Form | bool | int | float | None) for call in calls for arg in call.args)
 

@@ -54,7 +54,7 @@ def test_what_passes_plan_is_no_change_and_where_a_node_comes_from_is_one(step):
 MOVES = [([], 0), ([0, 1, 2], 0), ([1, 2, 0], 1), ([3, 2, 1, 0], 3), ([2, 0, 1, 3], 1)]
 
 
-@pytest.mark.parametrize(("places", "moved"), MOVES)
+@pytest.mark.parametrize(("indices", "moved"), MOVES)
 def test_moves_are_counted_as_few_as_possible(indices, moved):
     assert count_moved(indices) == moved
 

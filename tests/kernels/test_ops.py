@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from monograph.kernels.catalog import OWN, PLAIN_FORMS, teach_compiler
+from monograph.kernels.catalog import CUSTOM_OPS, REFERENCES, teach_compiler
 from monograph.kernels.chunked_cross_entropy import (
     CHUNKED_CROSS_ENTROPY,
     chunked_cross_entropy,
@@ -249,14 +249,14 @@ def test_fake_tensors_promise_what_ops_return(op, inputs):
 
 def test_the_catalog_has_every_op():
     library = {name for name in dir(torch.ops.monograph) if not name.startswith("_")} - {"name"}
-    assert {own.name for own in OWN.values()} <= library
-    assert {str(op) for op in OWN} == {f"monograph.{own.name}.default" for own in OWN.values()}
+    assert {own.name for own in CUSTOM_OPS.values()} <= library
+    assert {str(op) for op in CUSTOM_OPS} == {f"monograph.{own.name}.default" for own in CUSTOM_OPS.values()}
 
 
 def test_a_compiler_sees_plain_ops():
     teach_compiler()
     table = torch._inductor.decomposition.select_decomp_table()
-    assert PLAIN_FORMS.keys() <= table.keys()
+    assert REFERENCES.keys() <= table.keys()
     x, up, grad = make_gate(CPU, torch.float32)
     heads, cos, sin = make_heads(CPU, torch.float32)
 

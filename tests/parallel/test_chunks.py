@@ -27,7 +27,7 @@ def chunked(model, folder, changes=None, **overlap):
         ({"modules": "layers.*.moe", "chunk_dim": "seq", "num_chunks": 5}, {}, "--training.seq_len 30"),
         ({"strategy": "graph"}, {}, "needs a captured one"),
         ({"strategy": "graph", "num_chunks": 4, "schedule": "off"}, {"compile.mode": "graph"}, "a chunk would have 1"),
-        ({}, {"compile.mode": "graph"}, "no rows travel"),
+        ({}, {"compile.mode": "graph"}, "there is no all_to_all to overlap"),
         (
             {"strategy": "graph", "schedule": "off"},
             {"compile.mode": "graph", "passes.off": ("chunk_experts",)},

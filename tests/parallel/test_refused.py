@@ -29,7 +29,7 @@ REFUSED = {
     "llama3_debugmodel --ranks 4 --training.global_batch_size 24": ("= 16", "--training.global_batch_size 32"),
     "llama3_debugmodel --ranks 2 --parallelism.pipeline_parallel_degree 2": ("pipeline_parallel_degree is 2", "1"),
     "llama3_debugmodel --ranks 2 --parallelism.context_parallel_degree 2": ("context_parallel_degree is 2", "1"),
-    "llama3_debugmodel --ranks -2": ("--ranks -2", "--ranks 2"),
+    "llama3_debugmodel --ranks -2": ("--ranks must be >= 0, got -2", "--ranks 2"),
     f"llama3_debugmodel {TP} 2": ("ask for 2 ranks (tensor_parallel_degree 2) but there are 1", "start 2 ranks"),
 }
 WITHOUT_TORCH = """

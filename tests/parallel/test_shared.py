@@ -10,9 +10,11 @@ from monograph.parallel.shared import total_over_batch, total_over_tokens
 
 
 @pytest.mark.parametrize("sum_over", [total_over_batch, total_over_tokens])
-def test_who_is_alone_asks_nobody_and_gets_a_copy(sum_over, monkeypatch):
+def test_a_sum_over_one_rank_starts_no_collective_and_is_a_copy(sum_over, monkeypatch):
     """A copy: what a recorded step yields is overwritten by the next one."""
-    monkeypatch.setattr(monograph.parallel.shared, "total", lambda *_: pytest.fail("this starts a collective"))
+    monkeypatch.setattr(
+        monograph.parallel.shared, "all_reduce_over", lambda *_: pytest.fail("this starts a collective")
+    )
     value = torch.tensor([3.0, 4.0])
     with joined_groups(Mesh(), torch.device("cpu")):
         found = sum_over(value)

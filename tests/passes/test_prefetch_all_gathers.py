@@ -15,7 +15,7 @@ def order_of_events(graph):
         head = re.match(r"(forward|backward)(?: block (\d+))?:", line)
         if head:
             block = head[2] or "-"
-        elif "all_gather" in line and "param_all_gather" in line:
+        elif "all_gather_into_tensor(" in line and "param_all_gather" in line:
             events.append(("launch", block))
         elif "wait_tensor" in line and "param_all_gather" in line:
             events.append(("wait", block))

@@ -20,14 +20,16 @@ def test_counts_travel_beside_the_rows_and_nothing_else_changes():
     assert any(re.search(r"all_to_all.*, ep\).*token_all_to_all", line) for line in after)
 
 
-def test_with_chunks_what_is_dispatched_has_a_road_of_its_own_in_both_directions():
+def test_with_chunks_tokens_are_dispatched_over_a_communicator_of_their_own():
     overlap = {"strategy": "trace", "modules": "layers.*.moe"}
     chunked = {f"compile.expert_overlap.{name}": value for name, value in overlap.items()}
     chunked["training.local_batch_size"] = 2
     graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2), **chunked)
     make_pass("split_communicators").run(graph, facts)
     lines = [
-        line for line in graph.text(folded=False).splitlines() if "all_to_all" in line and "token_all_to_all" in line
+        line
+        for line in graph.text(folded=False).splitlines()
+        if "all_to_all_single(" in line and "token_all_to_all" in line
     ]
     assert len(lines) >= 8, "two chunks, there and back, forward and backward"
     for line in lines:

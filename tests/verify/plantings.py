@@ -55,7 +55,7 @@ def missing_sum(name: str, group: Group) -> Planting:
         if slot.name != name:
             return honest(gradient, slot)
         skip = lambda value, over: value if over is group else all_reduce_over(value, over)  # noqa: E731
-        with patch.object(monograph.parallel.shard, "total", skip):
+        with patch.object(monograph.parallel.shard, "all_reduce_over", skip):
             return honest(gradient, slot)
 
     return lambda: patch.object(monograph.parallel.shard, "reduce_gradient", reduce_gradient)
@@ -83,7 +83,7 @@ def changed_border(path: str, crossing: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def gather_whole(stream: torch.Tensor) -> torch.Tensor:
-    return monograph.parallel.collectives.gather(stream, 1, 2, Group.TP)
+    return monograph.parallel.collectives.all_gather_autograd(stream, 1, 2, Group.TP)
 
 
 def next_ranks_slice(stream: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def slice_off_in_backward() -> Iterator[None]:
         rolled = grads[0].roll(grads[0].shape[dim] // size, dims=dim)
         return reduce_scatter_dim(rolled, dim, size, group), None, None, None
 
-    with patch.object(monograph.parallel.collectives._Gather, "backward", staticmethod(backward)):
+    with patch.object(monograph.parallel.collectives._AllGather, "backward", staticmethod(backward)):
         yield
 
 
@@ -127,7 +127,7 @@ def swapped_in_backward() -> Iterator[None]:
         back = monograph.parallel.collectives.all_to_all(grads[0].contiguous(), received, sent, group.value)
         return back, None, None, None
 
-    with patch.object(monograph.parallel.collectives._Exchange, "backward", staticmethod(backward)):
+    with patch.object(monograph.parallel.collectives._AllToAll, "backward", staticmethod(backward)):
         yield
 
 
@@ -261,5 +261,5 @@ def gathered_in_another_order() -> Iterator[None]:
         is_target = group is Group.FSDP_GATHER and whole.shape == (264, 64)
         return torch.cat([whole.narrow(0, 132, 132), whole.narrow(0, 0, 132)]) if is_target else whole
 
-    with patch.object(monograph.parallel.shard, "gather_dim", wrong):
+    with patch.object(monograph.parallel.shard, "all_gather_dim", wrong):
         yield

@@ -4,7 +4,7 @@ from monograph.compat.ops import ATEN
 from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from monograph.kernels.catalog import OWN
+from monograph.kernels.catalog import CUSTOM_OPS
 from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.swiglu import SWIGLU_BACKWARD
 from monograph.passes.base import Pass
@@ -31,7 +31,7 @@ class FuseKernels(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        if not any(node.target in OWN for node in graph.nodes):
+        if not any(node.target in CUSTOM_OPS for node in graph.nodes):
             return "no ops of ours"
         stages = (
             (fuse_again, (NORM_BACKWARD, SWIGLU_BACKWARD)),

@@ -176,7 +176,7 @@ def broken(tmp_path_factory):
 
 def test_ranks_survive_no_peer(broken):
     folder, code, err, seconds, saved = broken
-    assert seconds < 5, "survivors end within seconds"
+    assert seconds < 20, "survivors end by themselves: the launcher would kill them after 30 s"
     assert code == 128 + signal.SIGKILL
     assert "rank 1 was killed by SIGKILL (exit code -9); it failed first" in err
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from monograph.axes import COORDS, Group
 from monograph.compat.ops import abort_process_groups, alias_process_group, fake_store, remove_group_alias
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.parallel.error_file import record_failure
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
@@ -180,7 +180,7 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
     try:
         yield groups
     except BaseException as error:
-        get_error_handler().record_exception(error)  # before the others fail too, because our connections close
+        record_failure(error)
         leave = abort_process_groups  # destroying waits for kernels, which may wait for a peer that is gone
         raise
     finally:

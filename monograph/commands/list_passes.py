@@ -27,15 +27,15 @@ def list_passes(arguments: PassesArguments) -> int:
     return 0
 
 
-def name_numbers(each: Pass) -> str:
-    """What a pass promises about the numbers the step computes."""
-    return "same bits" if each.same_bits else "changes"
+def name_numerics(each: Pass) -> str:
+    """What a pass promises about the numerics of the step."""
+    return "bitwise" if each.bitwise else "within rounding"
 
 
 def make_rows(each: Pass) -> Iterator[tuple[str, str, str]]:
-    """What a pass does, what it needs of earlier ones and gives to later ones, and its options."""
-    yield each.name(), name_numbers(each), find_summary(type(each))
-    for word, which in (("needs", each.needs), ("gives", each.gives)):
+    """What a pass does, what it requires of earlier ones and provides for later ones, and its options."""
+    yield each.name(), name_numerics(each), find_summary(type(each))
+    for word, which in (("requires", each.requires), ("provides", each.provides)):
         if which:
             yield "", word, ", ".join(has.value for has in which)
     docs = find_field_docs(type(each.config))
@@ -52,15 +52,15 @@ def _make_lines(passes: list[Pass]) -> Iterator[str]:
     yield "# Passes"
     yield ""
     yield "What graph mode does to the captured step, in this order; printed by `monograph passes --markdown`."
-    yield "A pass that keeps the same bits leaves every loss and gradient as eager execution computes it."
+    yield "A bitwise pass leaves every loss and gradient bitwise identical to eager mode."
     yield ""
-    yield "| pass | numbers | needs | gives | |"
+    yield "| pass | numerics | requires | provides | |"
     yield "|---|---|---|---|---|"
     for each in passes:
-        needs, gives = (", ".join(has.value for has in which) for which in (each.needs, each.gives))
+        requires, provides = (", ".join(has.value for has in which) for which in (each.requires, each.provides))
         required = " Always runs." if each.is_required else ""
         link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
-        yield f"| {link} | {name_numbers(each)} | {needs} | {gives} | {summary}{required} |"
+        yield f"| {link} | {name_numerics(each)} | {requires} | {provides} | {summary}{required} |"
     yield ""
     yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`."
     for each in passes:

@@ -35,10 +35,10 @@ class Pass(Configurable, ABC):
     """One change to the graph. The docstring shows it: what it does, Before, After, Why."""
 
     Config: ClassVar[Any] = NoOptions
-    needs: ClassVar[tuple[Property, ...]] = ()
+    requires: ClassVar[tuple[Property, ...]] = ()
     """Skipped, with a reason, when one of these is missing."""
-    gives: ClassVar[tuple[Property, ...]] = ()
-    same_bits: ClassVar[bool] = True
+    provides: ClassVar[tuple[Property, ...]] = ()
+    bitwise: ClassVar[bool] = True
     """Whether the step computes exactly the same numbers afterwards."""
     is_required: ClassVar[bool] = False
     """Whether the step cannot run without it: switching it off is an error."""

@@ -70,7 +70,7 @@ def run_passes(
     for each in passes:
         record, now = run_pass(each, graph, facts, has=has, is_off=each.name() in off, before=now, meter=meter)
         if record.status == "ran":
-            has |= set(each.gives)
+            has |= set(each.provides)
         log.debug("%s: %s (%.2f s): %s", record.name, record.status, record.seconds, record.note)
         records.append(record)
         if watch is not None:
@@ -93,7 +93,7 @@ def run_pass(
 
     Only what the pass changed is checked and measured anew.
     """
-    missing = [need.value for need in each.needs if need not in has]
+    missing = [need.value for need in each.requires if need not in has]
     reason = "switched off" if is_off else each.skip(facts) or (f"needs {', '.join(missing)}" if missing else "")
     told: dict[str, Any] = {"name": each.name(), "options": dataclasses.asdict(each.config), "before": before.cost}
     if reason:

@@ -86,4 +86,4 @@ def test_all_passes_together_give_the_same_text_on_two_ranks_and_leave_the_optio
 def test_a_default_pipeline_asks_for_nothing_that_changes_bits():
     for each in build_passes(PassesConfig()):
         _, facts = capture_small("llama3", Mesh(), 0)
-        assert each.same_bits or each.skip(facts) or each.needs, each.name()
+        assert each.bitwise or each.skip(facts) or each.requires, each.name()

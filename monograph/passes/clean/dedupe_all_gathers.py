@@ -20,7 +20,7 @@ class DedupeAllGathers(Pass):
     Why:     tied weights and repeated uses of a module ask for the same collective; the second one brings nothing new.
     """
 
-    gives = (Property.SHARED_GATHERS,)
+    provides = (Property.SHARED_GATHERS,)
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_shared(graph)

@@ -44,8 +44,8 @@ class BucketCollectives(Pass):
     """
 
     Config = BucketCollectivesConfig
-    needs = (Property.SHARED_GATHERS,)
-    gives = (Property.BUCKETS,)
+    requires = (Property.SHARED_GATHERS,)
+    provides = (Property.BUCKETS,)
 
     def skip(self, facts: Facts) -> str:
         axes = (Axis.FSDP, Axis.EFSDP, Axis.DP_REPLICATE, Axis.TP)

@@ -26,8 +26,8 @@ class CompileRegions(Pass):
              changes how numbers are rounded, so this is a choice.
     """
 
-    needs = (Property.REGIONS,)
-    same_bits = False
+    requires = (Property.REGIONS,)
+    bitwise = False
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)

@@ -21,7 +21,7 @@ class CompileWhole(Pass):
     """
 
     Config = CompileWholeConfig
-    same_bits = False
+    bitwise = False
 
     def skip(self, facts: Facts) -> str:
         return "" if self.config.enabled else "compile_whole.enabled is false"

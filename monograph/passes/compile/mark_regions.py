@@ -31,7 +31,7 @@ class MarkRegions(Pass):
     """
 
     Config = MarkRegionsConfig
-    gives = (Property.REGIONS,)
+    provides = (Property.REGIONS,)
 
     def skip(self, facts: Facts) -> str:
         return "" if self.config.regions else "mark_regions.regions is empty"

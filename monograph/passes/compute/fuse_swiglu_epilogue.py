@@ -32,7 +32,7 @@ class FuseSwigluEpilogue(Pass):
     """
 
     Config = FuseSwigluEpilogueConfig
-    same_bits = False
+    bitwise = False
 
     def skip(self, facts: Facts) -> str:
         return "" if self.config.enabled else "fuse_swiglu_epilogue.enabled is false"

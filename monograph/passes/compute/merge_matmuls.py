@@ -30,7 +30,7 @@ class MergeMatmuls(Pass):
     """
 
     Config = MergeMatmulsConfig
-    same_bits = False
+    bitwise = False
 
     def skip(self, facts: Facts) -> str:
         return "" if self.config.enabled else "merge_matmuls.enabled is false"

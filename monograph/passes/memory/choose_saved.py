@@ -36,7 +36,7 @@ class ChooseSaved(Pass):
     """
 
     Config = ChooseSavedConfig
-    gives = (Property.SAVED_PLAN,)
+    provides = (Property.SAVED_PLAN,)
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         kept = self.plan(graph, facts)

@@ -33,8 +33,8 @@ class Recompute(Pass):
              the same values, so every bit stays. Counters, sizes and random numbers are never computed twice.
     """
 
-    needs = (Property.SAVED_PLAN,)
-    gives = (Property.RECOMPUTE,)
+    requires = (Property.SAVED_PLAN,)
+    provides = (Property.RECOMPUTE,)
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_recompute(graph)

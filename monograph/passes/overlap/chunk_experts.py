@@ -35,8 +35,8 @@ class ChunkExperts(Pass):
              The numbers are those of calling the modules chunk by chunk.
     """
 
-    gives = (Property.CHUNKS,)
-    same_bits = False
+    provides = (Property.CHUNKS,)
+    bitwise = False
 
     def skip(self, facts: Facts) -> str:
         strategy = facts.overlap.strategy

@@ -82,7 +82,7 @@ class Stack(nn.Module):
         return x + sum(layer.seen for layer in self.layers if getattr(layer, "seen", None) is not None)
 
 
-def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
+def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, reduce_dtype=torch.float32, **overlap):
     """The step of a stack of layers on a fake mesh, its chunk nodes, and what the pass may know."""
     mesh = mesh or Mesh(dp_shard=2)
     config = ExpertOverlapConfig(**{"strategy": "graph", **overlap})
@@ -102,7 +102,7 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
     ]
 
     def step(state, buffers, batch, coords, scalars):
-        pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, torch.float32) for slot in slots}
+        pieces = {slot.name: gather_parameter(state[slot.name], slot, torch.float32, reduce_dtype) for slot in slots}
         loss = torch.func.functional_call(model, pieces, (batch["x"],)).sum()
         return StepOutputs(loss.detach(), take_gradients(loss, state), {})
 
@@ -114,4 +114,7 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, **overlap):
         capture_chunk_nodes(graph, step, model, example, config, roots)
     sizes = {group.value: mesh.group_size(group) for group in Group}
     degrees = {axis: mesh.degree(axis) for axis in Axis}
-    return graph, Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config)
+    facts = Facts(
+        degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype
+    )
+    return graph, facts

@@ -5,13 +5,14 @@ import torch
 
 from monograph.compat.ops import ALL_TO_ALL, REDUCE_SCATTER
 from monograph.errors import ConfigError
-from monograph.graph.query import is_launch
+from monograph.graph.query import is_launch, value_of
 from monograph.graph.refuse import GraphError
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
 from monograph.passes.clean.remove_dead_code import RemoveDeadCode
 from monograph.passes.clean.remove_no_ops import RemoveNoOps
+from monograph.passes.comm.elide_trivial_collectives import ElideTrivialCollectives
 from monograph.passes.overlap.chunk_experts import ChunkExperts
 from tests.passes.chunk_toys import Crossing, Leaking, Looping, Noisy, Plain, Talking, capture_stack
 from tests.passes.kit import capture_small
@@ -74,6 +75,19 @@ def test_chunks_gradients_travel_one_by_one_when_they_are_added_afterwards():
     assert scatters == [1, 4]
     result = each.results[1]
     assert [tag_of(part).chunk for part in result.all_input_nodes] == [None, 0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("grad_sum", ["before_reduce", "after_reduce"])
+def test_chunks_gradients_are_added_in_the_reduce_dtype(ranks, grad_sum):
+    """Without a collective in between, the casts to and from the reduce dtype are adjacent."""
+    graph, facts = capture_stack(mesh=Mesh(dp_shard=ranks), reduce_dtype=torch.bfloat16, grad_sum=grad_sum)
+    for each in (RemoveNoOps(), ElideTrivialCollectives(), ChunkExperts()):
+        each.run(graph, facts)
+    adds = [node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor]
+    (added,) = [node for node in adds if len(node.all_input_nodes) == 2]
+    assert value_of(added).dtype == torch.bfloat16
+    assert value_of(graph.results[1]).dtype == torch.float32
 
 
 def test_adjacent_modules_hand_their_chunks_on():

@@ -61,7 +61,7 @@ def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
         if root and is_of_chunk(node, plan, dim):
             check_can_be_cut(node)
             plan.body[node] = root
-    add_tails(graph, plan, until=facts.reduce_dtype if facts.overlap.grad_sum == "before_reduce" else None)
+    add_tails(graph, plan, facts.reduce_dtype, is_reduced=facts.overlap.grad_sum == "after_reduce")
     counted = find_counted(graph)
     for node in plan.body:
         plan_exit(node, plan, dim, counted)
@@ -120,24 +120,25 @@ def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
     return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
 
 
-def add_tails(graph: StepGraph, plan: ChunkPlan, *, until: torch.dtype | None) -> None:
-    """What happens to each chunk's gradient by itself: the cast to the dtype `until`, or with None all of its way.
+def add_tails(graph: StepGraph, plan: ChunkPlan, reduce_dtype: torch.dtype, *, is_reduced: bool) -> None:
+    """What happens to each chunk's gradient by itself: the cast to the reduce dtype and, if asked for, the collectives.
 
-    Where one rank holds a parameter there is no collective to stop at, and only the dtype tells the cast before it from
-    the cast after it.
+    Chunks are summed in the reduce dtype, as in eager mode. Where one rank holds a parameter there is no collective
+    between the cast to it and the cast from it, and only the dtype tells them apart.
     """
     for node in list(plan.body):
-        for tail in _find_tail(node, plan, until):
+        for tail in _find_tail(node, plan, reduce_dtype, is_reduced=is_reduced):
             plan.body[tail] = plan.body[node]
     indices = {node: index for index, node in enumerate(graph.nodes)}
     plan.body = dict(sorted(plan.body.items(), key=lambda item: indices[item[0]]))
 
 
-def _find_tail(node: Node, plan: ChunkPlan, until: torch.dtype | None) -> Iterator[Node]:
+def _find_tail(node: Node, plan: ChunkPlan, reduce_dtype: torch.dtype, *, is_reduced: bool) -> Iterator[Node]:
     last, outside = node, [user for user in node.users if user not in plan.body]
     while len(outside) == 1 and _is_scattered(outside[0]):
         (following,) = outside
-        if until is not None and (following.target is not ATEN._to_copy.default or value_of(last).dtype == until):
+        is_cast = following.target is ATEN._to_copy.default
+        if (is_cast and value_of(last).dtype == reduce_dtype) or not (is_cast or is_reduced):
             return
         yield following
         last, outside = following, list(following.users)

@@ -3,7 +3,7 @@
     python benchmarks/balance.py [--recipes ...] [--layers 4] [--steps 300] [--device cuda] [--out FILE]
 
 Every recipe trains several times from the same weights on the same data: without anything that balances (no auxiliary
-loss, no selection bias), as published, and with the coefficients of `--coefficients`. The table has the load of the
+loss, no selection bias), as published, and with other settings (`--variants coefficient=0.01,bias`). The table has the load of the
 busiest expert over the mean and the entropy over its maximum, both of the worst layer, at chosen steps; the mean loss
 of the last 20 steps; and the first step from which one expert of some layer gets at least 0.9 of all tokens.
 """
@@ -56,23 +56,30 @@ def make_config(recipe: str, options: argparse.Namespace, folder: Path) -> Train
     return config
 
 
-def make_variants(
-    config: TrainerConfig, names: Sequence[str], coefficients: Sequence[float]
-) -> dict[str, TrainerConfig]:
-    """The same run with other balancing."""
+def make_variant(config: TrainerConfig, words: str) -> TrainerConfig:
+    """The same run with other balancing: `nothing`, `published`, or settings beside the published ones.
 
-    def change(balance: LoadBalanceConfig, expert_bias: bool) -> TrainerConfig:
-        changed = replace_leaf(config, "model.moe.balance", balance)
-        changed = replace_leaf(changed, "model.moe.router.expert_bias", expert_bias)
-        check_config(changed)
-        return changed
-
-    published, bias = config.model.moe.balance, config.model.moe.router.expert_bias
-    known = {"nothing": change(LoadBalanceConfig(), False), "published": change(published, bias)}
-    return {
-        **{name: known[name] for name in names},
-        **{f"coefficient {value:g}": change(published.replace(coefficient=value), bias) for value in coefficients},
-    }
+    `bias` adds the selection bias; `NAME=VALUE` sets a field of the balance section, or `warmup` (steps).
+    """
+    balance, has_bias = config.model.moe.balance, config.model.moe.router.expert_bias
+    warmup = config.lr_scheduler.warmup_steps
+    for word in words.split(","):
+        name, _, value = word.partition("=")
+        if word == "nothing":
+            balance, has_bias = LoadBalanceConfig(), False
+        elif word == "bias":
+            has_bias = True
+        elif name == "scope":
+            balance = balance.replace(scope=value)
+        elif name == "warmup":
+            warmup = int(value)
+        elif word != "published":
+            balance = balance.replace(**{name: float(value)})
+    changed = replace_leaf(config, "model.moe.balance", balance)
+    changed = replace_leaf(changed, "model.moe.router.expert_bias", has_bias)
+    changed = replace_leaf(changed, "lr_scheduler.warmup_steps", warmup)
+    check_config(changed)
+    return changed
 
 
 def run(config: TrainerConfig) -> list[dict[str, Any]]:
@@ -118,8 +125,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--variants", nargs="*", default=["nothing", "published"], choices=["nothing", "published"])
-    parser.add_argument("--coefficients", type=float, nargs="*", default=[])
+    parser.add_argument("--variants", nargs="+", default=["nothing", "published"], help="see make_variant")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(words)
@@ -129,8 +135,9 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for recipe in options.recipes:
             config = make_config(recipe, options, Path(folder) / recipe)
-            for name, variant in make_variants(config, options.variants, options.coefficients).items():
-                index = str(Path(folder) / f"{recipe}-{name}".replace(" ", "-"))
+            for name in options.variants:
+                variant = make_variant(config, name)
+                index = str(Path(folder) / f"{recipe}-{name}")
                 row = summarize(run(replace_leaf(variant, "job.dump_folder", index)), variant)
                 found.setdefault(recipe, {})[name] = row
                 print(show(recipe, name, row), flush=True)

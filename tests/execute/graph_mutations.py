@@ -79,7 +79,7 @@ class Mutator:
             except (IndexError, KeyError, TypeError, ValueError, AttributeError):
                 continue  # a change before it left nothing that it could change
             self.done.append(change.__name__)
-        if self.pick.random() < 0.6:
+        if self.pick.random() < 0.6 and isinstance(self.data.get("nodes"), list):
             self.repair()
         return self.done
 

@@ -1,7 +1,7 @@
 """How fast a step is: modes one after the other in one process, on the same tokens and the same first weights.
 
 The optimizer counts; reading data, checkpoints and logs do not. Times are medians over many steps. Every step has its
-own tokens: a batch that is seen again and again is soon known by heart, and matmuls of tiny gradients are faster than
+own tokens: a batch that is repeated is soon memorized, and matmuls of tiny gradients are faster than
 those of a real run. On a GPU the device's own clock is read between steps, and nobody waits for it until the end.
 """
 
@@ -40,7 +40,7 @@ log = get_log("bench")
 AHEAD = 64
 """Batches drawn at once."""
 WIDEST = 1 << 16
-"""Columns of matmuls that are still joined where our own kernels can read and write them side by side."""
+"""Columns of matmuls that are still merged where custom kernels can read and write them packed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +184,11 @@ def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[s
     """Random tokens without end, the same in every mode; on the device long before they are needed."""
     generator = torch.Generator().manual_seed(config.debug.seed)
     shape = (config.training.local_batch_size, config.training.seq_len)
-    indices = torch.arange(shape[1], device=device).expand(shape).contiguous()
+    positions = torch.arange(shape[1], device=device).expand(shape).contiguous()
     while True:
         drawn = torch.randint(0, config.model.vocab_size, (AHEAD, *shape), generator=generator).to(device)
         for tokens in drawn:
-            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": indices, "documents": indices * 0}
+            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": positions, "documents": positions * 0}
 
 
 def synchronize(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from monograph.execute.artifact.trust import find_trust
 
 
 def sign_artifact(arguments: ArtifactSignArguments) -> int:
-    """Sign what is there, once it is whole: whoever has the key then knows that nobody else changed it."""
+    """Sign what is there, once it is whole: with the key, later changes by others can be detected."""
     folder = Path(arguments.folder)
     key = need_key(arguments.key_file, "artifact sign")
     data = read_manifest_bytes(folder)

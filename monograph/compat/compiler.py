@@ -84,7 +84,7 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
     no C++ kernel is built: one that is missing is an error, not a minute of waiting.
     """
     inductor = torch._inductor
-    indices = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
     def refuse(builder: Any) -> None:
         raise KernelMissing(f"there is no {Path(builder.get_target_file_path()).name}")
@@ -94,7 +94,7 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
     if not is_complete:
         forget_processor()
     try:
-        with variables_set(indices), inductor.config.patch(cpp_cache_precompile_headers=False):
+        with variables_set(folders), inductor.config.patch(cpp_cache_precompile_headers=False):
             if is_complete:
                 with builders:
                     yield

@@ -20,7 +20,7 @@ class CastWeightCache:
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
         self._buffers: dict[CachedCast, Tensor] = {}
-        self._places: dict[str, list[Tensor]] = {}
+        self._copies: dict[str, list[Tensor]] = {}
         self._versions: dict[str, int] = {}
         self._written: set[str] = set()
         """By the optimizer since the last refresh."""
@@ -32,28 +32,28 @@ class CastWeightCache:
             rows = sum(part.shape[0] for part in parts)
             buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=kept.dtype, device=parts[0].device)
             self._buffers[kept] = buffer
-            for slot, index in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
-                self._places.setdefault(slot, []).append(index)
+            for slot, copy in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
+                self._copies.setdefault(slot, []).append(copy)
                 self._versions.pop(slot, None)
         return self._buffers[kept]
 
     @torch.no_grad()
     def refresh(self, *, is_updated: bool) -> None:
-        """Before a step: copy what may have been written since the last one. Within an update nobody writes unseen."""
-        for slot, indices in self._places.items():
+        """Before a step: copy what may have been written since the last one. Within an update every write is known."""
+        for slot, copies in self._copies.items():
             version = version_of(self._parameters[slot])
             is_suspect = is_updated and slot not in self._written
             if is_suspect or self._versions.get(slot) != version:
-                for index in indices:
-                    index.copy_(self._parameters[slot])
+                for copy in copies:
+                    copy.copy_(self._parameters[slot])
                 self._versions[slot] = version
         self._written.clear()
 
     def place_of(self, slot: str) -> Tensor | None:
         """Where an optimizer may write a parameter's copy by itself: the only one there is, made of its last value."""
-        indices = self._places.get(slot, ())
+        copies = self._copies.get(slot, ())
         is_current = self._versions.get(slot) == version_of(self._parameters[slot])
-        return indices[0] if len(indices) == 1 and is_current else None
+        return copies[0] if len(copies) == 1 and is_current else None
 
     def trust(self, slots: list[str]) -> None:
         """These copies were just written along with their parameters."""

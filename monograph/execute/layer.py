@@ -113,16 +113,16 @@ def explain(error: Exception, what: str) -> CompileFailed:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = find_raised(error) or (lines[0] if lines else type(error).__name__)
     details = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
-    index = find_place(lines)
+    frame = find_user_frame(lines)
     return CompileFailed(
         f"{what} cannot be captured as one graph: {reason}",
-        why="; ".join([f"at {index}"] * bool(index) + details[:1]),
+        why="; ".join([f"at {frame}"] * bool(frame) + details[:1]),
         do="change that line, or --compile.mode eager",
     )
 
 
-def find_place(lines: list[str]) -> str:
+def find_user_frame(lines: list[str]) -> str:
     """The last line of code in a report that is not torch's own: what a user can change."""
-    indices = [line for line in lines if line.startswith('File "')]
-    own = [index for index in indices if not index.startswith(f'File "{_TORCH}')]
-    return (own or indices or [""])[-1]
+    frames = [line for line in lines if line.startswith('File "')]
+    own = [frame for frame in frames if not frame.startswith(f'File "{_TORCH}')]
+    return (own or frames or [""])[-1]

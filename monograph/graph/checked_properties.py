@@ -51,15 +51,15 @@ def find_properties(graph: StepGraph) -> CheckedProperties:
         sums={slot: flow.groups for slot, flow in gradients.items()},
         sources={slot: flow.paths for slot, flow in gradients.items()},
         dtypes=tuple(value_of(node).dtype for node in graph.results if node is not None),
-        transfers=dict(counts),
-        indices=find_places(graph, nodes, alive),
+        collectives=dict(counts),
+        coordinate_readers=find_coordinate_readers(graph, nodes, alive),
     )
 
 
 def with_chunks(properties: CheckedProperties, is_cut: Callable[[str], bool], count: int) -> CheckedProperties:
-    """The promises of a graph whose modules of some paths run once per chunk: so do their collectives."""
-    transfers = {key: times * count if is_cut(key[0]) else times for key, times in properties.transfers.items()}
-    return replace(properties, transfers=transfers)
+    """The properties of a graph whose modules of some paths run once per chunk: so do their collectives."""
+    collectives = {key: times * count if is_cut(key[0]) else times for key, times in properties.collectives.items()}
+    return replace(properties, collectives=collectives)
 
 
 def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
@@ -78,12 +78,12 @@ def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> N
             raise broken(result, f"the {name} was captured as {dtype} and is {found}", why="the optimizer relies on it")
     alive = find_alive(nodes)
     _check_collectives(nodes, alive, properties, facts)
-    missing = properties.indices - find_places(graph, nodes, alive)
+    missing = properties.coordinate_readers - find_coordinate_readers(graph, nodes, alive)
     if missing and not _has_regions(nodes):
         raise broken(
             graph.placeholders[[spec.kind for spec in graph.inputs].index(InputKind.COORDS)],
-            f"{', '.join(sorted(missing))} no longer asks for its rank's place in the mesh",
-            why="a place that does not come from the input coords is one rank's, and all ranks run the same graph",
+            f"{', '.join(sorted(missing))} no longer reads its rank's coordinates in the mesh",
+            why="coordinates that do not come from the input coords are one rank's, and all ranks run the same graph",
         )
 
 
@@ -134,7 +134,7 @@ def _check_gradient(slot: str, node: Node, flows: GradientPaths, properties: Che
 
 
 def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: CheckedProperties, facts: Facts) -> None:
-    known = {(path, what, ranks) for path, _, what, ranks in properties.transfers}
+    known = {(path, what, ranks) for path, _, what, ranks in properties.collectives}
     counts: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for node in find_other_launches(nodes):
         path, direction, what, ranks = _key(node)
@@ -147,7 +147,7 @@ def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: Chec
         counts[path, direction, what, ranks] += node in alive
     if _has_regions(nodes):
         return
-    for key, wanted in properties.transfers.items():
+    for key, wanted in properties.collectives.items():
         if _large([key[-1]], facts) and counts[key] < wanted:
             path, direction, what, ranks = key
             raise broken(
@@ -204,17 +204,17 @@ def find_other_launches(nodes: Iterable[Node]) -> list[Node]:
     return [node for node in nodes if is_launch(node) and tag_of(node).role not in _OF_PARAMETERS]
 
 
-def find_places(graph: StepGraph, nodes: Sequence[Node], alive: set[Node]) -> frozenset[str]:
-    """The modules that use this rank's place: something computed from the input coords and constants alone."""
-    indices = {
+def find_coordinate_readers(graph: StepGraph, nodes: Sequence[Node], alive: set[Node]) -> frozenset[str]:
+    """The modules that use this rank's coordinates: values computed from the input coords and constants alone."""
+    coordinates = {
         node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.kind is InputKind.COORDS
     }
     paths = set()
     for node in nodes:
-        if not is_compute(node) or reads_shape_only(node) or indices.isdisjoint(node.all_input_nodes):
+        if not is_compute(node) or reads_shape_only(node) or coordinates.isdisjoint(node.all_input_nodes):
             continue
-        if all(each in indices for each in node.all_input_nodes):
-            indices.add(node)
+        if all(each in coordinates for each in node.all_input_nodes):
+            coordinates.add(node)
         elif node in alive:
             paths.add(tag_of(node).path)
     return frozenset(paths)

@@ -27,10 +27,10 @@ class CheckedProperties:
     """Slot -> the paths of the modules its gradient comes from."""
     dtypes: tuple[torch.dtype, ...]
     """Of the outputs."""
-    transfers: Mapping[tuple[str, str, str, str], int]
+    collectives: Mapping[tuple[str, str, str, str], int]
     """(path, direction, op, group) -> how often, for all collectives but those of parameters and gradients."""
-    indices: frozenset[str]
-    """The paths of the modules that ask where in the mesh their rank is."""
+    coordinate_readers: frozenset[str]
+    """The paths of the modules that read their rank's coordinates in the mesh."""
 
 
 @dataclass

@@ -41,11 +41,11 @@ class NodePosition:
 
 def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
     """The text of a graph whose placeholders go by the given names."""
-    indices = number_nodes(graph)
+    positions = number_nodes(graph)
     lines: list[str] = []
     shown: dict[tuple[Direction, str], int] = {}
-    for (direction, block), nodes in split_into_parts(graph, indices):
-        names = ValueNames(indices, inputs, direction, block)
+    for (direction, block), nodes in split_into_parts(graph, positions):
+        names = ValueNames(positions, inputs, direction, block)
         body = [render_node(node, names) for node in nodes]
         if block is None:
             lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
@@ -64,7 +64,9 @@ def render_inner(name: str, graph: Graph) -> str:
     """The text of a graph that an op of the step runs, such as the score function of an attention."""
     inputs = {node: node.name for node in graph.nodes if node.op == "placeholder"}
     rest = [node for node in graph.nodes if node not in inputs]
-    names = ValueNames({node: NodePosition(Direction.FORWARD, None, index) for index, node in enumerate(rest)}, inputs)
+    names = ValueNames(
+        {node: NodePosition(Direction.FORWARD, None, position) for position, node in enumerate(rest)}, inputs
+    )
     lines = [f"graph {name}({', '.join(inputs.values())}):", *(f"  {render_node(node, names)}" for node in rest)]
     return "\n".join(lines) + "\n"
 
@@ -74,24 +76,24 @@ class ValueNames:
 
     def __init__(
         self,
-        indices: Mapping[Node, NodePosition],
+        positions: Mapping[Node, NodePosition],
         inputs: Mapping[Node, str],
         direction: Direction = Direction.FORWARD,
         block: int | None = None,
     ) -> None:
-        self.indices, self.inputs, self.direction, self.block = indices, inputs, direction, block
+        self.positions, self.inputs, self.direction, self.block = positions, inputs, direction, block
         self._outside: dict[str, str] = {}
 
     def of(self, node: Node) -> str:
         """An input by its name, a value of this block by its number, anything else as `in0`, `in1`, ..."""
         if node in self.inputs:
             return f"%{self.generic(self.inputs[node])}"
-        index = self.indices[node]
+        position = self.positions[node]
         if self.block is None:
-            return index.seen_from(None)
-        if index.block == self.block:
-            return f"{index.direction.value[0]}.{index.number}"
-        return self._outside.setdefault(index.seen_from(self.block), f"in{len(self._outside)}")
+            return position.seen_from(None)
+        if position.block == self.block:
+            return f"{position.direction.value[0]}.{position.number}"
+        return self._outside.setdefault(position.seen_from(self.block), f"in{len(self._outside)}")
 
     def generic(self, name: str) -> str:
         """A path with this block's own number left out."""
@@ -103,12 +105,12 @@ class ValueNames:
 
 
 def number_nodes(graph: Graph) -> dict[Node, NodePosition]:
-    """Every node's place; numbers count within one block and direction.
+    """Every node's position; numbers count within one block and direction.
 
     Sums of gradients have no module of their own; they are printed with the block they stand in.
     """
     counts: dict[tuple[Direction, int | None], Iterator[int]] = {}
-    indices = {}
+    positions = {}
     block = None
     for node in graph.nodes:
         tag = tag_of(node) if has_tag(node) else Tag()
@@ -117,16 +119,16 @@ def number_nodes(graph: Graph) -> dict[Node, NodePosition]:
         if tag.path or tag.slot or tag.direction is Direction.FORWARD:
             block = tag.block
         key = (tag.direction, block)
-        indices[node] = NodePosition(*key, next(counts.setdefault(key, itertools.count())))
-    return indices
+        positions[node] = NodePosition(*key, next(counts.setdefault(key, itertools.count())))
+    return positions
 
 
 def split_into_parts(
-    graph: Graph, indices: Mapping[Node, NodePosition]
+    graph: Graph, positions: Mapping[Node, NodePosition]
 ) -> Iterator[tuple[tuple[Direction, int | None], list[Node]]]:
     """Runs of nodes of one block and direction, in order; the output comes last."""
     last = (Direction.BACKWARD, None)
-    keys = {node: (indices[node].direction, indices[node].block) for node in graph.nodes if node in indices}
+    keys = {node: (positions[node].direction, positions[node].block) for node in graph.nodes if node in positions}
     for key, run in itertools.groupby([*keys, graph.output_node()], key=lambda node: keys.get(node, last)):
         yield key, list(run)
 
@@ -141,7 +143,7 @@ def render_node(node: Node, names: ValueNames) -> str:
     op = _name_op(node)
     mark = "  <<" if any(name in op for name in _COLLECTIVES) else ""
     facts = _facts(tag_of(node), names) if has_tag(node) else ""
-    return f"{names.indices[node].number}: {_type(node)} = {op}({', '.join(arguments)}){mark}{facts}"
+    return f"{names.positions[node].number}: {_type(node)} = {op}({', '.join(arguments)}){mark}{facts}"
 
 
 def _name_op(node: Node) -> str:

@@ -110,7 +110,7 @@ def _check_splits(launch: Node) -> None:
                 f"an exchange has the fixed sizes {sorted(constants)}",
                 why="every rank sends by the same list: fixed sizes fit on both ends only when all are equal",
             )
-        indices = [index for size in splits if (index := _find_place(size)) is not None]
+        indices = [index for size in splits if (index := _find_list_index(size)) is not None]
         if len(indices) == len(splits) and any(
             one[0] is not other[0] or one[1] + 1 != other[1] for one, other in itertools.pairwise(indices)
         ):
@@ -128,8 +128,8 @@ def _check_splits(launch: Node) -> None:
         raise broken(launch, f"an exchange of {rows} rows sends {total}", why="every row goes to one rank")
 
 
-def _find_place(size: Any) -> tuple[Node, int] | None:
-    """The list in which a size came to the host and its place there, where it was read from one."""
+def _find_list_index(size: Any) -> tuple[Node, int] | None:
+    """The list in which a size came to the host and its index there, where it was read from one."""
     source = size.args[0] if isinstance(size, Node) and size.target is READ_SIZE else None
     if not isinstance(source, Node) or source.target is not operator.getitem:
         return None

@@ -101,9 +101,8 @@ def locked_output(target: Path) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except InUse as busy:
-        who = f"{busy.holder}, since {busy.holder.since}" if busy.holder else "another process"
         raise ConfigError(
-            f"{target} is being written by {who}",
+            f"{target} is being written by {busy.who}",
             why="two writers would mix their files",
             do="wait until it has finished, or choose another name",
         ) from None

@@ -37,8 +37,9 @@ class InUse(ConfigError):
 
     def __init__(self, path: Path, holder: Holder | None, seen: str = "") -> None:
         self.path, self.holder = path, holder
-        who = f"{holder}, since {holder.since}" if holder else "another process"
-        super().__init__(f"{path} is held by {who}", why=seen)
+        self.who = f"{holder}, since {holder.since}" if holder else "another process"
+        """The holder in words."""
+        super().__init__(f"{path} is held by {self.who}", why=seen)
 
 
 class LockFile:

@@ -137,8 +137,8 @@ class Groups:
 
     def coords(self) -> Tensor:
         """This rank's mesh coordinates: the only thing about a rank that compute may depend on."""
-        indices = [self.mesh.coordinate(self.rank, axis) for axis in COORDS]
-        return torch.tensor(indices, dtype=torch.int64, device=self.device)
+        coordinates = [self.mesh.coordinate(self.rank, axis) for axis in COORDS]
+        return torch.tensor(coordinates, dtype=torch.int64, device=self.device)
 
     def at_close(self, release: Callable[[], None]) -> None:
         """Call this when the groups are closed: for libraries that hold on to a group they were given."""

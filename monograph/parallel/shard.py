@@ -57,10 +57,10 @@ class _GatherForChunks(torch.autograd.Function):
         slot, reduce, chunks = ctx.where
         gradients = [grad.to(reduce) for grad in grads]
         if chunks.is_summed_first:
-            all_reduce_over = reduce_gradient(add_in_reverse(gradients), slot)
+            summed = reduce_gradient(add_in_reverse(gradients), slot)
         else:
-            all_reduce_over = add_in_reverse([reduce_gradient(gradient, slot) for gradient in gradients])
-        return all_reduce_over, None, None, None, None
+            summed = add_in_reverse([reduce_gradient(gradient, slot) for gradient in gradients])
+        return summed, None, None, None, None
 
 
 def gather_for_chunks(

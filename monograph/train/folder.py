@@ -105,9 +105,8 @@ def _lock(folder: Path) -> FolderLock:
         _make(folder)
         lock.acquire()
     except InUse as busy:
-        who = f"{busy.holder}, since {busy.holder.since}" if busy.holder else "another process"
         raise ConfigError(
-            f"job.dump_folder is {folder}, which another run is using ({who})",
+            f"job.dump_folder is {folder}, which another run is using ({busy.who})",
             why="; ".join(part for part in ("two runs in one folder would mix their files", busy.why) if part),
             do="wait until it has ended, stop it, or choose another --job.dump_folder",
         ) from None

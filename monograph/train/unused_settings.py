@@ -56,20 +56,20 @@ def _unless(path: str, *values: Any) -> Callable[[Any], str]:
     return find
 
 
+def _is_all_dense(config: Any) -> bool:
+    return _read(config, "model.n_dense_layers") == config.model.n_layers
+
+
 def _no_experts(config: Any) -> str:
     if config.model.find_moe() is not None:
         return ""
-    if getattr(config.model, "n_dense_layers", None) == config.model.n_layers:
+    if _is_all_dense(config):
         return f"model.n_dense_layers is {config.model.n_layers}, all of them"
     return "model.moe.n_experts is 0"
 
 
 def _some_experts(config: Any) -> str:
-    return (
-        f"--model.n_dense_layers {config.model.n_layers - 1}"
-        if _read(config, "model.n_dense_layers")
-        else ("--model.moe.n_experts 8")
-    )
+    return f"--model.n_dense_layers {config.model.n_layers - 1}" if _is_all_dense(config) else "--model.moe.n_experts 8"
 
 
 def _only_experts(config: Any) -> str:

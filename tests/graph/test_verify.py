@@ -143,7 +143,7 @@ RULES = {
     "moves the parameter of b.weight": lambda graph: give(first(graph, ALL_GATHER), 0, graph.placeholders[1]),
     "combined by something else than a sum": lambda graph: give(first(graph, REDUCE_SCATTER), 1, "avg"),
     "is summed over tp_grads twice": lambda graph: give(first(graph, ALL_REDUCE, 1), 2, "tp_grads"),
-    "shift no longer asks": lambda graph: give(first(graph, ATEN.add.Tensor), 1, 1),
+    "shift no longer reads": lambda graph: give(first(graph, ATEN.add.Tensor), 1, 1),
 }
 
 

@@ -1,6 +1,6 @@
 """What every field of a manifest must be: whatever else it is, it is refused by name. Loads without torch.
 
-A manifest whose hash is right may still have been written by anybody, so nothing of it is used before it was checked
+A manifest whose hash is right may still be forged, so nothing of it is used before it was checked
 here.
 """
 

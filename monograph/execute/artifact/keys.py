@@ -89,7 +89,7 @@ def _check_length(key: bytes, what: str) -> bytes:
 
 
 def _read_file(key_file: str) -> bytes:
-    """A key file's content, if nobody but its owner can read it."""
+    """A key file's content, if only its owner can read it."""
     try:
         file = os.open(key_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

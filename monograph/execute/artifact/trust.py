@@ -1,7 +1,7 @@
 """Whether the code in an artifact may run: decided by who could have written it. Loads without torch.
 
 A graph is checked node by node and needs no trust. Compiled parts and kernels are code, and nothing can be checked of
-them but who vouches for them: a key, or a folder that nobody else can write to.
+them but who vouches for them: a key, or a folder that only its owner can write to.
 """
 
 from collections.abc import Sequence

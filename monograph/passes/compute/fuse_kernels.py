@@ -20,19 +20,19 @@ from monograph.passes.compute.fusions import (
 
 
 class FuseKernels(Pass):
-    """Ops of ours that read the same memory become one, with the additions around them.
+    """Custom ops that read the same memory become one, with the additions around them.
 
     Before:  s = add(h, d);  y, r = norm(s, w)         a = gate(x, up);  gx, gup = swiglu_backward(g, x, up)
     After:   s, y, r = add_norm(h, d, w)               gx, gup, a = swiglu_backward_recompute(g, x, up)
     Why:     norms and gates are as fast as memory is, and neighbours read the same values: a norm's input is the sum
              before it, a backward reads what the gate or norm that is recomputed there reads. Each is rounded
              where it was rounded before, so every bit stays. Comes after compilers, which fuse what they were given.
-             Steps without ops of ours (`model.kernels`) stay without.
+             Steps without custom ops (`model.kernels`) stay without.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(node.target in CUSTOM_OPS for node in graph.nodes):
-            return "no ops of ours"
+            return "no custom ops"
         stages = (
             (fuse_again, (NORM_BACKWARD, SWIGLU_BACKWARD)),
             (fuse_joined, (ATEN.cat.default,)),

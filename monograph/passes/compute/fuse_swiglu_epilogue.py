@@ -27,7 +27,7 @@ class FuseSwigluEpilogue(Pass):
     After:   both, h = matmul_swiglu(x, w);  a, up = split(both);  ...  d, h = matmul_swiglu_backward(g, v, a, up)
     Why:     values as wide as the hidden layer are read again although they just were in the processor. A kernel that
              finishes one tile while it multiplies the next has gates for free. Needs matmuls that are joined, and
-             gates that are ops of ours; a backward only where the gate is recomputed there, as all policies but
+             SwiGLU as a custom op; a backward only where the gate is recomputed there, as all policies but
              `all` have it. Bits change where such a kernel sums in another order than torch's matmuls.
     """
 

@@ -56,9 +56,8 @@ class Store:
         try:
             self._lock.acquire()
         except InUse as busy:
-            who = f"{busy.holder}, since {busy.holder.since}" if busy.holder else "another process"
             raise CheckpointError(
-                f"another run is writing checkpoints to {self.folder} ({who})",
+                f"another run is writing checkpoints to {self.folder} ({busy.who})",
                 why="two runs in one folder would replace each other's checkpoints",
                 do="stop it, or choose another --job.dump_folder or --checkpoint.folder",
             ) from None

@@ -30,6 +30,8 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
 
 log = get_log("groups")
+FILES_LIMIT = timedelta(minutes=30)
+"""Ranks wait for each other's files at least this long: a shared disk can be slower than any collective may be."""
 
 
 class Groups:
@@ -51,6 +53,7 @@ class Groups:
     ) -> None:
         self.mesh = mesh
         self.timeout_seconds = timeout_seconds
+        self._limit = timedelta(seconds=timeout_seconds)  # a new group does not inherit the default group's
         self.rank = rank
         self.device = device
         self.is_fake = is_fake
@@ -62,7 +65,9 @@ class Groups:
         is_gloo = not is_fake and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
-            native = self._native[group] = dist.new_group(list(ranks), use_local_synchronization=True)
+            native = self._native[group] = dist.new_group(
+                list(ranks), timeout=self._limit, use_local_synchronization=True
+            )
             self._serving[group] = _serve_with_gloo(native, device) if is_gloo else native
             alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
 
@@ -75,13 +80,13 @@ class Groups:
 
         Nobody else may use it: a checkpoint saved in the background talks over it from a thread of its own.
         """
-        return self._host_group("files")
+        return self._host_group("files", max(self._limit, FILES_LIMIT))
 
-    def _host_group(self, purpose: str) -> dist.ProcessGroup | None:
+    def _host_group(self, purpose: str, limit: timedelta | None = None) -> dist.ProcessGroup | None:
         if not self.has_peers:
             return None
         if purpose not in self._on_host:
-            self._on_host[purpose] = dist.new_group(backend="gloo")
+            self._on_host[purpose] = dist.new_group(backend="gloo", timeout=limit or self._limit)
         return self._on_host[purpose]
 
     def wait(self) -> None:

@@ -100,6 +100,31 @@ def test_ranks_that_disagree_are_told_the_first_line_that_differs():
     assert one.endswith("line 2: 'line of rank 0' and 'line of rank 1'")
 
 
+def wait_for_a_late_peer(way: str) -> float:
+    """On one rank: the seconds after which a collective gave up, while rank 1 joins too late."""
+    start = time.monotonic()
+    try:
+        with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1) as groups:
+            groups.any(False)  # everybody is connected
+            start = time.monotonic()
+            if groups.rank == 1:
+                time.sleep(4)
+            elif way == "collective":
+                all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value)
+            else:
+                groups.any(False)
+    except RuntimeError:
+        return time.monotonic() - start
+    return 0.0
+
+
+@pytest.mark.parametrize("way", ["collective", "agreement"])
+def test_every_group_has_the_timeout_that_was_asked_for(way):
+    """torch gives a new group its backend's default, half an hour, whatever the default group has."""
+    gave_up, _ = pool.run(2, wait_for_a_late_peer, way)
+    assert 0.9 < gave_up < 3.5
+
+
 def test_no_thread_of_a_group_outlives_the_block_that_joined_it():
     for before, during, after in pool.run(2, talk_and_leave):
         assert during > before

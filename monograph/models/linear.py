@@ -1,6 +1,7 @@
 """The leaf layers: projections and the embedding, which know how wide their weights start."""
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from monograph.models.init import Normal, Start
 
@@ -22,6 +23,15 @@ class Linear(_Planned, nn.Linear):
     def __init__(self, in_features: int, out_features: int, *, init_std: float) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.init_std = init_std
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """One matmul over all rows.
+
+        Left to itself torch takes a batched matmul instead when a dimension of size 1 has an unusual stride and the
+        weight needs no gradient: evaluation would then have other bits than training.
+        """
+        rows = F.linear(input.flatten(0, -2), self.weight)
+        return rows if input.dim() == 2 else rows.unflatten(0, input.shape[:-1])
 
     def plan_init(self) -> dict[str, Start]:
         """How the weight starts."""

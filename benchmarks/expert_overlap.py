@@ -23,7 +23,7 @@ from torch import Tensor
 from monograph.axes import Group
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
-from monograph.execute.runner import GraphStep
+from monograph.execute.graph_step import GraphStep
 from monograph.graph.cost import H200, find_node_costs
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory

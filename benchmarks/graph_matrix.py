@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
-from monograph.execute.runner import GraphStep
+from monograph.execute.graph_step import GraphStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.passes.order import ORDER
 from monograph.recipes.catalog import load_recipe

@@ -23,23 +23,26 @@ from pathlib import Path
 
 import torch
 
+from monograph.capture.capture import capture
 from monograph.compat.compiler import compiler_folder, start_workers
 from monograph.execute.artifact.check import find_misfits
 from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.folder import check_files, read_manifest, write_artifact
 from monograph.execute.artifact.load import Artifact
-from monograph.execute.artifact.make import CapturedGraph, make_files, make_sections
+from monograph.execute.artifact.make import make_files, make_sections
 from monograph.execute.artifact.trust import find_trust
+from monograph.execute.facts import make_facts
 from monograph.execute.memory_limits import find_memory_limits
-from monograph.execute.runner import GraphStep
+from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable
 from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
-from monograph.passes.runner import build_passes, run_passes
+from monograph.passes.runner import CapturedGraph, build_passes, run_passes
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_step, make_example
+from monograph.run import build_source, capture_graph, make_example
 from monograph.train.config import TrainerConfig
 
 CPU = torch.device("cpu")
@@ -91,12 +94,12 @@ def time_compiling(recipe: str, layers: int) -> tuple[float, int]:
     """Seconds on the wall (compilers run in processes of their own), and how often the compiler was called."""
     config = make_config(recipe, layers)
     with tempfile.TemporaryDirectory() as folder, fake_groups(Mesh(), 0, CPU) as groups:
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep)
+        source, settings = build_source(config, groups)
+        facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
         start_workers()
         with compiler_folder(Path(folder)):
-            step.capture(*make_example(config, step))
-    (record,) = [record for record in step.records if record.name == "compile_regions"]
+            captured = capture_graph(source, inputs, facts, settings.passes)
+    (record,) = [record for record in captured.records if record.name == "compile_regions"]
     return record.seconds, int(record.note.split()[2])
 
 
@@ -116,17 +119,18 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
     has_experts = hasattr(config.model, "moe")
     tokens = torch.zeros(TOKENS, dtype=torch.int64)
     with fake_groups(make_mesh(ranks, has_experts), 0, CPU) as groups:
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep)
-        batch = {name: tokens for name in ("tokens", "labels", "positions", "documents")}
+        source, settings = build_source(config, groups)
+        facts = make_facts(source.table, groups, settings)
+        scalars = {name: torch.tensor(64) for name in source.model.normalizers}
+        inputs = source.inputs(dict.fromkeys(source.model.batch_names, tokens), scalars)
         gc.collect()
         gc.disable()  # what it costs depends on all that the process has made before
         start = time.process_time()
-        graph = step.trace(step.inputs(batch), {name: torch.tensor(64) for name in step.model.normalizers})
+        graph = capture(source, inputs)
         captured = time.process_time()
-        records = run_passes(graph, build_passes(config.passes), config.passes.off, step.facts())
+        records = run_passes(graph, build_passes(config.passes), config.passes.off, facts)
         done = time.process_time()
-        size, load = measure_artifact(config, step, graph)
+        size, load = measure_artifact(config, groups.mesh, source.table, facts, graph)
         gc.enable()
     runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
     kinds = {find_kind(find_region(run)) for run in runs}
@@ -141,17 +145,18 @@ def find_best(rows: Sequence[Built]) -> Built:
     return dataclasses.replace(rows[0], **times)
 
 
-def measure_artifact(config: TrainerConfig, step: GraphStep, graph: StepGraph) -> tuple[int, float]:
+def measure_artifact(
+    config: TrainerConfig, mesh: Mesh, table: ParamTable, facts: Facts, graph: StepGraph
+) -> tuple[int, float]:
     """Bytes of the step's artifact, and seconds to check it, compare it and read it.
 
     Making the graph a program comes after that, as it comes after a capture.
     """
     graphs = {STEP: CapturedGraph(graph, ())}
-    mesh = step.groups.mesh
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"
-        sections = make_sections(config, mesh, step.table, CPU, graphs)
-        write_artifact(target, sections, make_files(graphs, step.facts(), Path(folder)))
+        sections = make_sections(config, mesh, table, CPU, graphs)
+        write_artifact(target, sections, make_files(graphs, facts, Path(folder)))
         size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         gc.collect()  # a fresh process would have nothing to collect
         start = time.process_time()
@@ -159,7 +164,7 @@ def measure_artifact(config: TrainerConfig, step: GraphStep, graph: StepGraph) -
         check_files(target, manifest)
         assert find_misfits(manifest, config, mesh) == []
         artifact = Artifact(target, manifest, find_trust(target, manifest))
-        artifact.graph(STEP, step.facts(), specs=graph.inputs, limits=find_memory_limits(CPU))
+        artifact.graph(STEP, facts, specs=graph.inputs, limits=find_memory_limits(CPU))
         return size, time.process_time() - start
 
 

@@ -14,10 +14,11 @@ from monograph.commands.precompile_step import precompile
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
-from monograph.execute.runner import GraphStep
+from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.graph_step import GraphStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_step, deterministic_kernels, find_device
+from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update

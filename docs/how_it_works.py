@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from monograph.config.configurable import check_config
 from monograph.config.json_form import from_json, to_json
 from monograph.errors import ConfigError
-from monograph.execute.runner import GraphStep
+from monograph.execute.graph_step import GraphStep
 from monograph.models.decoder import Decoder
 from monograph.models.init import initialize
 from monograph.parallel.groups import joined_groups

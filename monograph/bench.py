@@ -21,12 +21,13 @@ from torch import Tensor
 from monograph import strict_json
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
+from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.graph_step import GraphStep
 from monograph.execute.profile import Profile, profile_step
-from monograph.execute.runner import GraphStep
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, deterministic_kernels, find_device
+from monograph.run import build_step
 from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
@@ -239,7 +240,9 @@ def find_shares(step: MeshStep) -> dict[str, float]:
     if not isinstance(step, GraphStep):
         return {}
     passes = {record.name: record.seconds for record in step.records if record.seconds >= 0.1}
-    return {"graph: capture": step.capture_seconds} | {f"graph: {name}": seconds for name, seconds in passes.items()}
+    return {"graph: capture": step.captured.capture_seconds} | {
+        f"graph: {name}": seconds for name, seconds in passes.items()
+    }
 
 
 def write_json(path: Path, rows: Sequence[BenchRow], command: Sequence[str]) -> None:

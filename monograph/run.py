@@ -1,32 +1,41 @@
 """The whole flow on one screen: config -> model -> parallelize -> step -> train loop. Each arrow is a return value."""
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 import torch
-import torch.utils.deterministic as deterministic
-from torch import Tensor
 
-from monograph.compat.ops import has_native_matmul
+from monograph.capture.capture import Part, capture
+from monograph.capture.source import StepSource
+from monograph.capture.step import buffers_of
+from monograph.compat.compiler import start_workers
 from monograph.config.json_form import dump_json
-from monograph.errors import ConfigError
-from monograph.execute.artifact.open import is_refused, open_artifact, use_together
-from monograph.execute.base import MeshStep, StepSettings
+from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.open import open_artifact, read_graphs
+from monograph.execute.base import MeshStep, MetricSums, StepSettings
+from monograph.execute.build import build_program, find_custom_calls, make_gradients
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.custom_kernels import build_calls
+from monograph.execute.device import deterministic_kernels, find_device, warn_of_slow_matmuls
+from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
-from monograph.execute.runner import GraphStep
-from monograph.execute.sharded import ShardedStep
+from monograph.execute.graph_step import GraphStep
+from monograph.execute.outputs import StepOutputBuffers
+from monograph.execute.program import Program
+from monograph.execute.sharded import ShardedStep, make_shards
+from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.models.decoder import Decoder
 from monograph.models.init import Start, plan_init, reset
 from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
-from monograph.parallel.param_table import build_table
+from monograph.parallel.param_table import ParamTable, build_table
 from monograph.parallel.plan import DECODER_PLAN
 from monograph.passes.config import PassesConfig
+from monograph.passes.runner import CapturedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
@@ -52,34 +61,83 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
 
 
 def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = None) -> MeshStep:
-    """What `train`, `verify`, `precompile` and `inspect` run: one path that cannot drift."""
+    """What `train`, `evaluate`, `verify` and `bench` run: one path that cannot drift."""
     startup = startup or Startup()
-    artifact = None
+    if config.compile.mode == "graph":
+        return build_graph_step(config, groups, startup)
+    with startup.phase("model"):
+        model, table, settings = build_parallel_model(config, groups)
+        kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
+        return kind(model, table, groups, settings)
+
+
+def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) -> GraphStep:
+    """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes."""
+    artifact: Artifact | None = None
+    graphs: Mapping[Part, CapturedGraph] = {}
     if config.compile.artifact:
         with startup.phase("artifact"):
             artifact = open_artifact(config, config.compile, groups)
     with startup.phase("model"):
-        model = build_model(config, groups.device)
-        settings = make_settings(config, plan_init(model))
-        if not groups.is_fake:
-            warn_of_slow_matmuls(groups.device, settings.compute_dtype)
-        table = build_table(model, DECODER_PLAN, groups.mesh)
-        parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
-        if config.compile.mode != "graph":
-            kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
-            return kind(model, table, groups, settings)
-        step = GraphStep(model, table, groups, settings)
-    example = make_example(config, step)
+        source, settings = build_source(config, groups)
+    facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
+    parts: tuple[Part, ...] = ("step", "forward") if config.validator.interval else ("step",)
     if artifact is not None:
         with startup.phase("artifact"):
-            specs = step.schema(*example)
-            found = artifact.misfits(table, specs, groups.device)
-            if not is_refused(config.compile, found, groups):
-                use_together(partial(step.use, artifact, specs), groups)
+            graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, parts, groups)
+    with startup.phase("graph"):
+        if not graphs:
+            artifact = None
+            graphs = {part: capture_graph(source, inputs, facts, settings.passes, part=part) for part in parts}
+        for part, captured in graphs.items():
+            groups.check_same(f"the captured {part}", captured.graph.digest(), text=captured.graph.text)
+        if artifact is None or not artifact.load_custom_kernels():
+            build_calls(find_custom_calls(graphs["step"].graph, settings))
+        cache = CastWeightCache(source.parameters)
+        outputs = StepOutputBuffers(make_gradients(source.parameters, settings), MetricSums())
+        program = build_program(graphs["step"].graph, inputs, outputs, cache, settings, groups)
+        evaluation = Program(graphs["forward"].graph, outputs.take_loss, inputs, cache) if "forward" in parts else None
+    return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
+
+
+def capture_graph(
+    source: StepSource, inputs: StepInputs, facts: Facts, passes: PassesConfig, *, part: Part = "step"
+) -> CapturedGraph:
+    """The step, or the forward alone, captured for these inputs and changed by the passes."""
+    start = time.perf_counter()
+    graph = capture(source, inputs, part=part)
+    seconds = time.perf_counter() - start
+    records = run_passes(graph, build_passes(passes), passes.off, facts)
+    return CapturedGraph(graph, records, seconds)
+
+
+def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder, ParamTable, StepSettings]:
+    """The model cut for the mesh, the table of its parameters, and how its step computes."""
+    model = build_model(config, groups.device)
+    settings = make_settings(config, plan_init(model))
     if not groups.is_fake:
-        with startup.phase("graph"):
-            step.build(*example)
-    return step
+        warn_of_slow_matmuls(groups.device, settings.compute_dtype)
+    table = build_table(model, DECODER_PLAN, groups.mesh)
+    parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
+    return model, table, settings
+
+
+def build_source(config: TrainerConfig, groups: Groups) -> tuple[StepSource, StepSettings]:
+    """What graph mode captures from: the same, with this rank's shards."""
+    if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
+        start_workers()  # early, because they take their time; a CPU has none to spare
+    model, table, settings = build_parallel_model(config, groups)
+    source = StepSource(
+        model=model,
+        table=table,
+        parameters=make_shards(table, groups, settings),
+        buffers=buffers_of(model),
+        coords=groups.coords(),
+        compute_dtype=settings.compute_dtype,
+        reduce_dtype=settings.reduce_dtype,
+        overlap=settings.compile.expert_overlap,
+    )
+    return source, settings
 
 
 def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSettings:
@@ -97,25 +155,12 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
     )
 
 
-def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
-    """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
-    if has_native_matmul(device, dtype):
-        return
-    log.warning(
-        "this CPU has no native %s matmul: steps may take a hundred times as long as with "
-        "--training.compute_dtype float32",
-        str(dtype).removeprefix("torch."),
-    )
-    warnings.filterwarnings("ignore", "mkldnn_matmul failed.*needs a cpu with bf16 support", UserWarning)
-
-
-def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A batch of the form that training reads, and its normalizers; their values do not matter."""
-    shape = (config.training.local_batch_size, config.training.seq_len)
-    names = ("tokens", "labels", "positions", "documents")
-    batch = {name: torch.zeros(shape, dtype=torch.int64, device=step.device) for name in names}
-    ones = {name: torch.ones((), dtype=torch.int64, device=step.device) for name in step.model.normalizers}
-    return step.inputs(batch), ones
+def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
+    """Inputs of the shapes that training reads; their values do not matter."""
+    shape, device = (config.training.local_batch_size, config.training.seq_len), source.coords.device
+    batch = {name: torch.zeros(shape, dtype=torch.int64, device=device) for name in source.model.batch_names}
+    ones = {name: torch.ones((), dtype=torch.int64, device=device) for name in source.model.normalizers}
+    return source.inputs(batch, ones)
 
 
 def plan_passes(config: TrainerConfig) -> PassesConfig:
@@ -195,33 +240,3 @@ def train_command(config: TrainerConfig, line: CommandLine) -> int:
     if summary.is_rank_zero:
         print_summary(summary, config, line)
     return 0
-
-
-def find_device(wanted: str) -> torch.device:
-    """The device to train on; asking for a GPU that is not there is an error, not a slow run."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("debug.device is cuda", why="torch sees no CUDA device here", do="--debug.device cpu")
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
-@contextmanager
-def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Only deterministic kernels inside; every setting is put back afterwards."""
-    if not wanted:
-        yield
-        return
-    fill: Any = deterministic  # its attributes are set at run time, unknown to type checkers
-    before = torch.are_deterministic_algorithms_enabled(), fill.fill_uninitialized_memory
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace or ":4096:8"
-    torch.use_deterministic_algorithms(True)
-    fill.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        fill.fill_uninitialized_memory = before[1]
-        if workspace is None:
-            del os.environ["CUBLAS_WORKSPACE_CONFIG"]

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-import monograph.run
+from monograph.execute import device
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step
@@ -29,11 +29,11 @@ def test_a_processor_without_narrow_matmuls_is_named_before_the_first_step(
 
 
 def test_what_was_said_is_not_said_again_by_torch(monkeypatch):
-    monkeypatch.setattr(monograph.run, "has_native_matmul", lambda *_: False)
+    monkeypatch.setattr(device, "has_native_matmul", lambda *_: False)
     text = "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul: bf16 path needs a cpu with bf16 support\n"
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        monograph.run.warn_of_slow_matmuls(CPU, torch.bfloat16)
+        device.warn_of_slow_matmuls(CPU, torch.bfloat16)
         warnings.warn(text + "frame #0: ...", UserWarning, stacklevel=1)
         warnings.warn("mkldnn_matmul failed for another reason", UserWarning, stacklevel=1)
     assert [str(each.message) for each in seen] == ["mkldnn_matmul failed for another reason"]

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from monograph.capture.trace import Example, capture
+from monograph.capture.trace import trace
 from monograph.graph.chunk_nodes import pair_captures
 from monograph.graph.edit import fake_mode
+from monograph.graph.inputs import StepInputs
 from monograph.graph.query import is_size
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.overlap_config import ExpertOverlapConfig
@@ -18,7 +19,7 @@ def capture_chunk_nodes(
     graph: StepGraph,
     step: Callable[..., Any],
     model: nn.Module,
-    example: Example,
+    inputs: StepInputs,
     overlap: ExpertOverlapConfig,
     roots: Sequence[str],
     *,
@@ -29,10 +30,10 @@ def capture_chunk_nodes(
     Sizes that depend on data differ from chunk to chunk, and each needs names of its own: where there are any, every
     chunk has a capture of its own.
     """
-    small = replace(example, batch={name: find_first(value, overlap) for name, value in example.batch.items()})
+    small = replace(inputs, batch={name: find_first(value, overlap) for name, value in inputs.batch.items()})
     mode = fake_mode(graph.module.graph)
     count = overlap.num_chunks if any(is_size(node) for node in graph.nodes) else 1
-    chunks = [capture(step, model, small, has_sources=has_sources, mode=mode) for _ in range(count)]
+    chunks = [trace(step, model, small, has_sources=has_sources, mode=mode) for _ in range(count)]
     pair_captures(graph, chunks, roots)
 
 

@@ -1,9 +1,8 @@
-"""Capture: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
+"""Tracing: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,50 +15,29 @@ from monograph.capture.replicate import unfold
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.compat.ops import annotations_restored
 from monograph.graph.checked_properties import find_properties, mark_gradients
-from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec, describe_input
+from monograph.graph.inputs import StepInputs
+from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.graph.verify_values import trust_values
 
 
-@dataclass(frozen=True)
-class Example:
-    """The named tensors a step is captured with; only their shapes, dtypes and devices matter."""
-
-    state: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    batch: Mapping[str, Tensor]
-    coords: Tensor
-    scalars: Mapping[str, Tensor]
-
-    def flat(self) -> list[tuple[InputKind, str, Tensor]]:
-        """All of them in the order of the graph's inputs."""
-        return [
-            *((InputKind.STATE, name, value) for name, value in self.state.items()),
-            *((InputKind.BUFFER, name, value) for name, value in self.buffers.items()),
-            *((InputKind.BATCH, name, value) for name, value in self.batch.items()),
-            (InputKind.COORDS, "coords", self.coords),
-            *((InputKind.SCALAR, name, value) for name, value in self.scalars.items()),
-        ]
-
-
-def capture(
+def trace(
     step: Callable[..., Any],
     model: nn.Module,
-    example: Example,
+    inputs: StepInputs,
     *,
     has_sources: bool = False,
     mode: AbstractContextManager[Any] | None = None,
-    runs: Sequence[BlockRepeat] = (),
+    repeats: Sequence[BlockRepeat] = (),
 ) -> StepGraph:
     """The step as a graph; `model` is only asked for the names of its modules.
 
-    With `has_sources` nodes know the line of model code they come from, which takes longer. Captures in one `mode`,
-    that of another capture, can lend each other values: sizes read from data have different names in each. A step that
-    skips most blocks of some `runs` is unfolded to one that has them all; `BlocksDiffer` when that cannot be done.
+    With `has_sources` nodes know the line of model code they come from, which takes longer. Traces in one `mode`, that
+    of another trace, can lend each other values: sizes read from data have different names in each. A step that skips
+    most blocks of some `repeats` is unfolded to one that has them all; `BlocksDiffer` when that cannot be done.
     """
-    named = example.flat()
-    specs = tuple(describe_input(kind, name, value) for kind, name, value in named)
+    specs = inputs.specs()
     outputs: list[OutputSpec] = []
 
     def flat_step(*tensors: Tensor) -> list[Tensor]:
@@ -72,19 +50,19 @@ def capture(
         return [found.loss, *found.gradients.values(), *found.metrics.values()]
 
     with mode or fake_tensors() as fake, paths_recorded(model):
-        inputs = [
+        tensors = [
             torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).requires_grad_(
                 spec.kind is InputKind.STATE
             )
             for spec in specs
         ]
-        module = trace_function(flat_step, inputs, fake, has_sources=has_sources)
+        module = trace_function(flat_step, tensors, fake, has_sources=has_sources)
     make_pure(module)
     drop_missing(module.graph)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
-    if runs:
-        outputs = replicate_outputs(module, specs, outputs, runs)
+    if repeats:
+        outputs = replicate_outputs(module, specs, outputs, repeats)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
     tag_inner_nodes(graph)
     trust_values(graph)
@@ -94,7 +72,10 @@ def capture(
 
 
 def replicate_outputs(
-    module: torch.fx.GraphModule, specs: Sequence[InputSpec], outputs: Sequence[OutputSpec], runs: Sequence[BlockRepeat]
+    module: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    outputs: Sequence[OutputSpec],
+    repeats: Sequence[BlockRepeat],
 ) -> list[OutputSpec]:
     """Unfold the graph; its outputs are then those of a step with all blocks."""
     inside = module.graph
@@ -107,7 +88,7 @@ def replicate_outputs(
     pairs = list(zip(outputs, output.args[0], strict=True))  # type: ignore[arg-type]
     gradients = {spec.name: node for spec, node in pairs if spec.kind is OutputKind.GRADIENT}
     has_gradients = bool(gradients)
-    unfold(inside, names, gradients, runs)
+    unfold(inside, names, gradients, repeats)
     slots = [spec.name for spec in specs if spec.kind is InputKind.STATE] if has_gradients else []
     found = [(OutputSpec(kind=OutputKind.GRADIENT, name=slot), gradients[slot]) for slot in slots]
     losses, metrics = (

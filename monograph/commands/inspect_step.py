@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from monograph import strict_json
+from monograph.capture.capture import capture
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
-from monograph.execute.runner import GraphStep
+from monograph.execute.device import find_device
+from monograph.execute.facts import make_facts
 from monograph.graph.cost import H200, Cost
 from monograph.graph.diff import diff_texts
 from monograph.graph.step_graph import StepGraph
@@ -20,7 +22,7 @@ from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_step, describe, find_device, make_example
+from monograph.run import build_source, describe, make_example
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
 
@@ -57,16 +59,15 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep), "compile.mode is graph"
-        graph = trace_example(step, config)
+        source, settings = build_source(config, groups)
+        graph = capture(source, make_example(config, source), has_sources=True)
         seconds = time.perf_counter() - start
-        sizes = step.facts().group_sizes
+        facts = make_facts(source.table, groups, settings)
+        sizes = facts.group_sizes
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
         captured = collect_graph(graph, H200, sizes)
         writer = PassWriter(folder, graph)
-        passes = step.settings.passes
-        records = run_passes(graph, build_passes(passes), passes.off, step.facts(), watch=writer)
+        records = run_passes(graph, build_passes(settings.passes), settings.passes.off, facts, watch=writer)
         report = {
             "run": describe_run(config, mesh, device)
             | {"recipe": recipe, "command": command, "capture_seconds": seconds},
@@ -80,11 +81,6 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     print_plain("\n" + "\n".join(list_notes(device)))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
     return 0
-
-
-def trace_example(step: GraphStep, config: TrainerConfig) -> StepGraph:
-    """Trace with a batch of the right shapes; its numbers do not matter."""
-    return step.trace(*make_example(config, step), has_sources=True)
 
 
 def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dict[str, Any]:

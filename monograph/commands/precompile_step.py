@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from monograph.capture.capture import capture
 from monograph.commands.terminal import print_plain
 from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.fields import EVALUATION, STEP
@@ -16,13 +17,13 @@ from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.keys import find_fingerprint, read_key
 from monograph.execute.artifact.make import (
     CannotPrecompile,
-    CapturedGraph,
     make_custom_kernels,
     make_files,
     make_sections,
 )
 from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
-from monograph.execute.runner import GraphStep
+from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.facts import make_facts
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
@@ -30,9 +31,10 @@ from monograph.log import set_up_log
 from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.passes.config import PassesConfig
+from monograph.passes.runner import CapturedGraph, Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_step, deterministic_kernels, find_device, make_example
+from monograph.run import build_source, make_example
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 
@@ -86,12 +88,12 @@ def precompile(
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
         compiler = compiler_folder(Path(folder)) if config.passes.has_compiler else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
-            capture = capture_as(rank, config, mesh, device, is_compiled=True)
+            captured = capture_as(rank, config, mesh, device, is_compiled=True)
             other = mesh.world_size - 1 - rank
             if other != rank:
-                check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
-        files = {**make_files(capture.graphs, capture.facts, Path(folder)), **make_custom_kernels(capture.calls)}
-        sections = make_sections(config, mesh, capture.table, device, capture.graphs)
+                check_rank_free(captured, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
+        files = {**make_files(captured.graphs, captured.facts, Path(folder)), **make_custom_kernels(captured.calls)}
+        sections = make_sections(config, mesh, captured.table, device, captured.graphs)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files
@@ -100,31 +102,31 @@ def precompile(
 def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> RankCapture:
     """The graphs of one fake rank: training and evaluation."""
     with fake_groups(mesh, rank, device) as groups:
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep), "compile.mode is graph"
+        source, settings = build_source(config, groups)
+        facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
         texts: dict[str, str] = {}
         graphs = {}
         calls: list[KernelCall] = []
         for name in (STEP, EVALUATION):
-            inputs, valid = make_example(config, step)
-            graph = step.trace(inputs, valid, is_forward=name == EVALUATION)
+            graph = capture(source, inputs, part="forward" if name == EVALUATION else "step")
 
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
                 if name == STEP:
                     calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
 
-            records = improve(step, graph, look, is_compiled=is_compiled)
+            records = improve(graph, settings.passes, facts, look, is_compiled=is_compiled)
             graphs[name] = CapturedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
         if config.optimizer.implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
-        return RankCapture(graphs, texts, step.table, step.facts(), list(dict.fromkeys(calls)))
+        return RankCapture(graphs, texts, source.table, facts, list(dict.fromkeys(calls)))
 
 
-def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:
+def improve(
+    graph: StepGraph, settings: PassesConfig, facts: Facts, look: Callable[[StepGraph], None], *, is_compiled: bool
+) -> list[Record]:
     """Run the passes; `look` sees the graph before the first compiler."""
-    settings = step.settings.passes
     passes = build_passes(settings)
     indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
     before = passes[: min(indices)] if indices else passes
@@ -133,7 +135,7 @@ def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None]
         if record.name == before[-1].name():
             look(seen)
 
-    return run_passes(graph, passes if is_compiled else before, settings.off, step.facts(), watch=watch)
+    return run_passes(graph, passes if is_compiled else before, settings.off, facts, watch=watch)
 
 
 def check_rank_free(one: RankCapture, rank: int, other: RankCapture, other_rank: int) -> None:

@@ -96,9 +96,8 @@ class MeshStep(ABC):
         """Let go of what must not outlive the process groups; training is over."""
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this model reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
-        names = ("tokens", "labels") if self.model.config.mask == "causal" else tuple(batch)
-        return {name: batch[name] for name in names}
+        """What this model reads of a batch."""
+        return {name: batch[name] for name in self.model.batch_names if name in batch}
 
     def sum_normalizers(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
         """The counts this model divides by, summed over all ranks that read other data."""

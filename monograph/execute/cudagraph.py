@@ -6,6 +6,7 @@ silently: `auto` reports the reasons, `full` refuses to run.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,17 +14,32 @@ from torch.fx import Node
 
 from monograph.compat.ops import READ_SIZE
 from monograph.errors import ConfigError
-from monograph.execute.gradients import Gradients
-from monograph.execute.program import Program, Results, Sources
+from monograph.execute.outputs import StepOutputBuffers
+from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.forms import Form
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
+from monograph.graph.inputs import StepInputs
 from monograph.graph.query import has_symbols, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.log import get_log
 
+log = get_log("graph")
 SHOWN = 8
 """Reasons an error shows; the report has all."""
+
+
+def can_record(graph: StepGraph, wanted: Literal["off", "auto", "full"], device: torch.device) -> bool:
+    """Whether the step runs as a CUDA graph: as asked for, with the reasons when it cannot."""
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+        return False
+    obstacles = find_obstacles(graph)
+    if obstacles and wanted == "full":
+        raise refuse(obstacles)
+    if obstacles:
+        log.info("no CUDA graph: %d nodes cannot be recorded, first %s", len(obstacles), obstacles[0])
+    return not obstacles
 
 
 def find_obstacles(graph: StepGraph, device: str = "cuda") -> list[str]:
@@ -77,18 +93,16 @@ class CudaGraphProgram:
     narrower ones: each kind has a recording, all in the same memory.
     """
 
-    def __init__(
-        self, program: Program, gradients: Gradients, results: Results, watchdog: ReplayWatchdog | None = None
-    ) -> None:
-        self.program, self.gradients, self.results = program, gradients, results
+    def __init__(self, program: Program, outputs: StepOutputBuffers, watchdog: ReplayWatchdog | None = None) -> None:
+        self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
         self.watchdog = watchdog
         self.is_warm = False
         self.recordings: dict[tuple[bool, bool], RecordedGraph] = {}
         self.stream = torch.cuda.Stream()
 
-    def run(self, sources: Sources) -> None:
+    def run(self, inputs: StepInputs) -> None:
         """One call; loss and gradients are where an unrecorded program would leave them."""
-        values = self.program.inputs.fill(sources)
+        values = self.program.inputs.fill(inputs)
         is_first = self.gradients.is_empty
         if not (self.is_warm and (is_first or self.recordings)):
             self.warm_up(values)
@@ -100,7 +114,7 @@ class CudaGraphProgram:
         recording.graph.replay()
         if self.watchdog is not None:
             self.watchdog.add()
-        self.results.loss = recording.loss
+        self.outputs.loss = recording.loss
         self.gradients.restore(recording.gradients)
 
     def warm_up(self, values: list[Tensor]) -> None:
@@ -120,8 +134,8 @@ class CudaGraphProgram:
         quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
         with quiet, torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
             self.program.module(*values)
-        assert self.results.loss is not None
-        return RecordedGraph(graph, self.results.loss, self.gradients.taken())
+        assert self.outputs.loss is not None
+        return RecordedGraph(graph, self.outputs.loss, self.gradients.taken())
 
     def close(self) -> None:
         """Drop the recordings before the communicators inside of them are destroyed."""

@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import MonographError
 from monograph.execute.bounded_sizes import bound_sizes
-from monograph.execute.program import Sources, StaticInputs
+from monograph.execute.program import StaticInputs
+from monograph.graph.inputs import StepInputs
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
@@ -113,16 +114,16 @@ class Joined(torch.autograd.Function):
 class SplitProgram:
     """Runs the two halves of a step with autograd between them."""
 
-    def __init__(self, graph: StepGraph, parameters: Mapping[str, Tensor], sources: Sources) -> None:
+    def __init__(self, graph: StepGraph, parameters: Mapping[str, Tensor], inputs: StepInputs) -> None:
         self.halves = split(graph)
-        self.inputs = StaticInputs(graph.inputs, sources)
+        self.inputs = StaticInputs(graph.inputs, inputs)
         self.parameters = [parameters[slot] for slot in self.halves.slots]
 
-    def loss(self, sources: Sources) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, ready for `backward`, and the metrics."""
         metrics: dict[str, Tensor] = {}
         with torch.enable_grad():
-            loss = Joined.apply(self.halves, self.inputs.fill(sources), metrics, *self.parameters)
+            loss = Joined.apply(self.halves, self.inputs.fill(inputs), metrics, *self.parameters)
         return loss, metrics
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ from monograph.compat.compiler import find_kernels
 from monograph.compat.modules import compiled_calls_in, is_compiled_in_place
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
+from monograph.execute.graph_step import GraphStep
 from monograph.execute.program import Program
-from monograph.execute.runner import GraphStep
 from monograph.graph.tags import has_tag, tag_of
 from monograph.whole_file import write_whole
 

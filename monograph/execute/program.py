@@ -4,8 +4,7 @@ The graph itself stays as it is; a program is a copy of it that gives each outpu
 all of them at the end, so that a gradient is added up and forgotten while backward still runs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +14,13 @@ from monograph.errors import ConfigError
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.graph.cast_weights import find_kept, is_once
+from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
 Take = Callable[[OutputSpec, Tensor], None]
-Sources = Mapping[InputKind, Mapping[str, Tensor]]
 COPIED = (InputKind.BATCH, InputKind.SCALAR)
 """Inputs that come from outside with every call; all others stay where they are."""
-
-
-@dataclass
-class Results:
-    """What a run leaves behind besides gradients."""
-
-    loss: Tensor | None = None
 
 
 class Taker(nn.Module):
@@ -45,20 +37,18 @@ class Taker(nn.Module):
 class StaticInputs:
     """The inputs at addresses that never change: state as it is, the batch copied into buffers of its own."""
 
-    def __init__(self, specs: tuple[InputSpec, ...], sources: Sources) -> None:
+    def __init__(self, specs: tuple[InputSpec, ...], inputs: StepInputs) -> None:
         self.specs = specs
         self.values = [
-            torch.empty_like(sources[spec.kind][spec.name])
-            if spec.kind in COPIED
-            else check_fits(spec, sources[spec.kind][spec.name])
+            torch.empty_like(inputs.get(spec)) if spec.kind in COPIED else check_fits(spec, inputs.get(spec))
             for spec in specs
         ]
 
-    def fill(self, sources: Sources) -> list[Tensor]:
+    def fill(self, inputs: StepInputs) -> list[Tensor]:
         """Copy what comes from outside into its buffers; everything is checked against what was captured."""
         for spec, buffer in zip(self.specs, self.values, strict=True):
             if spec.kind in COPIED:
-                buffer.copy_(check_fits(spec, sources[spec.kind][spec.name]))
+                buffer.copy_(check_fits(spec, inputs.get(spec)))
         return self.values
 
 
@@ -78,13 +68,13 @@ def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
 class Program:
     """Runs a graph; `take` gets every output as soon as it is computed."""
 
-    def __init__(self, graph: StepGraph, take: Take, sources: Sources, kept: CastWeightCache | None = None) -> None:
-        self.inputs = StaticInputs(graph.inputs, sources)
+    def __init__(self, graph: StepGraph, take: Take, inputs: StepInputs, kept: CastWeightCache | None = None) -> None:
+        self.inputs = StaticInputs(graph.inputs, inputs)
         self.module = lower(graph, take, kept)
 
-    def run(self, sources: Sources) -> None:
+    def run(self, inputs: StepInputs) -> None:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
-        values = self.inputs.fill(sources)
+        values = self.inputs.fill(inputs)
         with torch.no_grad():
             self.module(*values)
 

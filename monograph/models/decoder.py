@@ -120,6 +120,12 @@ class Decoder(nn.Module, Configurable):
         raise NotImplementedError
 
     @property
+    def batch_names(self) -> tuple[str, ...]:
+        """What it reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
+        names = ("tokens", "labels")
+        return names if self.config.mask == "causal" else (*names, "positions", "documents")
+
+    @property
     def normalizers(self) -> tuple[str, ...]:
         """Counts over the whole update that `forward` divides by, as arguments of it."""
         return ("valid_tokens", "sequences") if self.load_balance is not None else ("valid_tokens",)

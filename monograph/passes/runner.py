@@ -39,6 +39,15 @@ class Record:
 
 
 @dataclass(frozen=True)
+class CapturedGraph:
+    """A graph after its passes, with their records; one that was read from an artifact has none."""
+
+    graph: StepGraph
+    records: Sequence[Record] = ()
+    capture_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class MeasuredGraph:
     """A graph between two passes."""
 

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from monograph.errors import EXIT_FAILED
 from monograph.execute.base import MeshStep
+from monograph.execute.device import deterministic_kernels, find_device
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
-from monograph.run import build_step, deterministic_kernels, find_device
+from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor

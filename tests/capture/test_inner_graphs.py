@@ -10,10 +10,11 @@ from torch.nn.attention.flex_attention import flex_attention
 from monograph.annotate import annotate
 from monograph.axes import Axis, Group
 from monograph.capture.step import StepOutputs
-from monograph.capture.trace import Example, capture, drop_missing
+from monograph.capture.trace import drop_missing, trace
 from monograph.execute.program import lower
 from monograph.graph.changes import find_changes, look_at
 from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.passes.compile.compile_regions import CompileRegions
@@ -63,7 +64,7 @@ def capture_attention(score=steep):
 
     with torch.no_grad():
         expected = model(x)
-        graph = capture(step, model, Example({"proj.weight": weight}, {}, {"x": x}, coords, {}))
+        graph = trace(step, model, StepInputs({"proj.weight": weight}, {}, {"x": x}, coords, {}))
     return graph, (weight, x, coords), expected
 
 

@@ -1,7 +1,5 @@
 """A capture of three blocks that are identical, unfolded, is the capture of all of them: the same text and promises."""
 
-from unittest import mock
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ from monograph.capture.block_repeats import BlockRepeat, find_block_repeats
 from monograph.capture.replicate import BlockView, describe
 from monograph.capture.symbols import SymbolMap
 from monograph.compat.ops import ATEN
-from monograph.execute.runner import GraphStep
 from monograph.graph.layouts import find_symbols
 from monograph.graph.query import value_of
 from monograph.graph.tags import Tag, set_tag, tag_of
@@ -18,9 +15,8 @@ from monograph.models.feed_forward import FeedForward
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.shard import FsdpUnitRunner
-from monograph.passes.runner import build_passes, run_passes
-from monograph.run import build_step, make_example
 from tests.execute.updates import CPU, small
+from tests.kit.capture import prepare
 
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 GROUPED = {"experts": "grouped"}
@@ -37,19 +33,17 @@ def build(model, folder, mesh=ALONE, layers=6, changes=None, **how):
     return config, groups
 
 
-def trace_both(model, folder, *, change=None, kinds=(False,), **how):
+def trace_both(model, folder, *, change=None, parts=("step",), **how):
     """Unfolded and whole, with the evaluation if asked for; and the runs of blocks that were left out."""
     config, fake = build(model, folder, **how)
     with fake as groups:
-        step = build_step(config, groups)
+        prepared = prepare(config, groups)
         if change is not None:
-            change(step.model)
-        example = make_example(config, step)
-        runs = step.find_block_repeats()
-        unfolded = [step.trace(*example, is_forward=is_forward) for is_forward in kinds]
-        with mock.patch.object(GraphStep, "find_block_repeats", lambda _: []):
-            whole = [step.trace(*example, is_forward=is_forward) for is_forward in kinds]
-    return unfolded, whole, runs
+            change(prepared.source.model)
+        repeats = find_block_repeats(prepared.source.model, prepared.source.table)
+        unfolded = [prepared.capture(part) for part in parts]
+        whole = [prepared.capture(part, repeats=[]) for part in parts]
+    return unfolded, whole, repeats
 
 
 def check_same(unfolded, whole):
@@ -82,7 +76,7 @@ def check_same(unfolded, whole):
     ],
 )
 def test_an_unfolded_capture_is_the_capture_of_all_blocks(model, how, run, tmp_path):
-    unfolded, whole, runs = trace_both(model, tmp_path, kinds=(False, True), **how)
+    unfolded, whole, runs = trace_both(model, tmp_path, parts=("step", "forward"), **how)
     assert runs == [run], "something was left out"
     check_same(unfolded, whole)
 
@@ -130,10 +124,8 @@ def test_every_block_has_names_of_its_own_for_sizes_that_depend_on_data(exchangi
 def test_an_unfolded_step_with_sizes_from_data_passes_every_check(tmp_path):
     config, fake = build("deepseek_v3", tmp_path, mesh=Mesh(dp_shard=2, ep=2), layers=5)
     with fake as groups:
-        step = build_step(config, groups)
-        graph = step.trace(*make_example(config, step))
-        run_passes(graph, build_passes(config.passes), (), step.facts())
-        check_graph(graph, step.facts())
+        prepared = prepare(config, groups)
+        check_graph(prepared.capture_and_pass().graph, prepared.facts)
 
 
 def change_setting(model):
@@ -171,9 +163,9 @@ def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_pat
     monkeypatch.setattr(FeedForward, "forward", forward)
     config, fake = build("llama3", tmp_path)
     with fake as groups:
-        step = build_step(config, groups)
-        assert step.find_block_repeats() == [BlockRepeat(0, 5)]
-        graph = step.trace(*make_example(config, step))
+        prepared = prepare(config, groups)
+        assert find_block_repeats(prepared.source.model, prepared.source.table) == [BlockRepeat(0, 5)]
+        graph = prepared.capture()
     assert len(calls) == 9, "three blocks, of which the last did something else; then all six"
     assert len({tag_of(node).block for node in graph.nodes} - {None}) == 6
 
@@ -219,7 +211,7 @@ def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_pa
 
     unit_owner = []
     monkeypatch.setattr(FsdpUnitRunner, "__call__", call)
-    unfolded, whole, runs = trace_both("llama3", tmp_path, change=unit_owner.append, kinds=(True,))
+    unfolded, whole, runs = trace_both("llama3", tmp_path, change=unit_owner.append, parts=("forward",))
     assert runs == [BlockRepeat(0, 5)], "their modules are identical"
     check_same(unfolded, whole)
     doubled = [node for node in unfolded[0].nodes if node.target is ATEN.mul.Tensor and node.args[1] == 2]
@@ -229,8 +221,8 @@ def test_a_block_that_is_called_differently_leads_to_a_whole_capture(odd, tmp_pa
 def test_runs_of_three_have_nothing_to_leave_out(tmp_path):
     config, fake = build("llama3", tmp_path, layers=3)
     with fake as groups:
-        step = build_step(config, groups)
-        assert find_block_repeats(step.model, step.table) == []
+        source = prepare(config, groups).source
+        assert find_block_repeats(source.model, source.table) == []
 
 
 def test_an_argument_that_is_read_twice_counts_twice():

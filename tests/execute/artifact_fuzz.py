@@ -31,12 +31,12 @@ from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
 from monograph.execute.artifact.folder import read_manifest
 from monograph.execute.artifact.manifest import MANIFEST, ArtifactFile, render_manifest
-from monograph.execute.artifact.open import open_artifact
-from monograph.execute.runner import GraphStep
+from monograph.execute.graph_step import GraphStep
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
-from monograph.run import build_step, make_example
+from monograph.run import build_graph_step, make_example
+from monograph.train.startup import Startup
 from tests.execute.graph_mutations import Mutator
 from tests.execute.sandbox import Ended, Watched, make_watched, run_watched
 from tests.execute.updates import CPU
@@ -88,10 +88,13 @@ class Base:
     def build(self, groups: Groups) -> None:
         """The step of the honest artifact, run once: whatever is imported late has been imported."""
         self.groups = groups
-        step = build_step(self.config, groups)
-        assert isinstance(step, GraphStep)
-        self.step = step
-        step(*make_example(self.config, step))
+        step = build_graph_step(self.config, groups, Startup())
+        self.run(step)
+
+    def run(self, step: GraphStep) -> None:
+        """One training step."""
+        example = make_example(self.config, step.source)
+        step(example.batch, example.scalars)
 
 
 class Fuzzer:
@@ -156,15 +159,9 @@ class Fuzzer:
 
 def load_and_run(base: Base, target: Path) -> dict[str, Any]:
     """In the child: what a run does with an artifact, up to the end of the first step."""
-    config, step = replace_leaf(base.config, "compile.artifact", str(target)), base.step
+    config = replace_leaf(base.config, "compile.artifact", str(target))
     try:
-        example = make_example(config, step)
-        artifact = open_artifact(config, config.compile, base.groups)
-        assert artifact is not None
-        step.graph = step.artifact = None
-        step.use(artifact, step.schema(*example))
-        step.build(*example)
-        step(*example)
+        base.run(build_graph_step(config, base.groups, Startup()))
     except MonographError as error:
         return {"outcome": "refused", "why": f"{error.what}; {error.why}"}
     return {"outcome": "ran", "why": ""}

@@ -24,8 +24,8 @@ GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph", "model.n_layers":
 ROUTINGS = ((), (0,), (2, 3))
 FORBIDDEN = (
     "monograph.capture.trace.trace_function",
-    "monograph.execute.runner.capture",
-    "monograph.execute.runner.run_passes",
+    "monograph.run.capture",
+    "monograph.run.run_passes",
     "monograph.passes.compile.regions.compile_graph",
     "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.compile",
@@ -65,7 +65,7 @@ def open_folder(folder, key=None, **trust):
 
 
 def make_config(folder, changes=None, model=MODEL, **degrees):
-    return small(model, Path(folder), {**GRAPH, **(changes or {})}, **(degrees or DEGREES))
+    return small(model, Path(folder), {**GRAPH, "validator.interval": 1, **(changes or {})}, **(degrees or DEGREES))
 
 
 def make_artifact(folder, target, changes=None, ranks=2, **more):

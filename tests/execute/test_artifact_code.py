@@ -5,11 +5,12 @@ import torch
 
 from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.folder import write_artifact
-from monograph.execute.artifact.make import CapturedGraph, make_files
+from monograph.execute.artifact.make import make_files
 from monograph.execute.artifact.manifest import ArtifactError
 from monograph.graph.file import find_parts
 from monograph.graph.tags import Tag
 from monograph.passes.compile.regions import compile_region, find_region, put_in_place
+from monograph.passes.runner import CapturedGraph
 from tests.execute.artifacts import make_sections, nothing_made, open_folder
 from tests.graph.captures import capture_chunk_nodes
 

@@ -23,9 +23,9 @@ from monograph.graph.encode import GraphFileError
 from monograph.graph.forms import Form
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, make_example
 from tests.execute.artifacts import make_sections, open_folder
 from tests.execute.updates import CPU, small
+from tests.kit.capture import prepare
 
 FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dtype": "bfloat16"}
 GPU = torch.device("cuda")
@@ -45,8 +45,7 @@ CALLS = [
 def graph(tmp_path):
     config = small("llama3", tmp_path, {**FUSED, "model.n_layers": 2})
     with fake_groups(Mesh(), 0, CPU) as groups:
-        step = build_step(config, groups)
-        yield step.trace(*make_example(config, step))
+        yield prepare(config, groups).capture()
 
 
 def test_every_kind_of_call_in_a_graph_is_found_once(graph):

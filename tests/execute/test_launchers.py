@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from monograph.execute.build import find_custom_calls
 from monograph.execute.custom_kernels import calls_to_data
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, make_example
 from tests.execute.updates import CPU, small
+from tests.kit.capture import prepare
 
 ROOT = Path(__file__).parents[2]
 FAST = {
@@ -85,8 +86,8 @@ def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, c
     """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""
     config = small(model, tmp_path, FAST, experts="grouped")
     with fake_groups(Mesh(), 0, CPU) as groups:
-        step = build_step(config, groups)
-        calls = step.find_custom_calls(step.capture(*make_example(config, step)))
+        prepared = prepare(config, groups)
+        calls = find_custom_calls(prepared.capture_and_pass().graph, prepared.settings)
     done = subprocess.run(
         [sys.executable, "-c", PRETEND.replace("CAPABILITY", str(capability))],
         input=json.dumps(calls_to_data(calls)),

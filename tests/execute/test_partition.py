@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from monograph.compat.ops import ATEN
+from monograph.execute.graph_step import GraphStep
 from monograph.execute.partition import SplitProgram
-from monograph.execute.runner import GraphStep
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.memory.min_cut import cut_flow_network, plan_min_cut
@@ -32,10 +32,9 @@ def make_gradients(folder, partition, scale=1.0):
         if scale == 1.0:
             loss = step(batch, normalizers_of(step, valid_tokens=tokens.numel()))
         else:
-            inputs, valid = step.inputs(batch), normalizers_of(step, valid_tokens=tokens.numel())
-            step.build(inputs, valid)
             assert isinstance(step.program, SplitProgram)
-            loss, _ = step.program.loss(step.sources(inputs, valid))
+            valid = normalizers_of(step, valid_tokens=tokens.numel())
+            loss, _ = step.program.loss(step.source.inputs(step.inputs(batch), valid))
             (loss * scale).backward()
         return loss.detach(), {name: parameter.grad for name, parameter in step.parameters.items()}
 

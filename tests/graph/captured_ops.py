@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monograph.execute.runner import GraphStep
+from monograph.execute.device import deterministic_kernels
 from monograph.graph import allowed_ops
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
@@ -32,10 +32,10 @@ from monograph.passes.config import (
 )
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
-from monograph.run import build_step, deterministic_kernels, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from tests.execute.updates import CPU
+from tests.kit.capture import prepare
 from tests.kit.tiny import MODELS, WITH_EXPERTS, tiny
 from tests.passes.kit import clone
 
@@ -171,9 +171,8 @@ def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Fac
         deterministic_kernels(config.debug.deterministic),
         fake_groups(plan_run_mesh(config, world), 0, CPU) as groups,
     ):
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep)
-        return step.trace(*make_example(config, step), is_forward=is_forward), step.facts()
+        prepared = prepare(config, groups)
+        return prepared.capture("forward" if is_forward else "step"), prepared.facts
 
 
 def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) -> Iterator[tuple[str, StepGraph, Facts]]:

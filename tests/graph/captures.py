@@ -8,10 +8,11 @@ from torch import nn
 
 from monograph.annotate import Direction, annotate_direction
 from monograph.axes import Axis, Group
-from monograph.capture.step import StepOutputs, make_step
-from monograph.capture.trace import Example, capture
+from monograph.capture.step import StepOutputs
+from monograph.capture.trace import trace
 from monograph.compat.capture import mark_backward
 from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_values import trust_values
 from monograph.parallel.groups import fake_groups
@@ -20,8 +21,7 @@ from monograph.parallel.param_table import Slot
 from monograph.parallel.plan import ShardedDim
 from monograph.parallel.shard import gather_parameter
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_step
-from tests.execute.updates import normalizers_of
+from tests.kit.capture import prepare
 
 CPU = torch.device("cpu")
 SPREAD = Mesh(dp_shard=2, tp=2, ep=2)
@@ -41,12 +41,9 @@ def capture_recipe(recipe, mesh, *, compute="float32"):
     tokens = torch.zeros(2, 32, dtype=torch.int64)
     batch = {"tokens": tokens, "labels": tokens, "positions": tokens, "documents": tokens}
     with fake_groups(mesh, 0, CPU) as groups:
-        step = build_step(config, groups)
-        dtypes = {"compute_dtype": step.settings.compute_dtype, "reduce_dtype": step.settings.reduce_dtype}
-        function = make_step(step.model, step.table, **dtypes)
-        scalars = normalizers_of(step)
-        example = Example(step.parameters, step.buffers, step.inputs(batch), step.coords, scalars)
-        return capture(function, step.model, example), facts_of(mesh, [slot.name for slot in step.table])
+        prepared = prepare(config, groups, batch)
+        slots = [slot.name for slot in prepared.source.table]
+        return prepared.capture(repeats=[]), facts_of(mesh, slots)
 
 
 def facts_of(mesh, slots=()):
@@ -97,8 +94,8 @@ def capture_chunk_nodes(mesh=SPREAD):
 
     with fake_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
-        example = Example(state, {}, {"x": torch.zeros(2, 4)}, groups.coords(), {})
-        return capture(step, model, example), facts_of(mesh, state)
+        inputs = StepInputs(state, {}, {"x": torch.zeros(2, 4)}, groups.coords(), {})
+        return trace(step, model, inputs), facts_of(mesh, state)
 
 
 def take_gradients(loss, state):

@@ -12,10 +12,9 @@ from monograph.graph.likely_sizes import LikelySizes
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_step
-from tests.execute.updates import normalizers_of
 from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
+from tests.kit.capture import prepare
 
 SLOW = Machine(
     name="slow", flops_per_second=100.0, bytes_per_second=1000.0, link_bytes_per_second=10.0, link_latency_seconds=1.0
@@ -25,8 +24,7 @@ SLOW = Machine(
 def traced(recipe, mesh, rank=0, layers=3):
     """The graph of one rank of a fake mesh, before any pass."""
     with fake_groups(mesh, rank, CPU) as groups:
-        step = build_step(shallow(recipe, "graph", layers), groups)
-        return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
+        return prepare(shallow(recipe, "graph", layers), groups, make_batch(0)).capture()
 
 
 def flops_of(op, *shapes, dtype=torch.float32, **kwargs):

@@ -13,9 +13,9 @@ from monograph.graph.query import has_symbols, value_of
 from monograph.graph.tags import tag_of
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step
-from tests.execute.updates import CPU, normalizers_of, small
+from tests.execute.updates import CPU, small
 from tests.graph.captures import capture_chunk_nodes
+from tests.kit.capture import prepare
 
 
 def there_and_back(graph):
@@ -35,8 +35,7 @@ def with_experts(tmp_path_factory):
     tokens = torch.zeros(1, config.training.seq_len, dtype=torch.int64)
     batch = dict.fromkeys(("tokens", "labels", "positions", "documents"), tokens)
     with fake_groups(Mesh(dp_shard=2, tp=2, ep=2), 0, CPU) as groups:
-        step = build_step(config, groups)
-        return step.capture(step.inputs(batch), normalizers_of(step))
+        return prepare(config, groups, batch).capture_and_pass().graph
 
 
 def test_a_graph_that_was_read_prints_as_the_one_that_was_written(with_experts):

@@ -14,6 +14,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step
 from tests.execute.updates import normalizers_of
+from tests.kit.capture import prepare
 
 CPU = torch.device("cpu")
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
@@ -39,8 +40,7 @@ def make_batch(seed, length=32):
 def captured(recipe, mesh, rank, layers=3):
     """The graph that one rank of a fake mesh captures."""
     with fake_groups(mesh, rank, CPU) as groups:
-        step = build_step(shallow(recipe, "graph", layers), groups)
-        return step.trace(step.inputs(make_batch(0)), normalizers_of(step))
+        return prepare(shallow(recipe, "graph", layers), groups, make_batch(0)).capture()
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,20 @@ def test_equal_blocks_are_printed_once():
 def test_another_number_of_layers_is_another_digest():
     digests = {captured("llama3_debugmodel", Mesh(), 0, layers=n).digest() for n in (1, 2)}
     assert len(digests) == 2
+
+
+def test_evaluation_is_captured_when_the_step_is_built(monkeypatch):
+    """Not at the first validation, minutes later, where memory may be short and ranks may be apart."""
+    config = shallow("llama3_debugmodel", "graph", layers=1)
+    with joined_groups(Mesh(), CPU) as groups:
+        step = build_step(config.replace(validator=config.validator.replace(interval=1)), groups)
+        monkeypatch.setattr("monograph.run.capture", None)
+        assert step.evaluate(make_batch(0), normalizers_of(step)).isfinite()
+
+
+def test_a_step_that_was_built_for_no_evaluation_says_which_setting_asks_for_one():
+    config = shallow("llama3_debugmodel", "graph", layers=1)
+    with joined_groups(Mesh(), CPU) as groups:
+        step = build_step(config.replace(validator=config.validator.replace(interval=0)), groups)
+        with pytest.raises(ConfigError, match=r"validator\.interval is 0"):
+            step.evaluate(make_batch(0), normalizers_of(step))

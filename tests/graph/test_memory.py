@@ -10,10 +10,9 @@ from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.memory import find_memory
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step
-from tests.execute.updates import normalizers_of
 from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
+from tests.kit.capture import prepare
 from tests.kit.peak import PeakBytes
 
 
@@ -68,11 +67,9 @@ def test_what_a_transfer_sends_stays_until_it_was_waited_for():
 )
 def test_the_estimate_is_close_to_what_a_run_allocates(recipe, passes):
     with joined_groups(Mesh(), CPU) as groups:
-        step = build_step(shallow(recipe, "graph"), groups)
-        inputs, valid = step.inputs(make_batch(0, length=128)), normalizers_of(step, valid_tokens=256)
-        graph = step.capture(inputs, valid) if passes else step.trace(inputs, valid)
-        sources = step.sources(inputs, valid)
-        bound = [sources[spec.kind][spec.name] for spec in graph.inputs]
+        prepared = prepare(shallow(recipe, "graph"), groups, make_batch(0, length=128), valid_tokens=256)
+        graph = prepared.capture_and_pass().graph if passes else prepared.capture()
+        bound = [prepared.inputs.get(spec) for spec in graph.inputs]
         gc.collect()
         with torch.no_grad(), PeakBytes(bound) as counted:
             graph.module(*bound)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monograph.execute.runner import GraphStep
+from monograph.execute.graph_step import GraphStep
 from monograph.kernels.chunked_cross_entropy import CHUNKED_CROSS_ENTROPY
 from monograph.kernels.expert_rows import COMBINE_ROWS, COMBINE_ROWS_BACKWARD, SUM_ROWS
 from monograph.kernels.heads import JOIN_HEADS, SPLIT_HEADS

@@ -6,9 +6,10 @@ from torch import nn
 from monograph.axes import Axis, Group
 from monograph.capture.chunks import capture_chunk_nodes
 from monograph.capture.step import StepOutputs
-from monograph.capture.trace import Example, capture
+from monograph.capture.trace import trace
 from monograph.compat.ops import all_reduce
 from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.overlap_config import ExpertOverlapConfig
@@ -108,13 +109,11 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, reduce_dtype=torch
 
     with fake_groups(mesh, 0, CPU) as groups:
         state = {slot.name: torch.zeros(slot.local_shape) for slot in slots}
-        example = Example(state, {}, {"x": torch.zeros(rows, 4)}, groups.coords(), {})
-        graph = capture(step, model, example)
+        inputs = StepInputs(state, {}, {"x": torch.zeros(rows, 4)}, groups.coords(), {})
+        graph = trace(step, model, inputs)
         roots = [path for path, _ in model.named_modules() if config.selects(path)]
-        capture_chunk_nodes(graph, step, model, example, config, roots)
+        capture_chunk_nodes(graph, step, model, inputs, config, roots)
     sizes = {group.value: mesh.group_size(group) for group in Group}
     degrees = {axis: mesh.degree(axis) for axis in Axis}
-    facts = Facts(
-        degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype
-    )
+    facts = Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype)
     return graph, facts

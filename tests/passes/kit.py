@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from monograph.execute.runner import GraphStep
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import fake_groups
@@ -23,8 +22,8 @@ from monograph.passes.config import (
     PassesConfig,
 )
 from monograph.passes.runner import build_passes
-from monograph.run import build_step
-from tests.execute.updates import CPU, normalizers_of, small
+from tests.execute.updates import CPU, small
+from tests.kit.capture import prepare
 
 ASKED = PassesConfig(
     offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
@@ -50,11 +49,10 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool
     with tempfile.TemporaryDirectory() as folder:
         config = small(model, Path(folder), changed, **degrees)
     with fake_groups(mesh, rank, CPU) as groups:
-        step = build_step(config, groups)
-        assert isinstance(step, GraphStep)
         shape = (config.training.local_batch_size, config.training.seq_len)
         batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels")}
-        return step.trace(step.inputs(batch), normalizers_of(step, valid_tokens=7), is_forward=is_forward), step.facts()
+        prepared = prepare(config, groups, batch, valid_tokens=7)
+        return prepared.capture("forward" if is_forward else "step"), prepared.facts
 
 
 def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:

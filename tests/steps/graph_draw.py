@@ -41,7 +41,9 @@ class Drawn:
 
     def graph(self, folder: Path) -> TrainerConfig:
         """The run in graph mode; refused with a `ConfigError` where the options contradict each other."""
-        return tiny(self.model, folder, {**self.changes, "compile.mode": "graph"}, **self.degrees)
+        return tiny(
+            self.model, folder, {**self.changes, "compile.mode": "graph", "validator.interval": 1}, **self.degrees
+        )
 
     def eager(self, folder: Path) -> TrainerConfig:
         """The same run op by op. Chunks change numbers, so eager mode makes the same ones."""

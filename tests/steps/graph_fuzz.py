@@ -12,16 +12,17 @@ from pathlib import Path
 
 import torch
 
+from monograph.capture.capture import Part
 from monograph.errors import ConfigError
-from monograph.execute.runner import GraphStep
+from monograph.graph.facts import Facts
 from monograph.graph.file import graph_from_data, graph_to_data
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import fake_groups
-from monograph.passes.runner import Record, build_passes, run_passes
-from monograph.run import build_step, make_example
+from monograph.passes.runner import CapturedGraph
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from tests.kit.capture import prepare
 from tests.kit.fuzzing import REFUSED, Failed, run_fuzzer
 from tests.kit.ranks import pool
 from tests.steps.graph_draw import Drawn, draw
@@ -29,6 +30,7 @@ from tests.steps.graph_fuzz_ranks import compare_modes
 from tests.verify.on_ranks import verify_on_ranks
 
 CPU = torch.device("cpu")
+PARTS: tuple[Part, ...] = ("step", "forward")
 RANKS_EVERY = 5
 VERIFY_EVERY = 10
 PATIENCE_SECONDS = 900.0
@@ -71,25 +73,17 @@ def check_captures(drawn: Drawn, config: TrainerConfig) -> Iterator[str]:
     texts = {}
     for rank in sorted({0, drawn.mesh.world_size - 1}):
         with fake_groups(drawn.mesh, rank, CPU) as groups:
-            step = build_step(config, groups)
-            assert isinstance(step, GraphStep)
-            for is_forward in (False, True) if rank == 0 else (False,):
-                graph, records = capture(step, config, is_forward=is_forward)
-                check_file(graph)
-                check_trivial(graph, step, records)
-                texts[rank, is_forward] = graph.text(folded=False)
+            prepared = prepare(config, groups)
+            for part in PARTS if rank == 0 else PARTS[:1]:
+                captured = prepared.capture_and_pass(part)
+                check_file(captured.graph)
+                check_trivial(captured, prepared.facts)
+                texts[rank, part] = captured.graph.text(folded=False)
     yield "captured"
     if drawn.mesh.world_size > 1:
-        if texts[0, False] != texts[drawn.mesh.world_size - 1, False]:
+        if texts[0, "step"] != texts[drawn.mesh.world_size - 1, "step"]:
             raise Failed("two ranks captured different graphs")
         yield "captured alike on two ranks"
-
-
-def capture(step: GraphStep, config: TrainerConfig, *, is_forward: bool) -> tuple[StepGraph, list[Record]]:
-    """The step, or its forward alone, after all passes."""
-    graph = step.trace(*make_example(config, step), is_forward=is_forward)
-    passes = step.settings.passes
-    return graph, run_passes(graph, build_passes(passes), passes.off, step.facts())
 
 
 def check_file(graph: StepGraph) -> None:
@@ -100,11 +94,12 @@ def check_file(graph: StepGraph) -> None:
         raise Failed("the graph file holds another graph")
 
 
-def check_trivial(graph: StepGraph, step: GraphStep, records: list[Record]) -> None:
+def check_trivial(captured: CapturedGraph, facts: Facts) -> None:
     """No collective over one rank is left by the pass that removes them."""
-    sizes = step.facts().group_sizes
-    left = [node.name for node in graph.nodes if is_launch(node) and sizes[group_of(node)] == 1]
-    if left and any(record.name == "elide_trivial_collectives" and record.status == "ran" for record in records):
+    nodes = [node for node in captured.graph.nodes if is_launch(node)]
+    left = [node.name for node in nodes if facts.group_sizes[group_of(node)] == 1]
+    ran = [record.name for record in captured.records if record.status == "ran"]
+    if left and "elide_trivial_collectives" in ran:
         raise Failed(f"collectives over one rank are left: {left[:3]}")
 
 

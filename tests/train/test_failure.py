@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from monograph.cli import main
-from monograph.run import deterministic_kernels, train
+from monograph.execute.device import deterministic_kernels
+from monograph.run import train
 from monograph.train.trainer import TrainingFailed
 from tests.train.clocks import SimulatedDevice
 from tests.train.kit import Watched, differing, find_steps, open_trainer, read_records, read_step, tiny_run, watched_run

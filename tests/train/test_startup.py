@@ -79,7 +79,7 @@ from pathlib import Path
 import torch
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, make_example
+from monograph.run import build_step
 from monograph.train.update import apply_update
 from tests.kit.tiny import tiny
 
@@ -87,7 +87,9 @@ config = tiny("deepseek_v3", Path(sys.argv[1]), {"optimizer.implementation": "si
 with joined_groups(Mesh(), torch.device("cpu")) as groups:
     step = build_step(config, groups)
     optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
-    loss = step(*make_example(config, step))
+    shape = (config.training.local_batch_size, config.training.seq_len)
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in step.model.batch_names}
+    loss = step(batch, {name: torch.ones((), dtype=torch.int64) for name in step.model.normalizers})
     apply_update(step, optimizer, loss=loss, lr=0.1, max_norm=1.0)
 sys.exit("torch._dynamo" in sys.modules)
 """

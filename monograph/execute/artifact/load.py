@@ -22,9 +22,11 @@ from monograph.execute.artifact.make import CUSTOM_CALLS
 from monograph.execute.artifact.manifest import ArtifactError, ArtifactManifest
 from monograph.execute.artifact.trust import Trust
 from monograph.execute.custom_kernels import build_calls, calls_from_data
+from monograph.execute.memory_limits import find_memory_limits
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.file import graph_from_data, parse_graph_file
+from monograph.graph.inputs import StepInputs
 from monograph.graph.refuse import GraphError
 from monograph.graph.signature import InputSpec
 from monograph.graph.step_graph import StepGraph
@@ -181,3 +183,8 @@ def failures_explained(artifact: Artifact | None) -> Iterator[None]:
             why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}",
             do="run without --compile.artifact; if that works, precompile again",
         ) from error
+
+
+def read_graph(artifact: Artifact, name: str, facts: Facts, inputs: StepInputs) -> StepGraph:
+    """One of an artifact's graphs, checked against a run with these facts and inputs."""
+    return artifact.graph(name, facts, specs=inputs.specs(), limits=find_memory_limits(inputs.coords.device))

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_read import check_read_graph
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.runner import Record
+from monograph.passes.runner import CapturedGraph
 
 KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
@@ -43,14 +42,6 @@ CUSTOM_CALLS = "own/calls.json"
 
 class CannotPrecompile(MonographError):
     """A step that cannot be written down."""
-
-
-@dataclass(frozen=True)
-class CapturedGraph:
-    """One graph with the records of the passes that made it what it is."""
-
-    graph: StepGraph
-    records: Sequence[Record]
 
 
 def make_custom_kernels(calls: Sequence[KernelCall]) -> dict[str, bytes]:

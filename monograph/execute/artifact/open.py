@@ -1,22 +1,30 @@
 """Opening an artifact: believe it, compare it, and agree with the other ranks before anything of it runs."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
+from monograph.capture.capture import Part
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import find_misfits, misfit_error, trust_code
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_machine
+from monograph.execute.artifact.fields import EVALUATION, STEP
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
-from monograph.execute.artifact.load import Artifact
+from monograph.execute.artifact.load import Artifact, read_graph
 from monograph.execute.artifact.manifest import ArtifactManifest
 from monograph.execute.config import CompileConfig
+from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.parallel.param_table import ParamTable
+from monograph.passes.runner import CapturedGraph
 
 log = get_log("artifact")
+NAMES: dict[Part, str] = {"step": STEP, "forward": EVALUATION}
+"""What an artifact calls the two graphs."""
 
 
 def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups) -> Artifact | None:
@@ -48,15 +56,30 @@ def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups) -
     return artifact
 
 
-def use_together(use: Callable[[], None], groups: Groups) -> None:
-    """Let every rank use the artifact; when one cannot, all of them stop, and that rank says why."""
+def read_graphs(
+    artifact: Artifact,
+    settings: CompileConfig,
+    table: ParamTable,
+    facts: Facts,
+    inputs: StepInputs,
+    parts: Sequence[Part],
+    groups: Groups,
+) -> dict[Part, CapturedGraph]:
+    """The artifact's graphs, if they fit this run; none to capture instead.
+
+    When one rank cannot read them, all of them stop, and that rank says why.
+    """
+    if is_refused(settings, artifact.misfits(table, inputs.specs(), groups.device), groups):
+        return {}
     error: ConfigError | None = None
+    graphs: dict[Part, CapturedGraph] = {}
     try:
-        use()
+        graphs = {part: CapturedGraph(read_graph(artifact, NAMES[part], facts, inputs)) for part in parts}
     except ConfigError as refused:
         error = refused
     if groups.any(error is not None):
         raise error or ConfigError("the artifact cannot be used", why="another rank refused it, and says why")
+    return graphs
 
 
 def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> bool:

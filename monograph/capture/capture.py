@@ -1,0 +1,67 @@
+"""Capture: the training step, or the forward alone, as a graph for batches of one shape."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, find_skipped_blocks
+from monograph.capture.chunks import capture_chunk_nodes
+from monograph.capture.source import StepSource
+from monograph.capture.step import StepFunction, make_forward, make_step
+from monograph.capture.trace import trace
+from monograph.graph.inputs import StepInputs
+from monograph.graph.step_graph import StepGraph
+from monograph.log import get_log
+from monograph.parallel.chunks import find_chunks
+from monograph.parallel.shard import BlocksDiffer
+
+log = get_log("capture")
+Part = Literal["step", "forward"]
+
+
+def capture(
+    source: StepSource,
+    inputs: StepInputs,
+    *,
+    part: Part = "step",
+    has_sources: bool = False,
+    repeats: Sequence[BlockRepeat] | None = None,
+) -> StepGraph:
+    """Forward, loss and backward as the model is written, before any pass.
+
+    Of identical blocks in a row (`repeats`; by default all there are) three are traced, and the others copied. With
+    `has_sources` nodes know the line of model code they come from, which takes longer.
+    """
+    if repeats is None:
+        repeats = [] if source.overlap.is_on else find_block_repeats(source.model, source.table)
+    try:
+        graph = _trace(source, inputs, part, repeats, has_sources=has_sources)
+    except BlocksDiffer as reason:
+        log.debug("all blocks are captured: %s", reason)
+        graph = _trace(source, inputs, part, [], has_sources=has_sources)
+    if source.overlap.strategy == "graph" and part == "step":
+        roots = [chunks.path for chunks in find_chunks(source.model, source.overlap).values()]
+        step = _make_function(source, part, [])
+        capture_chunk_nodes(graph, step, source.model, inputs, source.overlap, roots, has_sources=has_sources)
+    return graph
+
+
+def _trace(
+    source: StepSource, inputs: StepInputs, part: Part, repeats: Sequence[BlockRepeat], *, has_sources: bool
+) -> StepGraph:
+    step = _make_function(source, part, repeats)
+    with torch.set_grad_enabled(part == "step"):
+        return trace(step, source.model, inputs, has_sources=has_sources, repeats=repeats)
+
+
+def _make_function(source: StepSource, part: Part, repeats: Sequence[BlockRepeat]) -> StepFunction:
+    make = make_step if part == "step" else make_forward
+    return make(
+        source.model,
+        source.table,
+        compute_dtype=source.compute_dtype,
+        reduce_dtype=source.reduce_dtype,
+        chunks=find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
+        skipped=find_skipped_blocks(source.model, repeats),
+    )

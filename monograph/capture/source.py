@@ -1,0 +1,34 @@
+"""What a step is captured from and then run on: the model on its mesh, and this rank's part of the state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from monograph.graph.inputs import StepInputs
+from monograph.models.decoder import Decoder
+from monograph.parallel.overlap_config import ExpertOverlapConfig
+from monograph.parallel.param_table import ParamTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSource:
+    """The model, its parameters by slot, and how the step computes with them."""
+
+    model: Decoder
+    """Gives the structure; its own parameters are never read."""
+    table: ParamTable
+    parameters: Mapping[str, Tensor]
+    """This rank's shards."""
+    buffers: Mapping[str, Tensor]
+    coords: Tensor
+    """This rank's coordinates in the mesh."""
+    compute_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
+    """Which modules run chunk by chunk."""
+
+    def inputs(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepInputs:
+        """All inputs of a step on this batch."""
+        return StepInputs(self.parameters, self.buffers, batch, self.coords, normalizers)

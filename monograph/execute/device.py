@@ -1,0 +1,58 @@
+"""The device of a run, and how its kernels behave."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.deterministic as deterministic
+
+from monograph.compat.ops import has_native_matmul
+from monograph.errors import ConfigError
+from monograph.log import get_log
+
+log = get_log("run")
+
+
+def find_device(wanted: str) -> torch.device:
+    """The device to train on; asking for a GPU that is not there is an error, not a slow run."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("debug.device is cuda", why="torch sees no CUDA device here", do="--debug.device cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
+    """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
+    if has_native_matmul(device, dtype):
+        return
+    log.warning(
+        "this CPU has no native %s matmul: steps may take a hundred times as long as with "
+        "--training.compute_dtype float32",
+        str(dtype).removeprefix("torch."),
+    )
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed.*needs a cpu with bf16 support", UserWarning)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Only deterministic kernels inside; every setting is put back afterwards."""
+    if not wanted:
+        yield
+        return
+    fill: Any = deterministic  # its attributes are set at run time, unknown to type checkers
+    before = torch.are_deterministic_algorithms_enabled(), fill.fill_uninitialized_memory
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace or ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    fill.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        fill.fill_uninitialized_memory = before[1]
+        if workspace is None:
+            del os.environ["CUBLAS_WORKSPACE_CONFIG"]

@@ -1,0 +1,23 @@
+"""What passes may know about a run: taken from the mesh, the parameter table and the settings, equal on every rank."""
+
+from monograph.axes import Axis, Group
+from monograph.execute.base import StepSettings
+from monograph.graph.facts import Facts
+from monograph.parallel.groups import Groups
+from monograph.parallel.param_table import ParamTable
+
+
+def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Facts:
+    """The facts of a run on these groups."""
+    mesh = groups.mesh
+    return Facts(
+        degrees={axis: mesh.degree(axis) for axis in Axis},
+        group_sizes={group.value: mesh.group_size(group) for group in Group},
+        reduce_dtype=settings.reduce_dtype,
+        slots=tuple(slot.name for slot in table),
+        reshard=settings.reshard,
+        device=groups.device.type,
+        for_artifact=groups.is_fake,
+        overlap=settings.compile.expert_overlap,
+        is_split=settings.compile.partition == "min_cut",
+    )

@@ -1,0 +1,87 @@
+"""The step of graph mode: runs the programs that were built from captured graphs."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from monograph.capture.capture import Part
+from monograph.capture.source import StepSource
+from monograph.errors import ConfigError
+from monograph.execute.artifact.load import Artifact, failures_explained
+from monograph.execute.base import MeshStep
+from monograph.execute.build import StepProgram
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.outputs import StepOutputBuffers
+from monograph.execute.partition import SplitProgram
+from monograph.execute.program import Program
+from monograph.parallel.groups import Groups
+from monograph.passes.runner import CapturedGraph
+
+
+class GraphStep(MeshStep):
+    """Runs a training step as one program, and an evaluation as another, of the forward alone."""
+
+    kept: CastWeightCache
+
+    def __init__(
+        self,
+        source: StepSource,
+        groups: Groups,
+        graphs: Mapping[Part, CapturedGraph],
+        program: StepProgram,
+        evaluation: Program | None,
+        outputs: StepOutputBuffers,
+        cache: CastWeightCache,
+        artifact: Artifact | None = None,
+    ) -> None:
+        super().__init__(source.model, source.table, groups)
+        self.source, self.parameters, self.kept = source, source.parameters, cache
+        self.captured, self.graph, self.records = graphs["step"], graphs["step"].graph, graphs["step"].records
+        self.metrics, self.outputs = outputs.metrics, outputs
+        self.program: StepProgram | None = program
+        self.evaluation = evaluation
+        self.artifact = artifact
+
+    @property
+    def compiled_graphs(self) -> int | None:
+        """Parts that a compiler was given; None when the graph runs op by op."""
+        return self.graph.compiled or None
+
+    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+        """Add this micro-batch's gradients and return this rank's share of the loss."""
+        assert self.program is not None, "the step was closed"
+        inputs = self.source.inputs(self.inputs(batch), normalizers)
+        self.kept.refresh(is_updated=self.outputs.gradients.is_empty)
+        with failures_explained(self.artifact):
+            if isinstance(self.program, SplitProgram):
+                loss, metrics = self.program.loss(inputs)
+                loss.backward()
+                for name, value in metrics.items():
+                    self.metrics.add(name, value)
+                return loss.detach()
+            self.program.run(inputs)
+        return self.outputs.copy_loss()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+        """This rank's share of the loss; nothing is counted and nothing is kept."""
+        if self.evaluation is None:
+            raise ConfigError(
+                "validator.interval is 0, so no evaluation was captured",
+                why="graph mode captures it with the step, before training begins",
+                do="--validator.interval 100",
+            )
+        self.kept.refresh(is_updated=True)
+        with failures_explained(self.artifact):
+            self.evaluation.run(self.source.inputs(self.inputs(batch), normalizers))
+        return self.outputs.copy_loss()
+
+    def close(self) -> None:
+        """Let go of what was captured, while the groups it communicates over still exist."""
+        for program in (self.program, self.evaluation):
+            if program is not None:
+                program.close()
+        self.program = self.evaluation = None
+        if self.artifact is not None:
+            self.artifact.close()

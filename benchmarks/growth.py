@@ -150,7 +150,7 @@ def measure_artifact(config: TrainerConfig, step: GraphStep, graph: StepGraph) -
     mesh = step.groups.mesh
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"
-        sections = make_sections(config, mesh, step.table, CPU, graphs)
+        sections = make_sections(config, mesh, step.table, CPU, graphs, step.settings.machine)
         write_artifact(target, sections, make_files(graphs, step.facts(), Path(folder)))
         size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         gc.collect()  # a fresh process would have nothing to collect

@@ -52,6 +52,11 @@ class Machine:
     devices_per_node: int
     """Devices that the links of a node connect; for GB200, those of an NVL72 rack."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device."""
+        return int(self.memory_gb * _GIGA)
+
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s of matmuls of a dtype, by torch's name for it; what is not listed runs as float32."""
         if dtype.startswith("float8"):

@@ -20,6 +20,7 @@ from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.runner import GraphStep
 from monograph.execute.sharded import ShardedStep
 from monograph.log import get_log, set_up_log
+from monograph.machine import Machine, MachineChoice, choose_machine
 from monograph.models.decoder import Decoder
 from monograph.models.init import Start, plan_init, reset
 from monograph.parallel.apply import parallelize
@@ -54,13 +55,16 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
 def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = None) -> MeshStep:
     """What `train`, `verify`, `precompile` and `inspect` run: one path that cannot drift."""
     startup = startup or Startup()
+    choice = find_run_machine(config, groups)
+    if choice.note:
+        log.info("costs are estimated for %s, and MFU is left out: %s", choice.machine.name, choice.note)
     artifact = None
     if config.compile.artifact:
         with startup.phase("artifact"):
-            artifact = open_artifact(config, config.compile, groups)
+            artifact = open_artifact(config, config.compile, groups, choice.machine)
     with startup.phase("model"):
         model = build_model(config, groups.device)
-        settings = make_settings(config, plan_init(model))
+        settings = make_settings(config, plan_init(model), choice.machine)
         if not groups.is_fake:
             warn_of_slow_matmuls(groups.device, settings.compute_dtype)
         table = build_table(model, DECODER_PLAN, groups.mesh)
@@ -82,7 +86,20 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
     return step
 
 
-def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSettings:
+def find_run_machine(config: TrainerConfig, groups: Groups) -> MachineChoice:
+    """What the run plans for and measures against: rank 0's on every rank, so that all passes decide alike."""
+    device = groups.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    choice: MachineChoice = groups.share(choose_machine(config.machine, name))
+    return choice
+
+
+def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:
+    """The peak of one device that MFU is a part of; 0 where it is not known."""
+    return config.metrics.peak_flops or find_run_machine(config, groups).peak_flops(config.training.compute_dtype)
+
+
+def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: Machine) -> StepSettings:
     """How the step computes, besides the model and the mesh."""
     return StepSettings(
         dtype=getattr(torch, config.training.dtype),
@@ -94,6 +111,7 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
         passes=plan_passes(config),
+        machine=machine,
     )
 
 
@@ -146,7 +164,14 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
     with startup.phase("trainer"):
         trainer: Trainer = config.build(
-            step=step, data=data, held_out=held_out, folder=folder, startup=startup, flops=flops, groups=groups
+            step=step,
+            data=data,
+            held_out=held_out,
+            folder=folder,
+            startup=startup,
+            flops=flops,
+            peak_flops=find_peak_flops(config, groups),
+            groups=groups,
         )
         trainer.load()
     return trainer

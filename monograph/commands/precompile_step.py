@@ -91,7 +91,7 @@ def precompile(
             if other != rank:
                 check_rank_free(capture, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
         files = {**make_files(capture.graphs, capture.facts, Path(folder)), **make_custom_kernels(capture.calls)}
-        sections = make_sections(config, mesh, capture.table, device, capture.graphs)
+        sections = make_sections(config, mesh, capture.table, device, capture.graphs, capture.facts.machine)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files

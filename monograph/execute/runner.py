@@ -217,10 +217,12 @@ class GraphStep(MeshStep):
         return Facts(
             degrees={axis: mesh.degree(axis) for axis in Axis},
             group_sizes={group.value: mesh.group_size(group) for group in Group},
+            group_spans={group.value: mesh.group_span(group) for group in Group},
             reduce_dtype=self.settings.reduce_dtype,
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
             device=self.device.type,
+            machine=self.settings.machine,
             for_artifact=self.groups.is_fake,
             overlap=self.settings.compile.expert_overlap,
             is_split=self.settings.compile.partition == "min_cut",

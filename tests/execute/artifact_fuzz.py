@@ -159,7 +159,7 @@ def load_and_run(base: Base, target: Path) -> dict[str, Any]:
     config, step = replace_leaf(base.config, "compile.artifact", str(target)), base.step
     try:
         example = make_example(config, step)
-        artifact = open_artifact(config, config.compile, base.groups)
+        artifact = open_artifact(config, config.compile, base.groups, step.settings.machine)
         assert artifact is not None
         step.graph = step.artifact = None
         step.use(artifact, step.schema(*example))

@@ -12,9 +12,11 @@ compute waits for them, and the memory at the peak.
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +26,12 @@ from monograph.axes import Group
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.execute.graph_step import GraphStep
-from monograph.graph.cost import H200, find_node_costs
+from monograph.graph.cost import find_node_costs
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.log import set_up_log
+from monograph.machine import AUTO, Machine, write_machine
 from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.groups import Groups
 from monograph.passes.overlap.simulate import is_exchange
@@ -75,7 +78,7 @@ class Row:
         return 1 - self.exposed_seconds / self.exchange_seconds if self.exchange_seconds else 1.0
 
 
-def make_config(options: argparse.Namespace, way: dict[str, str], machine: dict[str, float] | None) -> TrainerConfig:
+def make_config(options: argparse.Namespace, way: dict[str, str], machine: str) -> TrainerConfig:
     """The debug recipe in the wanted size."""
     changes: dict[str, Any] = {
         "model.n_layers": options.layers,
@@ -93,7 +96,7 @@ def make_config(options: argparse.Namespace, way: dict[str, str], machine: dict[
         "passes.choose_saved.policy": "all",
         "debug.device": options.device,
         **{f"compile.expert_overlap.{name}": value for name, value in way.items()},
-        **{f"passes.overlap_experts.{name}": value for name, value in (machine or {}).items()},
+        "machine": machine,
     }
     if options.device == "cpu":
         changes |= {"training.compute_dtype": "float32", "model.moe.experts.backend": "loop"}
@@ -159,23 +162,36 @@ class Work:
     moved_bytes: int
     """By exchanges of rows."""
 
-    def find_machine(self, share: float) -> dict[str, float]:
+    def make_machine(self, share: float) -> Machine:
         """A machine for the plan on which exchanges take `share` times as long as the experts: only ratios count."""
-        tflops = 1.0
-        seconds = self.expert_flops / (tflops * 1e12) * share
+        seconds = self.expert_flops / 1e12 * share
         link = self.moved_bytes / seconds / 1e9
-        return {"tflops": tflops, "memory_tb_per_second": 0.25, "link_gb_per_second": link, "link_latency_us": 0.0}
+        return Machine(
+            name=f"exchanges {share} x experts",
+            float32_tflops=1.0,
+            bfloat16_tflops=1.0,
+            float8_tflops=1.0,
+            matmul_fraction=1.0,
+            memory_gb=64,
+            memory_gb_per_second=250,
+            memory_fraction=1.0,
+            link_gb_per_second=link,
+            network_gb_per_second=link,
+            host_gb_per_second=link,
+            collective_latency_us=0,
+            devices_per_node=8,
+        )
 
 
 def find_work(options: argparse.Namespace) -> Work:
     """Read the unchunked step's graph."""
-    config = make_config(options, WAYS["off"], None)
+    config = make_config(options, WAYS["off"], AUTO)
     device = torch.device(options.device)
     with emulated_groups(plan_run_mesh(config, options.ranks), device, Fabric()) as groups:
         runner = Runner(config, groups)
         assert runner.step.graph is not None
         graph = runner.step.graph.module.graph
-        costs = find_node_costs(graph, LikelySizes(graph), H200, {})
+        costs = find_node_costs(graph, LikelySizes(graph), runner.step.facts())
         runner.step.close()
     of_experts = sum(count for node, count in costs.flops.items() if ".moe.experts" in tag_of(node).path)
     moved = sum(size for node, size in costs.moved_bytes.items() if is_exchange(node))
@@ -254,10 +270,13 @@ def main(words: Sequence[str] | None = None) -> list[Row]:
     set_up_log(level="warning")
     work = find_work(options)
     rows = []
-    for name in dict.fromkeys(["off", *options.ways]):
-        config = make_config(options, WAYS[name], work.find_machine(options.share))
-        rows.append(measure(config, name, work, steps=options.steps, share=options.share))
-        print(format_table(rows).splitlines()[-1], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.json"
+        write_machine(work.make_machine(options.share), path)
+        for name in dict.fromkeys(["off", *options.ways]):
+            config = make_config(options, WAYS[name], str(path))
+            rows.append(measure(config, name, work, steps=options.steps, share=options.share))
+            print(format_table(rows).splitlines()[-1], flush=True)
     print(format_table(rows))
     return rows
 

@@ -155,7 +155,7 @@ def measure_artifact(
     graphs = {STEP: CapturedGraph(graph, ())}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"
-        sections = make_sections(config, mesh, table, CPU, graphs)
+        sections = make_sections(config, mesh, table, CPU, graphs, facts.machine)
         write_artifact(target, sections, make_files(graphs, facts, Path(folder)))
         size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         gc.collect()  # a fresh process would have nothing to collect

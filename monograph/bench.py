@@ -27,11 +27,11 @@ from monograph.execute.profile import Profile, profile_step
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step
+from monograph.run import build_step, find_peak_flops
 from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
-from monograph.train.measure import find_mfu, find_peak_flops
+from monograph.train.measure import find_mfu
 from monograph.train.optimizer import Optimizer
 from monograph.train.startup import Startup
 from monograph.train.update import apply_update
@@ -161,7 +161,8 @@ def run_mode(
         ticks.append(clock.stamp())
     synchronize(device)
     times = [clock.seconds_between(*pair) for pair in itertools.pairwise(ticks)]
-    row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), device)
+    peak = find_peak_flops(config, groups)
+    row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), peak)
     if trace:
         where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
         row = replace(row, profile=where)
@@ -205,7 +206,7 @@ def summarize(
     times: Sequence[float],
     startup: Startup,
     losses: list[float],
-    device: torch.device,
+    peak_flops: float,
 ) -> BenchRow:
     """The numbers of one mode."""
     median = statistics.median(times)
@@ -213,7 +214,7 @@ def summarize(
     with torch.device("meta"):
         flops = count_flops(config.model.build(), config.training.seq_len)
     rate = config.training.local_batch_size * config.training.seq_len / median
-    mfu = find_mfu(flops, rate, config.metrics.peak_flops or find_peak_flops(device))
+    mfu = find_mfu(flops, rate, peak_flops)
     records = step.records if isinstance(step, GraphStep) else []
     captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
     return BenchRow(
@@ -225,7 +226,7 @@ def summarize(
         mfu=mfu["mfu"],
         mfu_causal=mfu["mfu_causal"],
         graph_tflops=captured / 1e12 if captured is not None else None,
-        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        peak_gib=torch.cuda.max_memory_allocated(step.device) / 2**30 if step.device.type == "cuda" else None,
         first_step_seconds=sum(startup.seconds.values()),
         first_step_shares=startup.seconds | find_shares(step),
         is_recorded=isinstance(step, GraphStep) and isinstance(step.program, CudaGraphProgram),

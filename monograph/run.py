@@ -28,6 +28,7 @@ from monograph.execute.sharded import ShardedStep, make_shards
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
+from monograph.machine import Machine, MachineChoice, choose_machine
 from monograph.models.decoder import Decoder
 from monograph.models.init import Start, plan_init, reset
 from monograph.parallel.apply import parallelize
@@ -77,7 +78,7 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
     graphs: Mapping[Part, CapturedGraph] = {}
     if config.compile.artifact:
         with startup.phase("artifact"):
-            artifact = open_artifact(config, config.compile, groups)
+            artifact = open_artifact(config, config.compile, groups, find_run_machine(config, groups).machine)
     with startup.phase("model"):
         source, settings = build_source(config, groups)
     facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
@@ -114,7 +115,10 @@ def capture_graph(
 def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder, ParamTable, StepSettings]:
     """The model cut for the mesh, the table of its parameters, and how its step computes."""
     model = build_model(config, groups.device)
-    settings = make_settings(config, plan_init(model))
+    choice = find_run_machine(config, groups)
+    if choice.note:
+        log.info("costs are estimated for %s, and MFU is left out: %s", choice.machine.name, choice.note)
+    settings = make_settings(config, plan_init(model), choice.machine)
     if not groups.is_fake:
         warn_of_slow_matmuls(groups.device, settings.compute_dtype)
     table = build_table(model, DECODER_PLAN, groups.mesh)
@@ -140,7 +144,20 @@ def build_source(config: TrainerConfig, groups: Groups) -> tuple[StepSource, Ste
     return source, settings
 
 
-def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSettings:
+def find_run_machine(config: TrainerConfig, groups: Groups) -> MachineChoice:
+    """What the run plans for and measures against: rank 0's on every rank, so that all passes decide alike."""
+    device = groups.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    choice: MachineChoice = groups.share(choose_machine(config.machine, name))
+    return choice
+
+
+def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:
+    """The peak of one device that MFU is a part of; 0 where it is not known."""
+    return config.metrics.peak_flops or find_run_machine(config, groups).peak_flops(config.training.compute_dtype)
+
+
+def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: Machine) -> StepSettings:
     """How the step computes, besides the model and the mesh."""
     return StepSettings(
         dtype=getattr(torch, config.training.dtype),
@@ -152,6 +169,7 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
         passes=plan_passes(config),
+        machine=machine,
     )
 
 
@@ -191,7 +209,14 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
     with startup.phase("trainer"):
         trainer: Trainer = config.build(
-            step=step, data=data, held_out=held_out, folder=folder, startup=startup, flops=flops, groups=groups
+            step=step,
+            data=data,
+            held_out=held_out,
+            folder=folder,
+            startup=startup,
+            flops=flops,
+            peak_flops=find_peak_flops(config, groups),
+            groups=groups,
         )
         trainer.load()
     return trainer

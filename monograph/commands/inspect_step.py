@@ -12,17 +12,18 @@ from monograph.capture.capture import capture
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.execute.device import find_device
 from monograph.execute.facts import make_facts
-from monograph.graph.cost import H200, Cost
+from monograph.graph.cost import Cost
 from monograph.graph.diff import diff_texts
 from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
+from monograph.machine import AUTO, FALLBACK, Machine
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, describe, make_example
+from monograph.run import build_source, describe, find_run_machine, make_example
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
 
@@ -56,6 +57,9 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", str(folder)])
     set_up_log(level=config.debug.log_level)
     device = find_device(config.debug.device)
+    is_elsewhere = config.machine == AUTO and device.type == "cpu"
+    if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
+        config = config.replace(machine=FALLBACK)
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()
@@ -63,22 +67,25 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         graph = capture(source, make_example(config, source), has_sources=True)
         seconds = time.perf_counter() - start
         facts = make_facts(source.table, groups, settings)
-        sizes = facts.group_sizes
+        reason = "no GPU here; --machine NAME" if is_elsewhere else find_run_machine(config, groups).note
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
-        captured = collect_graph(graph, H200, sizes)
+        captured = collect_graph(graph, facts)
         writer = PassWriter(folder, graph)
         records = run_passes(graph, build_passes(settings.passes), settings.passes.off, facts, watch=writer)
+        final = collect_graph(graph, facts)
+        notes = list_notes(device, facts.machine, reason, peak_bytes=final["cost"]["peak_bytes"])
         report = {
             "run": describe_run(config, mesh, device)
+            | {"machine": facts.machine.describe(), "notes": notes}
             | {"recipe": recipe, "command": command, "capture_seconds": seconds},
             "captured": captured,
             "passes": writer.entries,
-            "final": collect_graph(graph, H200, sizes),
+            "final": final,
         }
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
     write_whole(folder / "index.html", make_page(report))
     print_records(records)
-    print_plain("\n" + "\n".join(list_notes(device)))
+    print_plain("\n" + "\n".join(notes))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
     return 0
 
@@ -93,15 +100,20 @@ def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dic
         "local_batch_size": config.training.local_batch_size,
         "seq_len": config.training.seq_len,
         "compute_dtype": config.training.compute_dtype,
-        "machine": H200.describe(),
-        "notes": list_notes(device),
         "torch": torch.__version__,
     }
 
 
-def list_notes(device: torch.device) -> list[str]:
-    """What a reader should know before trusting a number."""
-    notes = [f"Times are estimates for {H200.describe()}.", "Rows are taken to be routed evenly over the experts."]
+def list_notes(device: torch.device, machine: Machine, reason: str, *, peak_bytes: int) -> list[str]:
+    """What a reader should know before trusting a number; `reason` is why this machine was chosen for them."""
+    name = f"{machine.name} ({reason})" if reason else machine.name
+    notes = [
+        f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
+        "Rows are taken to be routed evenly over the experts.",
+    ]
+    if peak_bytes > machine.memory_bytes:
+        fit = f"{format_bytes(peak_bytes)}, is more than the {format_bytes(machine.memory_bytes)}"
+        notes.append(f"The estimated peak of memory, {fit} of {machine.name}.")
     if device.type == "cpu":
         notes.append("Captured on a CPU, with its kernels: a GPU's attention may keep less for backward.")
     return notes

@@ -93,7 +93,7 @@ def precompile(
             if other != rank:
                 check_rank_free(captured, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
         files = {**make_files(captured.graphs, captured.facts, Path(folder)), **make_custom_kernels(captured.calls)}
-        sections = make_sections(config, mesh, captured.table, device, captured.graphs)
+        sections = make_sections(config, mesh, captured.table, device, captured.graphs, captured.facts.machine)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files

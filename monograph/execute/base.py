@@ -12,6 +12,7 @@ from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
 from monograph.execute.remat import Remat
+from monograph.machine import CPU, Machine
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import Start
 from monograph.models.load_balance import update_expert_bias
@@ -38,6 +39,8 @@ class StepSettings:
     remat: Remat = "none"
     compile: CompileConfig = field(default_factory=CompileConfig)
     passes: PassesConfig = field(default_factory=PassesConfig)
+    machine: Machine = CPU
+    """What costs are estimated for."""
 
 
 class MetricSums:

@@ -13,10 +13,12 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
     return Facts(
         degrees={axis: mesh.degree(axis) for axis in Axis},
         group_sizes={group.value: mesh.group_size(group) for group in Group},
+        group_spans={group.value: mesh.group_span(group) for group in Group},
         reduce_dtype=settings.reduce_dtype,
         slots=tuple(slot.name for slot in table),
         reshard=settings.reshard,
         device=groups.device.type,
+        machine=settings.machine,
         for_artifact=groups.is_fake,
         overlap=settings.compile.expert_overlap,
         is_split=settings.compile.partition == "min_cut",

@@ -1,11 +1,13 @@
 """What a step costs, estimated from its graph alone: operations, bytes, memory, time on the links.
 
 Every node is bound by its operations or by the memory it touches; a collective by its latency and by the bytes one rank
-sends. The numbers compare one graph with another; they do not promise a speed.
+sends: (n - 1)/n of the whole value to all_gather, reduce_scatter or all_to_all it among n ranks, and twice that to
+all_reduce it (rings). Every group has links of its own. Rates are those of `facts.machine`, see `monograph/machine.py`.
+The numbers compare one graph with another; they do not promise a speed.
 """
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE
+from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.layouts import find_symbols
@@ -26,41 +29,6 @@ _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 """Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """One rank's device and its links, in four numbers.
-
-    A collective among n ranks takes `latency + sent / bandwidth`, where one rank sends (n - 1)/n of the whole value to
-    gather, scatter or exchange it, and twice that to reduce it (rings). Every group has links of its own; near and
-    far ranks are the same.
-    """
-
-    name: str
-    flops_per_second: float
-    bytes_per_second: float
-    """Of the device's memory."""
-    link_bytes_per_second: float
-    """What one rank can send."""
-    link_latency_seconds: float
-
-    def describe(self) -> str:
-        """The model in one line, for reports."""
-        return (
-            f"{self.name}: {self.flops_per_second / 1e12:.0f} TFLOP/s, memory {self.bytes_per_second / 1e12:.1f} TB/s, "
-            f"links {self.link_bytes_per_second / 1e9:.0f} GB/s per rank after {self.link_latency_seconds * 1e6:.0f} us"
-        )
-
-
-H200 = Machine(
-    name="H200",
-    flops_per_second=790e12,
-    bytes_per_second=4.3e12,
-    link_bytes_per_second=50e9,
-    link_latency_seconds=10e-6,
-)
-"""bf16 matmuls and memory as measured on one H200; links as a 400 Gb/s network card per GPU gives them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +69,8 @@ class NodeCosts:
 class CostMeter:
     """Measures one graph again and again: what a node costs is worked out again only when the node was touched."""
 
-    def __init__(self, machine: Machine, group_sizes: Mapping[str, int]) -> None:
-        self.machine, self.group_sizes = machine, group_sizes
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
         self._known: dict[Node, NodeCost] = {}
         self._bytes: dict[Node, list[int]] = {}
 
@@ -131,7 +99,7 @@ class CostMeter:
         for node in graph.nodes:
             found = self._known.get(node)
             if found is None:
-                found = find_node_cost(node, sizes, self.machine, self.group_sizes)
+                found = find_node_cost(node, sizes, self.facts)
                 if not any(find_symbols(value_of(each)) for each in (node, *node.all_input_nodes)):
                     self._known[node] = found  # guesses of unknown sizes change with the graph
             flops, moved, seconds = found
@@ -144,32 +112,44 @@ class CostMeter:
         return costs
 
 
-def measure(graph: StepGraph, machine: Machine = H200, group_sizes: Mapping[str, int] | None = None) -> Cost:
+def measure(graph: StepGraph, facts: Facts) -> Cost:
     """Estimate a step's cost once."""
-    return CostMeter(machine, group_sizes or {}).measure(graph)
+    return CostMeter(facts).measure(graph)
 
 
-def find_node_costs(graph: Graph, sizes: LikelySizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCosts:
+def find_node_costs(graph: Graph, sizes: LikelySizes, facts: Facts) -> NodeCosts:
     """Operations, bytes and seconds of every node."""
-    return CostMeter(machine, group_sizes).find_node_costs(graph, sizes)
+    return CostMeter(facts).find_node_costs(graph, sizes)
 
 
-def find_node_cost(node: Node, sizes: LikelySizes, machine: Machine, group_sizes: Mapping[str, int]) -> NodeCost:
+def find_node_cost(node: Node, sizes: LikelySizes, facts: Facts) -> NodeCost:
     """Operations, bytes and seconds of one node."""
+    machine = facts.machine
     if is_launch(node):
-        moved = count_sent(node, sizes, group_sizes)
-        seconds = machine.link_latency_seconds + moved / machine.link_bytes_per_second if moved else 0.0
-        return NodeCost(0, moved, seconds)
+        ranks = count_ranks(node, facts)
+        moved = count_sent(node, sizes, ranks)
+        return NodeCost(0, moved, machine.collective_seconds(moved, facts.group_spans.get(group_of(node), ranks)))
     if not is_compute(node) or alias_of(node) is not None or node.target in _FREE:
         return NodeCost()
     flops = count_flops(node, sizes)
-    touched = count_touched(node, sizes)
-    return NodeCost(flops, None, max(flops / machine.flops_per_second, touched / machine.bytes_per_second))
+    touched = machine.memory_seconds(count_touched(node, sizes))
+    computing = machine.matmul_seconds(flops, find_matmul_dtype(node)) if flops else 0.0
+    return NodeCost(flops, None, max(computing, touched))
 
 
-def count_sent(launch: Node, sizes: LikelySizes, group_sizes: Mapping[str, int]) -> int:
-    """Bytes one rank sends; none when it is alone in its group."""
-    ranks = group_size_of(launch) or group_sizes.get(group_of(launch), 1)
+def find_matmul_dtype(node: Node) -> str:
+    """The dtype that a node multiplies in, by torch's name: that of the first tensor it reads."""
+    values = (value_of(each) for each in node.all_input_nodes)
+    return next((str(value.dtype).removeprefix("torch.") for value in values if isinstance(value, Tensor)), "float32")
+
+
+def count_ranks(launch: Node, facts: Facts) -> int:
+    """Ranks in a collective's group."""
+    return group_size_of(launch) or facts.group_sizes.get(group_of(launch), 1)
+
+
+def count_sent(launch: Node, sizes: LikelySizes, ranks: int) -> int:
+    """Bytes one of the ranks sends; none when it is alone in its group."""
     whole = launch if launch.target is ALL_GATHER else launch.args[0]
     times = 2 if launch.target is ALL_REDUCE else 1
     return times * sizes.bytes(value_of(whole)) * (ranks - 1) // ranks  # type: ignore[arg-type]

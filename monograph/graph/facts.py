@@ -1,4 +1,4 @@
-"""What a pass may know besides the graph: sizes of the mesh and the order of the parameters. Equal on every rank."""
+"""What a pass may know besides the graph: the mesh, the machine, the order of the parameters. Equal on every rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from monograph.axes import Axis
+from monograph.machine import CPU, Machine
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 
@@ -17,6 +18,8 @@ class Facts:
     """Ranks along each axis."""
     group_sizes: Mapping[str, int] = field(default_factory=dict)
     """Ranks in each logical group: also the list of the groups that exist."""
+    group_spans: Mapping[str, int] = field(default_factory=dict)
+    """Ranks from a group's first to its last: whether it fits into one node of the machine."""
     slots: tuple[str, ...] = ()
     """The parameters in the order of the table: the order in which buckets are packed."""
     reshard: bool = True
@@ -25,6 +28,8 @@ class Facts:
     """In which gradients are summed over ranks."""
     device: str = "cpu"
     """Where the step will run; the passes themselves need no device."""
+    machine: Machine = CPU
+    """What costs are estimated for; that of rank 0 where ranks have different ones."""
     for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)

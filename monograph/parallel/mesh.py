@@ -90,6 +90,12 @@ class Mesh:
         sizes = {Group.BATCH: self.dp_replicate * self.fsdp, Group.SHARDS: self.shards, Group.WORLD: self.world_size}
         return sizes[group] if group in sizes else self.degree(_ALONG[group])
 
+    def group_span(self, group: Group) -> int:
+        """Ranks from the first to the last of rank 0's group of this kind, those between them included."""
+        moving = {Group.BATCH: (Axis.DP_REPLICATE, Axis.FSDP), Group.SHARDS: (Axis.FSDP, Axis.TP)}
+        axes = _DENSE_VIEW if group is Group.WORLD else moving.get(group) or (_ALONG[group],)
+        return 1 + sum((self.degree(axis) - 1) * self.stride(axis) for axis in axes)
+
 
 _ALONG = {
     Group.FSDP_GATHER: Axis.FSDP,

@@ -55,6 +55,10 @@ class Pass(Configurable, ABC):
         """Why there is nothing to do on this mesh or with these options; empty when there is."""
         return ""
 
+    def reads_machine(self) -> bool:
+        """Whether what this pass decides depends on `facts.machine`: an artifact then fits that machine only."""
+        return False
+
     @abstractmethod
     def run(self, graph: StepGraph, facts: Facts) -> str:
         """Change the graph; say in a few words what was done. Running twice changes nothing more."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from monograph.errors import ConfigError
 from monograph.graph.changes import Snapshot, find_changes, look_at
-from monograph.graph.cost import H200, Cost, CostMeter
+from monograph.graph.cost import Cost, CostMeter
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify import check_graph
@@ -36,6 +36,8 @@ class Record:
     moved: int
     before: Cost
     after: Cost
+    reads_machine: bool = False
+    """Whether what was done depends on the machine."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def run_passes(
     """Run the passes; every one of them leaves a record, in order."""
     has: set[Property] = set()
     records: list[Record] = []
-    meter = CostMeter(H200, facts.group_sizes)
+    meter = CostMeter(facts)
     now = MeasuredGraph(look_at(graph), meter.measure(graph))
     check_graph(graph, facts)
     for each in passes:
@@ -118,4 +120,5 @@ def run_pass(
         check_graph(graph, facts, changes)
     after = before.cost if changes.is_nothing else meter.measure(graph, changes.touched)
     counts: dict[str, Any] = {"added": changes.added, "removed": changes.removed, "moved": changes.moved}
-    return Record(**told, **counts, status="ran", note=note, seconds=seconds, after=after), MeasuredGraph(look, after)
+    told |= {"note": note, "seconds": seconds, "after": after, "reads_machine": each.reads_machine()}
+    return Record(**told, **counts, status="ran"), MeasuredGraph(look, after)

@@ -6,12 +6,13 @@ The page draws what stands here and computes nothing of its own.
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
 
-from monograph.graph.cost import Machine, NodeCosts, find_node_costs, measure
+from monograph.graph.cost import NodeCosts, find_node_costs, measure
+from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import Memory, find_memory
 from monograph.graph.query import group_of, is_backward, is_launch
@@ -29,14 +30,14 @@ MAX_LINES = 2000
 _LARGEST = 20
 
 
-def collect_graph(graph: StepGraph, machine: Machine, group_sizes: Mapping[str, int]) -> dict[str, Any]:
+def collect_graph(graph: StepGraph, facts: Facts) -> dict[str, Any]:
     """One graph: its cost, memory curve, collectives, time lines and saved values."""
     sizes = LikelySizes(graph.module.graph)
-    costs = find_node_costs(graph.module.graph, sizes, machine, group_sizes)
+    costs = find_node_costs(graph.module.graph, sizes, facts)
     timeline = find_timeline(graph.module.graph, costs.seconds)
     saved = find_saved(graph, sizes)
     return {
-        "cost": dataclasses.asdict(measure(graph, machine, group_sizes)),
+        "cost": dataclasses.asdict(measure(graph, facts)),
         "memory": collect_memory(graph, find_memory(graph, sizes), sizes),
         "collectives": collect_collectives(costs, timeline),
         "timeline": collect_timeline(timeline),

@@ -7,6 +7,7 @@ from monograph.config.configurable import Configurable
 from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
+from monograph.machine import AUTO, find_machine
 from monograph.models.config import DecoderConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
@@ -139,7 +140,7 @@ class MetricsConfig(Configurable.Config):
     progress: Literal["auto", "bar", "lines", "off"] = "auto"
     """auto shows a live bar on a terminal and plain lines elsewhere."""
     peak_flops: float = 0.0
-    """The device's peak FLOP/s for MFU; 0 looks the device up and leaves MFU out when it is unknown."""
+    """The device's peak FLOP/s for MFU; 0 takes that of `machine` and leaves MFU out where it is unknown."""
     expert_load_limit: float = 3.0
     """Warn when the busiest expert of a layer keeps more than this many times the mean load (at most 3/4 of the worst
     case, experts / top_k); 0 never warns."""
@@ -150,7 +151,7 @@ class MetricsConfig(Configurable.Config):
         for name in ("log_interval", "expert_load_patience"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it counts steps", do="write 1 or more")
-        check_range(self, "peak_flops", 1e6, 1e24, zero="to look the device up", why="it is in FLOP/s")
+        check_range(self, "peak_flops", 1e6, 1e24, zero="to take that of the machine", why="it is in FLOP/s")
         if self.expert_load_limit < 0:
             raise ConfigError(
                 f"expert_load_limit is {self.expert_load_limit}",
@@ -214,6 +215,9 @@ class TrainerConfig(Configurable.Config):
     owner: ClassVar[str] = "monograph.train.trainer:Trainer"
     model: DecoderConfig
     """The model."""
+    machine: str = AUTO
+    """What the devices and links can do, for estimates, passes that plan with them, and MFU: a name such as h100 or
+    b200, the path of a .json file with the same fields, or auto, the device of the run."""
     job: JobConfig = field(default_factory=JobConfig)
     """Where the run lives."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -247,6 +251,8 @@ class TrainerConfig(Configurable.Config):
 
     def check(self) -> None:
         check_unused(self)
+        if self.machine != AUTO:
+            find_machine(self.machine)
         if self.compile.mode == "layer" and self.parallelism.fsdp == "graph":
             raise ConfigError(
                 "compile.mode is layer and parallelism.fsdp is graph",

@@ -23,8 +23,6 @@ from monograph.train.flops import FlopsPerToken
 
 log = get_log("measure")
 
-_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "GB200": 2500e12, "L40S": 362e12}
-"""Dense bf16 peak rates by the vendor's data sheets; the longest matching name wins."""
 _SHORTEST_SECONDS = 1e-9
 """A step that a clock could not tell from none is given this much, so that its speed is a number."""
 
@@ -43,7 +41,10 @@ class StepMeasurement:
 
 
 class StepMeter:
-    """Speed, memory and expert load, step by step. `clock` is that of the device unless another is given."""
+    """Speed, memory and expert load, step by step. `clock` is that of the device unless another is given.
+
+    `peak_flops` is that of one device for the compute dtype; 0 leaves MFU out.
+    """
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class StepMeter:
         self.device = device
         self.flops = flops
         self.world_size = world_size
-        self.peak_flops = peak_flops or find_peak_flops(device)
+        self.peak_flops = peak_flops
         self.clock = clock or find_clock(device)
         self._waiting: list[tuple[StepMeasurement, Any, Any]] = []
         self._last = self.clock.stamp()
@@ -98,7 +99,7 @@ class StepMeter:
             self._has_warned = True
             log.warning(
                 "step %d would have an MFU of %s, more than the device can do, so none is reported: "
-                "metrics.peak_flops (%.3g FLOP/s a device) is too low",
+                "its peak (%.3g FLOP/s) is too low, see --machine and --metrics.peak_flops",
                 *(measured.step, f"{100 * max(record['over_peak'].values()):,.0f} %", self.peak_flops),
             )
         return record | describe_metrics(measured.metrics)
@@ -167,15 +168,6 @@ def describe_load(load: Tensor) -> dict[str, list[float]]:
         "max_over_mean": (share.amax(1) * n_experts).tolist(),
         "entropy": (entropy / math.log(n_experts)).tolist() if n_experts > 1 else [1.0] * len(share),
     }
-
-
-def find_peak_flops(device: torch.device) -> float:
-    """The device's dense bf16 peak, or 0 when it is not in the table: no MFU is better than a wrong one."""
-    if device.type != "cuda":
-        return 0.0
-    name = torch.cuda.get_device_name(device)
-    matches = [known for known in _PEAK_FLOPS if known in name]
-    return _PEAK_FLOPS[max(matches, key=len)] if matches else 0.0
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -73,6 +73,7 @@ class Trainer(Configurable):
         folder: RunFolder,
         startup: Startup,
         flops: FlopsPerToken,
+        peak_flops: float,
         groups: Groups,
     ) -> None:
         self.config = config
@@ -104,7 +105,7 @@ class Trainer(Configurable):
         self.meter = StepMeter(
             device=step.device,
             flops=flops,
-            peak_flops=config.metrics.peak_flops,
+            peak_flops=peak_flops,
             world_size=groups.mesh.world_size,
         )
         self.load_monitor = LoadMonitor(

@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from monograph import cli
 from monograph.commands.inspect import count_ranks
+from monograph.commands.inspect_step import list_notes
+from monograph.machine import find_machine
 from monograph.recipes.catalog import load_recipe
 from tests.test_cli import RUN_MANY
 
@@ -52,6 +55,39 @@ def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     assert {"fsdp_gather", "tp", "ep"} <= groups
     lanes = [lane["name"] for lane in report["final"]["timeline"]["lanes"]]
     assert lanes[0] == "compute" and "tp" in lanes
+
+
+def test_times_are_estimates_for_the_machine_that_was_named(tmp_path, capsys):
+    words = "inspect llama3_debugmodel --ranks 16 --model.n_layers 2 --training.seq_len 64 --debug.device cpu"
+    reports = {}
+    for name in ("auto", "l40s", "gb200"):
+        assert cli.main([*words.split(), "--machine", name, "--out", str(tmp_path / name)]) == 0
+        reports[name] = json.loads((tmp_path / name / "report.json").read_text())
+        assert reports[name]["run"]["notes"][0] in capsys.readouterr().out
+    elsewhere = "Times are estimates for H100 (no GPU here; --machine NAME): "
+    assert reports["auto"]["run"]["notes"][0].startswith(elsewhere)
+    assert reports["l40s"]["run"]["notes"][0].startswith("Times are estimates for L40S: ")
+    assert reports["gb200"]["run"]["machine"].startswith("GB200: ")
+    l40s, h100, gb200 = (reports[name]["final"]["timeline"] for name in ("l40s", "auto", "gb200"))
+    assert l40s["total_seconds"] > h100["total_seconds"] > gb200["total_seconds"] > 0
+    assert h100["communication_seconds"] > gb200["communication_seconds"], "16 ranks are two nodes, or part of a rack"
+    graphs = [(tmp_path / name / "00-captured.txt").read_text() for name in reports]
+    assert graphs[0] == graphs[1] == graphs[2]
+
+
+def test_a_peak_beyond_the_memory_of_the_machine_is_noted():
+    cpu, machine = torch.device("cpu"), find_machine("h100")
+    notes = list_notes(cpu, machine, "", peak_bytes=machine.memory_bytes)
+    more = list_notes(cpu, machine, "", peak_bytes=machine.memory_bytes + 1)
+    assert [note for note in more if note not in notes] == [
+        "The estimated peak of memory, 74.5 GiB, is more than the 74.5 GiB of H100."
+    ]
+
+
+def test_an_unknown_machine_is_refused_before_anything_is_captured(tmp_path, capsys):
+    assert cli.main(["inspect", "llama3_debugmodel", "--out", str(tmp_path / "out"), "--machine", "h10"]) == 2
+    assert "did you mean H100?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

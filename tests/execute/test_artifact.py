@@ -1,6 +1,8 @@
 """One artifact for every rank: the same numbers as without it, and no rank runs anything that another does not."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +10,12 @@ from monograph.commands.precompile_step import CannotPrecompile, RankCapture, ca
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle
+from monograph.execute.artifact.describe import describe_machine
+from monograph.execute.artifact.fields import SECTIONS
 from monograph.execute.artifact.folder import read_manifest
 from monograph.execute.artifact.make import make_files, make_sections
+from monograph.execute.artifact.open import find_machine_misfits
+from monograph.machine import MACHINES
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from tests.execute.artifacts import (
@@ -61,12 +67,13 @@ def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(fold
     changed = config
     for leaf in find_leaves(config):
         if reason_to_differ(leaf.path) and not leaf.path.startswith(("compile", "debug.device")):
-            changed = replace_leaf(changed, leaf.path, flip(leaf.value))
+            value = "b200" if leaf.path == "machine" else flip(leaf.value)
+            changed = replace_leaf(changed, leaf.path, value)
     capture = capture_as(1, changed, MESH, CPU, is_compiled=True)
     files = make_files(capture.graphs, capture.facts, folder)
     manifest = read_manifest(artifact)
     assert {name: (artifact / name).read_bytes() for name in manifest.files} == files
-    sections = make_sections(config, MESH, capture.table, CPU, capture.graphs)
+    sections = make_sections(config, MESH, capture.table, CPU, capture.graphs, capture.facts.machine)
     assert json.loads(json.dumps(sections)) == manifest.sections
 
 
@@ -110,6 +117,35 @@ def test_every_field_is_compared_or_has_a_reason_not_to_be(recipe):
             assert found == [], leaf.path
         else:
             assert len(found) == 1 and found[0].startswith(f"{leaf.path}"), (leaf.path, found)
+
+
+def test_a_graph_that_was_planned_for_a_machine_fits_no_other():
+    groups = SimpleNamespace(device=CPU)
+    h100, b200 = MACHINES["H100"], MACHINES["B200"]
+
+    def misfits(planned_for, here):
+        section = describe_machine(CPU, is_compiled=False, planned_for=planned_for)
+        return find_machine_misfits(
+            SimpleNamespace(sections={"machine": section}, has_compiled_parts=False), groups, here
+        )
+
+    assert misfits(None, h100) == misfits(None, b200) == misfits(h100, h100) == []
+    assert misfits(h100, b200)[0] == "machine.planned_for.name: artifact H100, this run B200"
+    (found,) = misfits(h100, replace(h100, link_gb_per_second=449.5))
+    assert found == "machine.planned_for.link_gb_per_second: artifact 450, this run 449.5"
+
+
+def test_the_machine_is_written_down_only_if_a_pass_decided_by_it(folder):
+    changes = {"compile.expert_overlap.strategy": "trace", "training.local_batch_size": 4, "machine": "b200"}
+    config = make_config(folder)
+    for path, value in changes.items():
+        config = replace_leaf(config, path, value)
+    for schedule, wanted in (("on", "B200"), ("off", None)):
+        changed = replace_leaf(config, "compile.expert_overlap.schedule", schedule)
+        capture = capture_as(0, changed, MESH, CPU, is_compiled=True)
+        sections = make_sections(changed, MESH, capture.table, CPU, capture.graphs, capture.facts.machine)
+        assert sections["machine"].get("planned_for.name") == wanted
+        SECTIONS["machine"](sections["machine"], "machine")
 
 
 def test_a_component_of_another_class_is_another_configuration():

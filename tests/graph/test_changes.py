@@ -7,8 +7,9 @@ import torch
 
 from monograph.compat.ops import ATEN
 from monograph.graph.changes import count_moved, find_changes, look_at
-from monograph.graph.cost import H200, CostMeter, measure
+from monograph.graph.cost import CostMeter, measure
 from monograph.graph.edit import call_before, redirect
+from monograph.graph.facts import Facts
 from monograph.graph.layouts import find_symbols
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import value_of
@@ -70,7 +71,7 @@ def test_another_order_is_refused_when_a_value_is_read_too_early(step):
 
 
 def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
-    meter = CostMeter(H200, {})
+    meter = CostMeter(Facts())
     meter.measure(step)
     before = look_at(step)
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
@@ -78,7 +79,7 @@ def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
     node.meta["val"] = torch.empty(4096, 4096, device="meta")
     call_before(step.module.graph, node, ATEN.mm.default, node.args, tag_of(node))
     changes = find_changes(before, look_at(step))
-    assert meter.measure(step, changes.touched) == measure(step)
+    assert meter.measure(step, changes.touched) == measure(step, Facts())
     again = meter.find_node_costs(step.module.graph, LikelySizes(step.module.graph))
     assert again.seconds[node] > first.seconds[node]
     (reader, *_) = [user for user in node.users if user in first.seconds] or [node]
@@ -148,7 +149,7 @@ def test_costs_of_lists_whose_sizes_are_guessed_are_guessed_again():
     graph, _ = capture_recipe("qwen3_debugmodel_moe", SPREAD)
     graph = copy_graph(graph)
     sizes = {"ep": 2, "tp": 2}
-    meter = CostMeter(H200, sizes)
+    meter = CostMeter(Facts(group_sizes=sizes))
     meter.measure(graph)
     remembered = [node for node in graph.nodes if node in meter._known]
     assert remembered

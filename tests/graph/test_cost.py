@@ -6,19 +6,18 @@ import pytest
 import torch
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, REDUCE_SCATTER, WAIT_TENSOR
-from monograph.graph.cost import Machine, count_sent, measure
+from monograph.graph.cost import count_sent, find_node_costs, measure
+from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import LikelySizes
+from monograph.machine import MACHINES
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
 from tests.kit.capture import prepare
-
-SLOW = Machine(
-    name="slow", flops_per_second=100.0, bytes_per_second=1000.0, link_bytes_per_second=10.0, link_latency_seconds=1.0
-)
+from tests.kit.machines import SLOW
 
 
 def traced(recipe, mesh, rank=0, layers=3):
@@ -77,7 +76,7 @@ def test_a_tiny_llama_costs_what_its_layers_say():
     weights += 3 * config.dim * config.feed_forward.hidden_dim
     scores = config.attention.n_heads * head * tokens * length
     expected = layers * (6 * tokens * weights + (4 + 10) * scores) + 6 * tokens * config.dim * config.vocab_size
-    assert measure(graph).flops == expected
+    assert measure(graph, Facts()).flops == expected
 
 
 @pytest.mark.parametrize(
@@ -92,14 +91,14 @@ def test_a_tiny_llama_costs_what_its_layers_say():
 def test_a_transfer_sends_what_a_ring_sends(op, extra, sent):
     hand = ByHand()
     launch = hand.call(op, hand.input("x", 4, 4), *extra)
-    assert count_sent(launch, LikelySizes(hand.graph), {"g": 4}) == sent
+    assert count_sent(launch, LikelySizes(hand.graph), 4) == sent
 
 
 def test_a_rank_that_is_alone_in_its_group_sends_nothing():
     hand = ByHand()
     launch = hand.call(ALL_GATHER, hand.input("x", 4, 4), 1, "g")
     loss = hand.call(WAIT_TENSOR, launch)
-    cost = measure(hand.done(loss), SLOW)
+    cost = measure(hand.done(loss), Facts(machine=SLOW))
     assert (cost.collectives, cost.moved_bytes, cost.communication_seconds) == (1, 0, 0.0)
 
 
@@ -110,16 +109,45 @@ def test_compute_is_bound_by_operations_or_by_memory():
     launch = hand.call(ALL_REDUCE, matmul, "sum", "g")  # 400 bytes, twice, half of them: 1 + 400/10 s
     total = hand.call(ATEN.add.Tensor, matmul, x)  # three times 400 bytes at 1000/s
     done = hand.call(WAIT_TENSOR, launch)
-    cost = measure(hand.done(hand.call(ATEN.view.default, done, [100]), x=total), SLOW, {"g": 2})
+    cost = measure(
+        hand.done(hand.call(ATEN.view.default, done, [100]), x=total), Facts(machine=SLOW, group_sizes={"g": 2})
+    )
     assert cost.flops == 2000
     assert cost.communication_seconds == pytest.approx(41.0)
     assert cost.exposed_seconds == pytest.approx(41.0 - 1.2)
 
 
+def seconds_of(facts, dtype=torch.float32):
+    """Of a matmul that is bound by its operations, and of a collective (None among one rank)."""
+    hand = ByHand()
+    x = hand.input("x", 4096, 4096, dtype=dtype)
+    matmul = hand.call(ATEN.mm.default, x, x)
+    launch = hand.call(ALL_REDUCE, matmul, "sum", "g")
+    costs = find_node_costs(hand.graph, LikelySizes(hand.graph), facts)
+    return costs.seconds[matmul], costs.seconds.get(launch)
+
+
+def test_a_matmul_takes_as_long_as_the_machine_needs_for_its_dtype():
+    h100, b200 = (Facts(machine=MACHINES[name]) for name in ("H100", "B200"))
+    flops = 2 * 4096**3
+    assert seconds_of(h100, torch.bfloat16)[0] == pytest.approx(flops / (0.8 * 989e12))
+    assert seconds_of(h100, torch.float32)[0] == pytest.approx(flops / (0.8 * 67e12))
+    assert seconds_of(b200, torch.bfloat16)[0] == pytest.approx(flops / (0.8 * 2250e12))
+
+
+def test_a_group_within_a_node_uses_its_links_and_one_beyond_it_the_network():
+    h100 = MACHINES["H100"]
+    near, far = (Facts(machine=h100, group_sizes={"g": 2}, group_spans={"g": span}) for span in (8, 9))
+    sent = 4096 * 4096 * 4
+    assert seconds_of(near)[1] == pytest.approx(10e-6 + sent / 450e9)
+    assert seconds_of(far)[1] == pytest.approx(10e-6 + sent / 50e9)
+    assert seconds_of(Facts(machine=h100, group_sizes={"g": 2}))[1] == seconds_of(near)[1], "next to each other"
+
+
 def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
     """Without data nobody knows the routing; counting such rows as one would lose most of the model."""
-    alone = measure(traced("deepseek_v3_debugmodel", Mesh(), layers=2))
-    spread = measure(traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), layers=2))
+    alone = measure(traced("deepseek_v3_debugmodel", Mesh(), layers=2), Facts())
+    spread = measure(traced("deepseek_v3_debugmodel", Mesh(dp_shard=2, ep=2), layers=2), Facts())
     assert spread.flops == alone.flops
 
 
@@ -128,7 +156,7 @@ def time_per_node(graph):
     found = []
     for _ in range(3):
         start = time.process_time()
-        cost = measure(graph)
+        cost = measure(graph, Facts())
         found.append((time.process_time() - start) / cost.nodes)
     return min(found)
 

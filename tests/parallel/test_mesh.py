@@ -133,3 +133,11 @@ def test_what_tests_draw_from_holds_every_small_mesh():
     assert all(mesh.world_size == 8 and mesh.shards % (mesh.ep * mesh.etp) == 0 for mesh in found)
     assert Mesh(dp_shard=4, tp=2, ep=4, etp=2) in found and Mesh(dp_replicate=2, dp_shard=2, tp=2, ep=4) in found
     assert math.prod((found[0].dp_replicate, found[0].dp_shard, found[0].tp)) == 8
+
+
+def test_a_group_spans_the_ranks_from_its_first_to_its_last():
+    meshes = [*all_meshes(8), Mesh(pp=2, dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=4, etp=2)]
+    for mesh in meshes:
+        for group in Group:
+            members = mesh.members(group, 0)
+            assert mesh.group_span(group) == max(members) - min(members) + 1, (mesh, group)

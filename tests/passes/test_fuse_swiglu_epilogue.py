@@ -32,7 +32,7 @@ def count(model, passes, mesh=Mesh(), **changes):  # noqa: B008 - a mesh never c
     graph, facts = capture_small(model, mesh, **{**FUSED, **changes})
     run_passes(graph, build_passes(passes), (), facts)
     ops = Counter(node.target for node in graph.nodes)
-    return [ops[op] for op in GATED], measure(graph)
+    return [ops[op] for op in GATED], measure(graph, facts)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])

@@ -1,6 +1,7 @@
 """Chunks take turns: the order of launches and waits, what lies under each exchange, and that nodes only move."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -14,12 +15,12 @@ from monograph.passes.overlap.overlap_experts import OverlapExperts, describe_pl
 from monograph.passes.overlap.overlap_plan import is_row_wait
 from monograph.passes.overlap.simulate import is_exchange, play
 from monograph.passes.runner import build_passes, run_passes
+from tests.kit.machines import make_machine
 from tests.passes.chunk_toys import capture_stack
 from tests.passes.kit import capture_small, clone
 
-SLOW = OverlapExpertsConfig(
-    tflops=0.0002, memory_tb_per_second=0.001, link_gb_per_second=0.002, link_latency_us=50, max_extra_bytes=1 << 20
-)
+ROOMY = OverlapExpertsConfig(max_extra_bytes=1 << 20)
+SLOW = make_machine(flops=2e8, memory=1e9, link=2e6, latency=50e-6)
 """A machine on which a tiny model's exchanges take about as long as its experts."""
 BLOCKS = (
     "D1.0 D1.1 wD1.0 C1.0 wD1.1 C1.1 wC1.0 D2.0 wC1.1 D2.1 wD2.0 C2.0 wD2.1 C2.1 wC2.0 wC2.1 "
@@ -40,9 +41,9 @@ def _chunked(modules):
     return graph, facts
 
 
-def chunked(modules="layers.*"):
+def chunked(modules="layers.*", machine=SLOW):
     graph, facts = _chunked(modules)
-    return clone(graph), facts
+    return clone(graph), replace(facts, machine=machine)
 
 
 def list_exchanges(nodes):
@@ -63,7 +64,7 @@ def list_exchanges(nodes):
 )
 def test_chunks_take_turns_and_the_next_block_starts_under_the_last_exchange(modules, wanted):
     graph, facts = chunked(modules)
-    OverlapExperts(SLOW).run(graph, facts)
+    OverlapExperts(ROOMY).run(graph, facts)
     check_graph(graph, facts)
     assert list_exchanges(graph.nodes).startswith(wanted)
 
@@ -71,9 +72,9 @@ def test_chunks_take_turns_and_the_next_block_starts_under_the_last_exchange(mod
 def test_nodes_only_move_and_the_model_finds_the_step_faster():
     graph, facts = chunked()
     before = graph.nodes
-    plan = OverlapExperts(SLOW).plan(graph, facts)
+    plan = OverlapExperts(ROOMY).plan(graph, facts)
     slow = play(before, plan.costs)
-    OverlapExperts(SLOW).run(graph, facts)
+    OverlapExperts(ROOMY).run(graph, facts)
     assert set(graph.nodes) == set(before)
     assert plan.busy == pytest.approx(slow.busy)
     assert plan.exposed_seconds < 0.1 * slow.exposed_seconds
@@ -83,7 +84,7 @@ def test_nodes_only_move_and_the_model_finds_the_step_faster():
 def test_a_plan_is_planned_without_writing_and_printed_exchange_by_exchange():
     graph, facts = chunked()
     order = graph.nodes
-    plan = OverlapExperts(SLOW).plan(graph, facts)
+    plan = OverlapExperts(ROOMY).plan(graph, facts)
     assert graph.nodes == order
     lines = describe_plan(plan)
     assert len(lines) == 16
@@ -93,9 +94,20 @@ def test_a_plan_is_planned_without_writing_and_printed_exchange_by_exchange():
 
 def test_without_room_in_memory_less_is_hidden():
     graph, facts = chunked()
-    tight = OverlapExperts(SLOW.replace(max_extra_bytes=0)).plan(graph, facts)
-    roomy = OverlapExperts(SLOW).plan(graph, facts)
+    tight = OverlapExperts(ROOMY.replace(max_extra_bytes=0)).plan(graph, facts)
+    roomy = OverlapExperts(ROOMY).plan(graph, facts)
     assert roomy.exposed_seconds < tight.exposed_seconds
+
+
+def test_the_machine_decides_the_order():
+    quick = make_machine(flops=2e8, memory=1e9, link=1e12, latency=0.0)
+    orders = []
+    for machine in (SLOW, quick):
+        graph, facts = chunked(machine=machine)
+        plan = OverlapExperts(ROOMY).plan(graph, facts)
+        orders.append([node.name for node in plan.order])
+    assert orders[0] != orders[1]
+    assert OverlapExperts().reads_machine()
 
 
 def test_a_schedule_for_chunks_that_exchange_nothing_is_refused():

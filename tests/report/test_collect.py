@@ -6,15 +6,15 @@ import pytest
 
 from monograph.annotate import Direction, Role
 from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
-from monograph.graph.cost import Cost, Machine
+from monograph.graph.cost import Cost
+from monograph.graph.facts import Facts
 from monograph.passes.runner import Record
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out
 from monograph.report.saved import fold_saved, name_blocks
 from tests.graph.by_hand import ByHand
+from tests.kit.machines import SLOW
 
-SLOW = Machine(
-    name="slow", flops_per_second=100.0, bytes_per_second=1000.0, link_bytes_per_second=10.0, link_latency_seconds=1.0
-)
+FACTS = Facts(machine=SLOW, group_sizes={"g": 2})
 
 
 def make_graph(blocks=3):
@@ -48,7 +48,7 @@ def test_a_thinned_curve_has_few_points_and_keeps_its_peak():
 
 
 def test_the_report_of_a_graph_is_plain_data_that_adds_up():
-    found = collect_graph(make_graph(), SLOW, {"g": 2})
+    found = collect_graph(make_graph(), FACTS)
     assert json.loads(json.dumps(found)) == found
     assert found["memory"]["peak_bytes"] == found["cost"]["peak_bytes"] == max(p[1] for p in found["memory"]["points"])
     (gathers,) = found["collectives"]
@@ -59,7 +59,7 @@ def test_the_report_of_a_graph_is_plain_data_that_adds_up():
 
 
 def test_what_backward_reads_of_forward_is_saved_once_with_its_block():
-    found = collect_graph(make_graph(), SLOW, {"g": 2})
+    found = collect_graph(make_graph(), FACTS)
     assert [(each["block"], each["op"]) for each in found["saved"]] == [
         (block, op) for block in range(3) for op in ("all_gather_into_tensor", "mm")
     ]
@@ -72,7 +72,7 @@ def test_what_backward_reads_of_forward_is_saved_once_with_its_block():
 
 
 def test_compute_that_waits_shows_as_a_gap_between_spans():
-    lanes = {lane["name"]: lane["spans"] for lane in collect_graph(make_graph(), SLOW, {"g": 2})["timeline"]["lanes"]}
+    lanes = {lane["name"]: lane["spans"] for lane in collect_graph(make_graph(), FACTS)["timeline"]["lanes"]}
     assert list(lanes) == ["compute", "g"]
     forward = [span for span in lanes["compute"] if span["direction"] == "forward"]
     assert [span["block"] for span in forward] == [0, 1, 2]

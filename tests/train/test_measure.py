@@ -1,5 +1,7 @@
 """Speed, MFU and expert load, against numbers counted by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,11 +11,11 @@ from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
 from monograph.models.init import initialize
 from monograph.models.llama3.sizes import llama3_1b, llama3_8b
 from monograph.models.qwen3.sizes import qwen3_30b_a3b
-from monograph.run import train
+from monograph.run import find_peak_flops, train
 from monograph.train import trainer as trainer_module
 from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.flops import FlopsPerToken, count_flops
-from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load, find_peak_flops
+from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load
 from monograph.train.profiler import Profiler
 from monograph.train.validate import Validator
 from tests.train.clocks import SimulatedDevice
@@ -95,10 +97,26 @@ def test_a_run_reports_mfu_once_the_peak_is_given_and_none_for_an_unknown_device
     assert {record["mfu"] for record in read_records(tmp_path / "unknown")} == {None}
 
 
-@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA GB200", 2500e12), ("Some Card", 0.0)])
-def test_the_longest_known_name_decides_a_devices_peak(monkeypatch, name, peak):
+def test_a_run_reports_mfu_by_the_machine_that_was_named_and_its_peak_for_the_compute_dtype(tmp_path):
+    train(tiny_run(tmp_path, {"machine": "a100", "training.compute_dtype": "float32"}))
+    per_token = count(tiny_llama3(), 32).full_attention
+    for record in read_records(tmp_path):
+        assert record["mfu"] == pytest.approx(per_token * record["tokens_per_second"] / 19.5e12, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("NVIDIA H200", "bfloat16", 989e12),
+        ("NVIDIA H200", "float32", 67e12),
+        ("NVIDIA GB200", "bfloat16", 2500e12),
+        ("Some Card", "bfloat16", 0.0),
+    ],
+)
+def test_the_device_of_a_run_decides_its_peak(monkeypatch, tmp_path, name, dtype, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert find_peak_flops(torch.device("cuda")) == peak
+    groups = SimpleNamespace(device=torch.device("cuda"), share=lambda value: value)
+    assert find_peak_flops(tiny_run(tmp_path, {"training.compute_dtype": dtype}), groups) == peak
 
 
 def test_expert_load_of_a_hand_made_count():

@@ -16,6 +16,7 @@ from monograph.config.leaves import replace_leaf
 from monograph.parallel.mesh import Mesh
 
 FREE: Mapping[str, str] = {
+    "machine": "what it became is compared as machine.planned_for, where a pass planned with it",
     "job.*": "where a run writes, and what it is called",
     "training.steps": "how long a run lasts",
     "training.max_norm": "clipping happens after the step",

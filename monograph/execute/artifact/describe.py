@@ -1,5 +1,6 @@
 """What an artifact and a run must have in common besides the configuration, as JSON: table, inputs, machine."""
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +11,12 @@ import torch
 from monograph.compat.compiler import find_cuda_driver
 from monograph.execute.artifact.machine import find_processor
 from monograph.graph.signature import InputSpec
+from monograph.machine import Machine
 from monograph.parallel.param_table import ParamTable, Slot
 from monograph.passes.runner import Record
+
+PLANNED_FOR = "planned_for"
+"""Of a machine's fields in a manifest: before them stands what they are for."""
 
 
 def describe_table(table: ParamTable) -> dict[str, dict[str, Any]]:
@@ -46,9 +51,14 @@ def describe_records(records: Sequence[Record]) -> list[dict[str, Any]]:
     return [{name: getattr(record, name) for name in names} for record in records]
 
 
-def describe_machine(device: torch.device, *, is_compiled: bool) -> dict[str, Any]:
-    """What the step's code is made for; a graph that runs op by op fits any processor."""
+def describe_machine(device: torch.device, *, is_compiled: bool, planned_for: Machine | None = None) -> dict[str, Any]:
+    """What the step's code is made for: a graph that runs op by op fits any processor of its kind.
+
+    A graph in which a pass decided by the rates of a machine is also made for that machine.
+    """
     found: dict[str, Any] = {"device": device.type}
+    if planned_for is not None:
+        found |= {f"{PLANNED_FOR}.{name}": value for name, value in dataclasses.asdict(planned_for).items()}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         found |= {"capability": f"{major}.{minor}", "cuda": torch.version.cuda, "driver": find_cuda_driver()}

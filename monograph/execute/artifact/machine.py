@@ -18,6 +18,7 @@ _PACKAGE = Path(__file__).parent.parent.parent
 _SHAPING = (
     "annotate.py",
     "axes.py",
+    "machine.py",
     "compat",
     "run.py",
     "models",

@@ -28,6 +28,7 @@ from monograph.graph.file import find_parts, graph_from_data, graph_to_data
 from monograph.graph.refuse import GraphError
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_read import check_read_graph
+from monograph.machine import Machine
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import CapturedGraph
@@ -94,9 +95,15 @@ def check_round_trip(name: str, graph: StepGraph, facts: Facts, content: bytes) 
 
 
 def make_sections(
-    config: BaseConfig, mesh: Mesh, table: ParamTable, device: torch.device, graphs: Mapping[str, CapturedGraph]
+    config: BaseConfig,
+    mesh: Mesh,
+    table: ParamTable,
+    device: torch.device,
+    graphs: Mapping[str, CapturedGraph],
+    machine: Machine,
 ) -> dict[str, Any]:
-    """What the manifest says about the artifact."""
+    """What the manifest says about the artifact; about the machine only if a pass decided by it."""
+    is_planned = any(record.reads_machine for captured in graphs.values() for record in captured.records)
     parts = {name: list(find_parts(captured.graph)) for name, captured in graphs.items()}
     return {
         "config": settle(config, mesh),
@@ -107,6 +114,8 @@ def make_sections(
         "passes": {name: describe_records(captured.records) for name, captured in graphs.items()},
         "digests": {name: captured.graph.digest() for name, captured in graphs.items()},
         "parts": parts,
-        "machine": describe_machine(device, is_compiled=any(parts.values())),
+        "machine": describe_machine(
+            device, is_compiled=any(parts.values()), planned_for=machine if is_planned else None
+        ),
         **describe_here(),
     }

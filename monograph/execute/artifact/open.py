@@ -8,7 +8,7 @@ from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import find_misfits, misfit_error, trust_code
 from monograph.execute.artifact.compare import find_differences
-from monograph.execute.artifact.describe import describe_machine
+from monograph.execute.artifact.describe import PLANNED_FOR, describe_machine
 from monograph.execute.artifact.fields import EVALUATION, STEP
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
@@ -18,6 +18,7 @@ from monograph.execute.config import CompileConfig
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log
+from monograph.machine import Machine
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import CapturedGraph
@@ -27,7 +28,7 @@ NAMES: dict[Part, str] = {"step": STEP, "forward": EVALUATION}
 """What an artifact calls the two graphs."""
 
 
-def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups) -> Artifact | None:
+def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups, machine: Machine) -> Artifact | None:
     """The artifact the settings name, once all ranks have found the same one and it fits; None to compile instead.
 
     A rank that cannot use it tells the others first: all of them stop, and each says which rank it was.
@@ -39,7 +40,7 @@ def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups) -
     try:
         manifest = read_manifest(folder, read_key(settings.artifact_key_file))
         check_files(folder, manifest)
-        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(manifest, groups)
+        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(manifest, groups, machine)
         if not found:
             artifact = Artifact(folder, manifest, trust_code(folder, manifest, config, settings))
         answer = f"{manifest.digest} {'; '.join(found)}"
@@ -93,7 +94,10 @@ def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> boo
     return True
 
 
-def find_machine_misfits(manifest: ArtifactManifest, groups: Groups) -> list[str]:
-    """How this rank's machine is not the one the code was made for."""
-    here = describe_machine(groups.device, is_compiled=manifest.has_compiled_parts)
-    return find_differences(manifest.sections["machine"], here, "machine")
+def find_machine_misfits(manifest: ArtifactManifest, groups: Groups, machine: Machine) -> list[str]:
+    """How this rank's device is not the one the code was made for, or the run's machine not the one of the plan."""
+    theirs = manifest.sections["machine"]
+    is_planned = any(name.startswith(PLANNED_FOR) for name in theirs)
+    planned_for = machine if is_planned else None
+    here = describe_machine(groups.device, is_compiled=manifest.has_compiled_parts, planned_for=planned_for)
+    return find_differences(theirs, here, "machine")

@@ -38,6 +38,9 @@ class ChooseSaved(Pass):
     Config = ChooseSavedConfig
     provides = (Property.SAVED_PLAN,)
 
+    def reads_machine(self) -> bool:
+        return self.config.policy == "budget"
+
     def run(self, graph: StepGraph, facts: Facts) -> str:
         kept = self.plan(graph, facts)
         for node in graph.nodes:
@@ -61,7 +64,7 @@ class ChooseSaved(Pass):
         if policy == "all":
             return set(forward) - (parameters if facts.reshard else set())
         if policy == "budget":
-            return keep_within(graph, fixed, self.config.budget_gib * GIB)
+            return keep_within(graph, facts, fixed, self.config.budget_gib * GIB)
         if policy == "min_cut":
             return plan_min_cut(graph, fixed, lambda node: keep_default(node) and node not in parameters)
         wanted = keep_default if policy == "default" else keep_selected(self.config.save, graph)

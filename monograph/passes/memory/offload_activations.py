@@ -51,7 +51,8 @@ class OffloadActivations(Pass):
             apply_offload_copy(graph, trip, facts.device)
         sizes = LikelySizes(graph.module.graph)
         moved = sum(sizes.bytes(value_of(trip.value)) for trip in plan)
-        return f"{len(plan)} values, {moved / GIB:.3f} GiB, wait on the host"
+        copying = 1000 * facts.machine.host_copy_seconds(moved)
+        return f"{len(plan)} values, {moved / GIB:.3f} GiB, wait on the host; copying takes {copying:.3g} ms each way"
 
 
 def plan_offload_copies(graph: StepGraph, config: OffloadActivationsConfig) -> list[OffloadCopy]:

@@ -10,7 +10,8 @@ from torch.fx import Node
 from monograph.annotate import Role
 from monograph.compat.ops import ALL_TO_ALL, REDUCE_SCATTER, costly_ops
 from monograph.errors import ConfigError
-from monograph.graph.cost import H200, find_node_costs
+from monograph.graph.cost import find_node_costs
+from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import alias_of, is_compute, is_launch, is_random, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
@@ -93,7 +94,7 @@ def name_op(node: Node) -> str:
     return str(node.target).removeprefix("aten.").removesuffix(".default")
 
 
-def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[Node]:
+def keep_within(graph: StepGraph, facts: Facts, fixed: set[Node], budget_bytes: float) -> set[Node]:
     """The policy `budget`: keep what costs most time per byte to recompute, as long as it fits.
 
     Values are ranked once; how many of the ranked ones fit is found by bisection, each time counting what really
@@ -102,7 +103,7 @@ def keep_within(graph: StepGraph, fixed: set[Node], budget_bytes: float) -> set[
     candidates = [node for node in graph.nodes if is_compute(node) and node not in fixed and alias_of(node) is None]
     forward = [node for node in candidates if tag_of(node).direction == "forward" and not is_gathered(node)]
     sizes = LikelySizes(graph.module.graph)
-    seconds = find_node_costs(graph.module.graph, sizes, H200, {}).seconds
+    seconds = find_node_costs(graph.module.graph, sizes, facts).seconds
     ranked = sorted(forward, key=lambda node: -seconds.get(node, 0.0) / max(sizes.bytes(value_of(node)), 1))
 
     def saved_bytes(count: int) -> int:

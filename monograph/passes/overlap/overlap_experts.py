@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from monograph.errors import ConfigError
-from monograph.graph.cost import Machine, find_node_costs
+from monograph.graph.cost import find_node_costs
 from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import is_backward
@@ -27,7 +27,7 @@ class OverlapExperts(Pass):
     After:   d0 = exchange(x0);  x1 = ...;  d1 = exchange(x1);  y0 = experts(wait(d0));  c0 = exchange(y0);
              y1 = experts(wait(d1));  c1 = exchange(y1);  z0 = wait(c0);  next block of z0;  z1 = wait(c1);  ...
     Why:     an exchange that compute waits for leaves the device idle. Nodes only move; what each computes stays. The
-             order is planned with a model of the machine, and kept only if the model finds it faster.
+             order is planned with estimates for `--machine`, and kept only if they find it faster.
     """
 
     Config = OverlapExpertsConfig
@@ -36,6 +36,9 @@ class OverlapExperts(Pass):
         if not facts.overlap.is_on:
             return "compile.expert_overlap.strategy is off"
         return "" if facts.overlap.schedule == "on" else "compile.expert_overlap.schedule is off"
+
+    def reads_machine(self) -> bool:
+        return True
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):
@@ -59,17 +62,9 @@ class OverlapExperts(Pass):
                 why="there is nothing to hide",
                 do="--compile.expert_overlap.schedule off, or more ranks in parallelism.expert_parallel_degree",
             )
-        config = self.config
-        machine = Machine(
-            name="the model's machine",
-            flops_per_second=config.tflops * 1e12,
-            bytes_per_second=config.memory_tb_per_second * 1e12,
-            link_bytes_per_second=config.link_gb_per_second * 1e9,
-            link_latency_seconds=config.link_latency_us * MICROSECOND,
-        )
         sizes = LikelySizes(graph.module.graph)
-        costs = find_node_costs(graph.module.graph, sizes, machine, facts.group_sizes)
-        return plan_overlap(graph.nodes, costs, sizes, config.max_extra_bytes)
+        costs = find_node_costs(graph.module.graph, sizes, facts)
+        return plan_overlap(graph.nodes, costs, sizes, self.config.max_extra_bytes)
 
 
 def describe_plan(plan: SimulatedSchedule) -> list[str]:

@@ -1,8 +1,9 @@
 """Classes and functions by name: "package.module:Outer.Inner".
 
-Two ways to look one up, because two kinds of people write names. What a person types on the command line is imported:
-they could have run it anyway. What is read from a file is only looked up among code that is already loaded or is our
-own, so that opening a configuration someone else wrote can never run their code.
+Three ways to look one up, by who wrote the name. What a person types on the command line is imported: they could have
+run it anyway. What our own tables name (commands, passes, the owners of Configs) is imported too, and an error in it is
+our bug, with a traceback. What is read from a file is only looked up among code that is already loaded or is our own,
+so that opening a configuration someone else wrote can never run their code.
 """
 
 import importlib
@@ -46,6 +47,12 @@ def import_reference(reference: str) -> Any:
             do=f"did you mean {module}:{nearest}?" if (nearest := find_nearest(name, public)) else "",
         )
     return found
+
+
+def load_reference(reference: str) -> Any:
+    """What one of our own tables names, imported when it is needed: what needs torch loads after the input is read."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def describe_exception(error: BaseException) -> str:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from monograph import cli
-from monograph.commands.inspect import count_ranks
 from monograph.recipes.catalog import load_recipe
+from monograph.train.layout import count_ranks
 from tests.test_cli import RUN_MANY
 
 MESH = "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2"

@@ -25,7 +25,7 @@ import torch
 import torch._subclasses.schema_check_mode  # torch imports it only while it reports some errors
 import torch.distributed as dist
 
-from monograph.commands.precompile_step import precompile
+from monograph.commands.precompile import precompile
 from monograph.compat.ops import fake_store
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError

@@ -18,8 +18,9 @@ from monograph.config.json_form import from_json, to_json
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.models.config import DecoderConfig
+from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
-from monograph.models.hf_map import Entry, find_family, find_family_of, read_theirs
+from monograph.models.hf_map import Entry, read_theirs
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, HfFolder, read_json_object
 from monograph.train.checkpoint.hf_stored import check_fp8

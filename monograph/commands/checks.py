@@ -26,13 +26,15 @@ def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
         check_before_start(config, config.compile, mesh)
 
 
-def check_inspect(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
-    """inspect: there is a graph to show, of a mesh that the model fits."""
+def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> None:
+    """inspect: there is a graph to show, of a mesh that the model fits, and a folder for it."""
     if config.compile.mode != "graph":
         raise ConfigError(
             f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="leave it out"
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    if Path(out).exists() and not Path(out).is_dir():
+        raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
 
 
 def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, **_: Any) -> None:

@@ -30,9 +30,10 @@ from monograph.compat.ops import fake_store
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
 from monograph.execute.artifact.folder import read_manifest
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactFile, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, render_manifest
 from monograph.execute.artifact.open import open_artifact
 from monograph.execute.runner import GraphStep
+from monograph.manifest.fields import FileRecord
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
@@ -149,7 +150,7 @@ class Fuzzer:
         for name, content in written.items():
             (target / name).parent.mkdir(exist_ok=True)
             (target / name).write_bytes(content)
-            files[name] = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
+            files[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
         (target / MANIFEST).write_bytes(render_manifest(sections, files, None))
         return changes
 

@@ -4,7 +4,7 @@
     python benchmarks/expert_overlap.py --device cuda --dim 2048 --seq 4096 --steps 10
 
 One rank of a fake world trains for real; its exchanges loop back and take `latency + bytes / bandwidth` beside
-compute (monograph/parallel/fabric.py). The bandwidth is chosen so that all exchanges of a step take as long as the
+compute (benchmarks/fabric.py). The bandwidth is chosen so that all exchanges of a step take as long as the
 experts compute in it (times --share), measured just before: on a busy machine ratios last longer than times. Printed
 for each way: the step, its ratio to the step whose exchanges cost nothing, how long exchanges take in all, how long
 compute waits for them, and the memory at the peak.
@@ -12,6 +12,7 @@ compute waits for them, and the memory at the peak.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.fabric import Fabric, emulated_groups
 from monograph.axes import Group
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
@@ -32,7 +36,6 @@ from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.log import set_up_log
 from monograph.machine import AUTO, Machine, write_machine
-from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.groups import Groups
 from monograph.passes.overlap.simulate import is_exchange
 from monograph.recipes.catalog import load_recipe

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monograph.commands.precompile_step import precompile
+from monograph.commands.precompile import precompile
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError

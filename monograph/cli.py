@@ -5,7 +5,6 @@ a traceback is for our own bugs.
 """
 
 import errno
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 from monograph import __version__
 from monograph.commands.request import read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
-from monograph.commands.table import COMMANDS, FOLLOWS, Command, find_command
+from monograph.commands.table import COMMANDS, FOLLOWS, LAUNCHER, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
+from monograph.config.references import load_reference
 from monograph.errors import ConfigError, MonographError
 from monograph.train.startup import early_phase
 
@@ -96,9 +96,11 @@ def run_command(command: Command, rest: list[str]) -> int:
         positional = (read_arguments(command.arguments, command.positional, rest),)
     elif rest:
         raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
-    module, _, name = command.function.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    return function(*positional, **keywords) or 0
+    if command.check is not None:
+        command.check(*positional, **keywords)
+    if command.has_ranks and keywords["ranks"] > 0:
+        return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
+    return load_reference(command.function)(*positional, **keywords) or 0
 
 
 def add_implied(command: Command, rest: list[str]) -> list[str]:

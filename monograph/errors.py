@@ -7,6 +7,8 @@ A traceback is for our bugs only.
 import difflib
 from collections.abc import Iterable
 
+from monograph.renamed import find_new_name
+
 EXIT_FAILED = 1
 """The run itself failed: a training fault, a comparison that differs."""
 EXIT_WRONG_INPUT = 2
@@ -46,7 +48,9 @@ def find_nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """A sentence for an error's `do` part: the nearest choice, or all of them when none is close."""
+    """A sentence for an error's `do` part: the new name, the nearest choice, or all of them when none is close."""
     choices = sorted(choices)
+    if new := find_new_name(name, choices):
+        return f"it is called '{new}' now"
     nearest = find_nearest(name, choices)
     return f"did you mean '{nearest}'?" if nearest else f"choose one of: {', '.join(choices)}"

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from monograph import cli
+from monograph.commands import on_ranks
 from monograph.config.json_form import parse_json
 from monograph.config.leaves import find_leaves
+from monograph.config.references import load_reference
 from monograph.errors import CheckpointError, ConfigError
 from monograph.recipes.catalog import find_recipes, load_recipe
 
@@ -243,9 +245,7 @@ def test_a_users_recipe_with_fields_of_its_own_gets_flags_for_them(tmp_path):
 
 def test_train_hands_the_checked_configuration_to_the_trainer(monkeypatch):
     seen = []
-    real = cli.importlib.import_module
-    trainer = type("M", (), {"train_command": lambda config, line: seen.append(config)})
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: trainer if name == "monograph.run" else real(name))
+    monkeypatch.setattr(on_ranks, "train_command", lambda config, line: seen.append(config))
     assert cli.main(["train", "llama3_debugmodel", "--training.steps", "3"]) == 0
     expected = load_recipe("llama3_debugmodel")
     expected.training.steps = 3
@@ -254,8 +254,7 @@ def test_train_hands_the_checked_configuration_to_the_trainer(monkeypatch):
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
 def test_every_command_names_a_function_that_exists(command):
-    module, _, name = command.function.partition(":")
-    assert callable(getattr(cli.importlib.import_module(module), name))
+    assert callable(load_reference(command.function))
 
 
 def raising(error):

@@ -13,6 +13,7 @@ import pytest
 
 from monograph.config.configurable import BaseConfig, check_config_class, find_owner
 from monograph.config.docs import find_field_docs
+from monograph.config.references import load_reference
 from monograph.recipes.catalog import find_recipes
 
 ROOT = Path(__file__).parent.parent
@@ -27,14 +28,19 @@ TESTS = [path for path in FILES if path.name.startswith("test_")]
 
 SOFT_LINES, HARD_LINES, FUNCTION_LINES = 300, 400, 60
 LEFT_TO_RIGHT = """
-    errors labels strict_json whole_file line_file log crash locks permissions axes machine compat annotate config
-    kernels models parallel graph capture passes execute report train run bench verify launch recipes commands cli
-    __main__
+    renamed errors labels strict_json whole_file line_file log crash locks permissions manifest axes machine compat
+    annotate config kernels models parallel graph capture passes execute report train run bench verify launch recipes
+    commands cli __main__
 """.split()  # noqa: SIM905 - the order reads best as one sentence
 OPTIONAL_PACKAGES = {"datasets", "pyarrow", "tensorboard", "transformers", "wandb"}
 OPTIONAL_MODULES = {"torch.utils.tensorboard"}
 DOCUMENTED_TORCH = {"torch._check"}
 """Private by its name only: how torch's own guides bound data-dependent sizes."""
+IMPORTS_BY_NAME = "monograph/config/references.py"
+"""The one file that imports a module by its name, for users' references and for the tables below."""
+TABLES_OF_NAMES = {"monograph/commands/table.py", "monograph/passes/order.py"}
+"""What is named here needs torch, and the names are read without it."""
+OUR_MODULE = re.compile(r"monograph(\.\w+)+:\w+$")
 PROPER_NAMES = {"deepseek_v3"}
 BANNED_NAMES = re.compile(r"^(utils?|common|helpers?|misc|stuff)$|_(utils?|helpers?|v\d+)$")
 TEST_WORDS = 3
@@ -136,6 +142,39 @@ def test_imports_stand_at_the_top_unless_the_package_is_optional():
                 is_optional = module.split(".")[0] in OPTIONAL_PACKAGES
                 if not is_optional and not {module, f"{module}.{what}"} & OPTIONAL_MODULES:
                     complaints.append(f"{name(path)}:{line} imports {module} inside {function.name}")
+    report(complaints)
+
+
+def find_owner_names(tree):
+    """The constants that say which class a Config builds: `owner: ClassVar[str] = "module:Class"`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and find_chain(node.target) == ["owner"] and node.value is not None:
+            yield node.value
+
+
+def test_modules_are_imported_by_name_only_where_references_are_read():
+    """So that go-to-definition works; `compat` names private modules of torch, which may not exist."""
+    report(
+        f"{name(path)}:{node.lineno} uses {node.attr if isinstance(node, ast.Attribute) else node.id}"
+        for path in PACKAGE
+        if path.parent.name != "compat" and name(path) != IMPORTS_BY_NAME
+        for node in ast.walk(parse(path))
+        if (isinstance(node, ast.Attribute) and node.attr == "import_module")
+        or (isinstance(node, ast.Name) and node.id in ("import_module", "__import__"))
+    )
+
+
+def test_names_of_our_modules_stand_only_in_the_tables_and_each_exists():
+    complaints = []
+    for path in PACKAGE:
+        owners = list(find_owner_names(parse(path)))
+        for node in ast.walk(parse(path)):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and OUR_MODULE.match(node.value)):
+                continue
+            if node not in owners and name(path) not in TABLES_OF_NAMES:
+                complaints.append(f"{name(path)}:{node.lineno} names {node.value}; import it")
+            elif not callable(load_reference(node.value)):
+                complaints.append(f"{name(path)}:{node.lineno} names {node.value}, which cannot be called")
     report(complaints)
 
 

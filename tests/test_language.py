@@ -13,6 +13,8 @@ TEXTS = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".html", ".sh")
 ] + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+OLD_NAMES = ROOT / "monograph" / "renamed.py"
+"""The table that errors about old files and flags read."""
 
 RETIRED = {
     "pretended": "fake",
@@ -52,6 +54,7 @@ def test_retired_words_do_not_come_back():
     said = [
         f"{path.relative_to(ROOT)}:{number}: {match[1]!r}, better: {RETIRED[match[1]]}"
         for path in TEXTS
+        if path != OLD_NAMES
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for match in pattern.finditer(line)
     ]

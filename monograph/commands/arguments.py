@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from monograph.config.configurable import Configurable
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, did_you_mean
 from monograph.train.data.config import TokenizerConfig
+
+BENCH_MODES = ("eager", "layer", "graph", "graph-recorded", "graph-blocks", "graph-fast", "graph-whole")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,6 +65,10 @@ class BenchOptions(Configurable.Config):
     """Also profile each mode: traces and tables of kernel time by module and by kind go to this folder."""
 
     def check(self) -> None:
+        for mode in filter(None, map(str.strip, self.modes.split(","))):
+            if mode not in BENCH_MODES:
+                why = f"modes are {', '.join(BENCH_MODES)}"
+                raise ConfigError(f"--modes has {mode!r}", why=why, do=did_you_mean(mode, BENCH_MODES))
         if self.steps < 1 or self.warmup < 0:
             raise ConfigError(f"--steps {self.steps} --warmup {self.warmup}", why="there is nothing to measure")
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.arguments import ArtifactShowArguments
-from monograph.commands.inspect import count_ranks
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.errors import EXIT_WRONG_INPUT
 from monograph.execute.artifact.check import find_misfits, trust_code
@@ -14,7 +13,7 @@ from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.trust import find_trust
 from monograph.train.config import TrainerConfig
-from monograph.train.layout import plan_run_mesh
+from monograph.train.layout import count_ranks, plan_run_mesh
 
 _STYLES = ("bold cyan", "none")
 

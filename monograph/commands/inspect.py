@@ -1,41 +1,65 @@
-"""`monograph inspect`: what can be refused without torch is refused here; then the step is captured and described."""
+"""`monograph inspect`: capture the step as one fake rank, run every pass, and write a folder that shows each."""
 
-import importlib
+import shlex
+import time
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from monograph import strict_json
+from monograph.capture.capture import capture
+from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.errors import ConfigError
+from monograph.execute.device import find_device
+from monograph.execute.facts import make_facts
+from monograph.graph.cost import Cost
+from monograph.graph.diff import diff_texts
+from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
-from monograph.parallel.config import ParallelismConfig
+from monograph.log import set_up_log
+from monograph.machine import AUTO, FALLBACK, Machine
+from monograph.parallel.groups import fake_groups
+from monograph.parallel.mesh import Mesh
+from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.report.collect import collect_graph, collect_pass
+from monograph.report.page import make_page
+from monograph.report.units import format_bytes, format_seconds
+from monograph.run import build_source, describe, find_run_machine, make_example
 from monograph.train.config import TrainerConfig
-from monograph.train.layout import plan_run_mesh
+from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.whole_file import write_whole
+
+
+class PassWriter:
+    """Writes the graph after every pass, and what the pass changed."""
+
+    def __init__(self, folder: Path, graph: StepGraph) -> None:
+        self.folder, self.count = folder, 0
+        self.entries: list[dict[str, Any]] = []
+        self.text = graph.text(folded=False)
+        (folder / "00-captured.txt").write_text(graph.text(), encoding="utf-8")
+
+    def __call__(self, record: Record, graph: StepGraph) -> None:
+        self.count += 1
+        if record.status != "ran":
+            self.entries.append(collect_pass(record, diff="", files=()))
+            return
+        _say(f"{record.name}: {record.note} ({format_seconds(record.seconds)})")
+        text = graph.text(folded=False)
+        diff = diff_texts(self.text, text)
+        self.text = text
+        names = [f"{self.count:02d}-{record.name}.{ending}" for ending in ("txt", "diff")]
+        for name, content in zip(names, (graph.text(), diff), strict=True):
+            (self.folder / name).write_text(content, encoding="utf-8")
+        self.entries.append(collect_pass(record, diff=diff, files=names))
 
 
 def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: list[str]) -> int:
     """Write the report of one rank's step into a folder."""
-    if config.compile.mode != "graph":
-        raise ConfigError(
-            f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="leave it out"
-        )
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     with locked_output(Path(out)):
-        folder = make_folder(out)
-        describe = importlib.import_module("monograph.commands.inspect_step").inspect_step
-        return describe(config, mesh, folder, recipe=recipe, words=words)
-
-
-def count_ranks(config: ParallelismConfig) -> int:
-    """The ranks that the degrees ask for; an open shard degree counts as one."""
-    degrees = (
-        config.data_parallel_replicate_degree,
-        max(1, config.data_parallel_shard_degree),
-        config.tensor_parallel_degree,
-        config.context_parallel_degree,
-        config.pipeline_parallel_degree,
-    )
-    count = 1
-    for degree in degrees:
-        count *= degree
-    return count
+        return inspect_step(config, mesh, make_folder(out), recipe=recipe, words=words)
 
 
 def make_folder(out: str) -> Path:
@@ -48,3 +72,94 @@ def make_folder(out: str) -> Path:
     except OSError as error:
         raise ConfigError(f"--out {out}", why=f"it cannot be written: {error}", do="choose another folder") from None
     return folder
+
+
+def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str, words: list[str]) -> int:
+    """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary."""
+    command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", str(folder)])
+    set_up_log(level=config.debug.log_level)
+    device = find_device(config.debug.device)
+    is_elsewhere = config.machine == AUTO and device.type == "cpu"
+    if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
+        config = config.replace(machine=FALLBACK)
+    with fake_groups(mesh, 0, device) as groups:
+        _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
+        start = time.perf_counter()
+        source, settings = build_source(config, groups)
+        graph = capture(source, make_example(config, source), has_sources=True)
+        seconds = time.perf_counter() - start
+        facts = make_facts(source.table, groups, settings)
+        reason = "no GPU here; --machine NAME" if is_elsewhere else find_run_machine(config, groups).note
+        _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
+        captured = collect_graph(graph, facts)
+        writer = PassWriter(folder, graph)
+        records = run_passes(graph, build_passes(settings.passes), settings.passes.off, facts, watch=writer)
+        final = collect_graph(graph, facts)
+        notes = list_notes(device, facts.machine, reason, peak_bytes=final["cost"]["peak_bytes"])
+        report = {
+            "run": describe_run(config, mesh, device)
+            | {"machine": facts.machine.describe(), "notes": notes}
+            | {"recipe": recipe, "command": command, "capture_seconds": seconds},
+            "captured": captured,
+            "passes": writer.entries,
+            "final": final,
+        }
+    write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
+    write_whole(folder / "index.html", make_page(report))
+    print_records(records)
+    print_plain("\n" + "\n".join(notes))
+    print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
+    return 0
+
+
+def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dict[str, Any]:
+    """What was inspected, for the head of the page."""
+    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+    return {
+        "device": device.type,
+        "ranks": mesh.world_size,
+        "mesh": {axis: getattr(mesh, axis) for axis in axes},
+        "local_batch_size": config.training.local_batch_size,
+        "seq_len": config.training.seq_len,
+        "compute_dtype": config.training.compute_dtype,
+        "torch": torch.__version__,
+    }
+
+
+def list_notes(device: torch.device, machine: Machine, reason: str, *, peak_bytes: int) -> list[str]:
+    """What a reader should know before trusting a number; `reason` is why this machine was chosen for them."""
+    name = f"{machine.name} ({reason})" if reason else machine.name
+    notes = [
+        f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
+        "Rows are taken to be routed evenly over the experts.",
+    ]
+    if peak_bytes > machine.memory_bytes:
+        fit = f"{format_bytes(peak_bytes)}, is more than the {format_bytes(machine.memory_bytes)}"
+        notes.append(f"The estimated peak of memory, {fit} of {machine.name}.")
+    if device.type == "cpu":
+        notes.append("Captured on a CPU, with its kernels: a GPU's attention may keep less for backward.")
+    return notes
+
+
+def print_records(records: list[Record]) -> None:
+    """The passes as a table: what each did, and the cost after it."""
+    print_title("Passes", "nodes, collectives, sent, peak memory, exposed time, what was done")
+    rows = [("(captured)", *_cells(records[0].before), "")] if records else []
+    for record in records:
+        if record.status == "ran":
+            rows.append((record.name, *_cells(record.after), record.note))
+        else:
+            rows.append((record.name, "", "", "", "", "", f"{record.status}: {record.note}"))
+    print_rows(rows, ("bold cyan", "none", "none", "none", "green", "yellow", "none"))
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    times = format_seconds(cost.exposed_seconds)
+    counts = (f"{cost.nodes:,}", f"{cost.collectives:,}")
+    return (*counts, format_bytes(cost.moved_bytes), format_bytes(cost.peak_bytes), times)
+
+
+def _say(text: str) -> None:
+    console = make_console(stderr=True)
+    if console.is_terminal:
+        console.print(text)

@@ -1,20 +1,17 @@
-"""Commands that run on one rank or many: the mesh is checked first, without torch, and only then anything starts."""
+"""Commands that run on one rank or many, as one of the ranks runs them; monograph/launch.py starts several."""
 
 import ctypes
-import importlib
 import os
 import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 from monograph.crash import print_stacks_on_crash
-from monograph.errors import ConfigError
-from monograph.execute.artifact.check import check_before_start
+from monograph.run import train_command
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.train.layout import plan_run_mesh
+from monograph.verify.run import verify_command
 
 _PR_SET_PDEATHSIG = 1
 """From Linux's prctl.h."""
@@ -22,12 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     """`monograph train`."""
-    return _on_ranks(config, ranks, ["train", *words], "monograph.run:train_command", find_line(words))
+    start_rank()
+    return train_command(config, find_line(words))
 
 
 def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     """`monograph verify`."""
-    return _on_ranks(config, ranks, ["verify", *words], "monograph.verify.run:verify_command")
+    start_rank()
+    return verify_command(config)
 
 
 def find_line(words: list[str]) -> CommandLine:
@@ -36,26 +35,11 @@ def find_line(words: list[str]) -> CommandLine:
     return CommandLine(words, ranks, is_launched="WORLD_SIZE" in os.environ and not ranks)
 
 
-def _on_ranks(config: TrainerConfig, ranks: int, words: list[str], function: str, *more: Any) -> int:
-    """Be one rank (of a launcher's, or the only one), or start `ranks` of them that run the same words."""
-    launched = int(os.environ.get("WORLD_SIZE", "0"))
-    if launched and ranks > 0:
-        raise ConfigError(
-            f"--ranks {ranks} under a launcher that started {launched} ranks",
-            why="each of them would start ranks of its own",
-            do="leave --ranks out, or start monograph without torchrun",
-        )
-    mesh = plan_run_mesh(config, launched or max(ranks, 1))
-    if config.compile.artifact and not launched:
-        check_before_start(config, config.compile, mesh)
-    if ranks > 0:
-        start = importlib.import_module("monograph.launch").launch
-        return start(words, ranks, config)
+def start_rank() -> None:
+    """What every rank does first, a launcher's or the only one."""
     print_stacks_on_crash()
-    if launched:
+    if int(os.environ.get("WORLD_SIZE", "0")):
         _end_with_launcher()
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)(config, *more)
 
 
 def _end_with_launcher() -> None:

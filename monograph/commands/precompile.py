@@ -1,32 +1,159 @@
-"""`monograph precompile`: what can be refused without torch is refused here; then the step is captured and written."""
+"""`monograph precompile`: capture the step as fake ranks of a mesh, and write one artifact for all of them."""
 
-import importlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
-from monograph.commands.inspect import count_ranks
-from monograph.errors import ConfigError
-from monograph.execute.artifact.folder import check_target
-from monograph.execute.artifact.keys import read_key
+import torch
+
+from monograph.capture.capture import capture
+from monograph.commands.terminal import print_plain
+from monograph.compat.compiler import compiler_folder
+from monograph.execute.artifact.fields import EVALUATION, STEP
+from monograph.execute.artifact.folder import check_target, write_artifact
+from monograph.execute.artifact.keys import find_fingerprint, read_key
+from monograph.execute.artifact.make import (
+    CannotPrecompile,
+    make_custom_kernels,
+    make_files,
+    make_sections,
+)
+from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
+from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.facts import make_facts
+from monograph.graph.encode import GraphFileError
+from monograph.graph.facts import Facts
+from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
+from monograph.log import set_up_log
+from monograph.parallel.groups import fake_groups, find_first_difference
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable
+from monograph.passes.config import PassesConfig
+from monograph.passes.runner import CapturedGraph, Record, build_passes, run_passes
+from monograph.report.units import format_bytes, format_seconds
+from monograph.run import build_source, make_example
+from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.train.layout import plan_run_mesh
+from monograph.train.layout import count_ranks, plan_run_mesh
+
+COMPILERS = ("compile_regions", "compile_whole")
+"""Passes that make code: it is made once, and is no part of what two ranks compare."""
 
 
-def precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, words: list[str]) -> int:
+@dataclass(frozen=True)
+class RankCapture:
+    """What one rank captured."""
+
+    graphs: Mapping[str, CapturedGraph]
+    texts: Mapping[str, str]
+    """Of the graphs before anything was compiled."""
+    table: ParamTable
+    facts: Facts
+    calls: Sequence[KernelCall] = ()
+    """Of kernels of our own, by the step and by the optimizer."""
+
+
+def precompile_command(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, words: list[str]) -> int:
     """Write the artifact that every rank of the mesh loads."""
-    if config.compile.mode != "graph":
-        raise ConfigError(
-            f"compile.mode is {config.compile.mode}", why="an artifact holds the captured step", do="leave it out"
-        )
-    if config.compile.artifact:
-        raise ConfigError(
-            f"compile.artifact is {config.compile.artifact}",
-            why="precompile makes an artifact from the model, not from another artifact",
-            do="leave it out",
-        )
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    read_key(config.compile.artifact_key_file)
-    make = importlib.import_module("monograph.commands.precompile_step").precompile_step
     with locked_output(Path(out)):
         check_target(Path(out), overwrite=overwrite)
-        return make(config, mesh, Path(out), words=words, overwrite=overwrite)
+        return precompile_and_report(config, mesh, Path(out), words=words, overwrite=overwrite)
+
+
+def precompile_and_report(
+    config: TrainerConfig, mesh: Mesh, target: Path, *, words: list[str], overwrite: bool = False
+) -> int:
+    """Capture, compare with another rank, write, and say what was written."""
+    set_up_log(level=config.debug.log_level)
+    start = time.perf_counter()
+    try:
+        files = precompile(config, mesh, target, overwrite=overwrite)
+    except OSError as error:
+        raise CannotPrecompile(f"{target} cannot be written", why=str(error), do="choose another --out") from None
+    except GraphFileError as error:
+        raise CannotPrecompile("the captured step cannot be written to a file", why=str(error)) from None
+    size = sum(len(content) for content in files.values())
+    regions = sum(name.startswith("regions/") for name in files)
+    print_plain(
+        f"{target}: {len(files)} files, {format_bytes(size)}, {regions} compiled parts, for {mesh.world_size} ranks"
+    )
+    print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
+    key = read_key(config.compile.artifact_key_file)
+    print_plain(f"signed with key {find_fingerprint(key)}" if key else f"unsigned; monograph artifact sign {target}")
+    line = CommandLine(words, mesh.world_size if mesh.world_size > 1 else 0)
+    print_plain(f"train from it: {line.render({'compile.artifact': str(target)})}")
+    return 0
+
+
+def precompile(
+    config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False, rank: int = 0
+) -> dict[str, bytes]:
+    """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
+    device = find_device(config.debug.device)
+    with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
+        compiler = compiler_folder(Path(folder)) if config.passes.has_compiler else nullcontext()
+        with deterministic_kernels(config.debug.deterministic), compiler:
+            captured = capture_as(rank, config, mesh, device, is_compiled=True)
+            other = mesh.world_size - 1 - rank
+            if other != rank:
+                check_rank_free(captured, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
+        files = {**make_files(captured.graphs, captured.facts, Path(folder)), **make_custom_kernels(captured.calls)}
+        sections = make_sections(config, mesh, captured.table, device, captured.graphs, captured.facts.machine)
+    key = read_key(config.compile.artifact_key_file)
+    write_artifact(target, sections, files, key=key, overwrite=overwrite)
+    return files
+
+
+def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> RankCapture:
+    """The graphs of one fake rank: training and evaluation."""
+    with fake_groups(mesh, rank, device) as groups:
+        source, settings = build_source(config, groups)
+        facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
+        texts: dict[str, str] = {}
+        graphs = {}
+        calls: list[KernelCall] = []
+        for name in (STEP, EVALUATION):
+            graph = capture(source, inputs, part="forward" if name == EVALUATION else "step")
+
+            def look(seen: StepGraph, name: str = name) -> None:
+                texts[name] = seen.text(folded=False)
+                if name == STEP:
+                    calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
+
+            records = improve(graph, settings.passes, facts, look, is_compiled=is_compiled)
+            graphs[name] = CapturedGraph(graph, records)
+        calls += find_calls(graphs[STEP].graph)
+        if config.optimizer.implementation == "single_pass":
+            calls += find_updates(graphs[STEP].graph)
+        return RankCapture(graphs, texts, source.table, facts, list(dict.fromkeys(calls)))
+
+
+def improve(
+    graph: StepGraph, settings: PassesConfig, facts: Facts, look: Callable[[StepGraph], None], *, is_compiled: bool
+) -> list[Record]:
+    """Run the passes; `look` sees the graph before the first compiler."""
+    passes = build_passes(settings)
+    indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
+    before = passes[: min(indices)] if indices else passes
+
+    def watch(record: Record, seen: StepGraph) -> None:
+        if record.name == before[-1].name():
+            look(seen)
+
+    return run_passes(graph, passes if is_compiled else before, settings.off, facts, watch=watch)
+
+
+def check_rank_free(one: RankCapture, rank: int, other: RankCapture, other_rank: int) -> None:
+    """One artifact serves all ranks only if all ranks run the same step."""
+    for name, text in one.texts.items():
+        if text != other.texts[name]:
+            raise CannotPrecompile(
+                f"ranks {rank} and {other_rank} capture different graphs of {name}",
+                why=find_first_difference(text, other.texts[name]),
+                do="let compute depend on a rank through its coordinates only, never through its number",
+            )

@@ -1,6 +1,7 @@
-"""The commands. Each one names the function that does the work and is imported only when its arguments have been
-understood, so that help and wrong input never wait for torch."""
+"""The commands. Each one names the function that does the work, which is imported only when its arguments have been
+understood and checked, so that help and wrong input never wait for torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from monograph.commands.arguments import (
@@ -17,6 +18,7 @@ from monograph.commands.arguments import (
     PrecompileOptions,
     RankOptions,
 )
+from monograph.commands.checks import check_bench, check_inspect, check_precompile, check_ranks
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -34,6 +36,10 @@ class Command:
     """One line for the list of commands."""
     function: str
     """"module:function", called with what the arguments say; it returns an exit code or None."""
+    check: Callable[..., None] | None = None
+    """Called with the same arguments before `function` is imported: refuses what can be refused without torch."""
+    has_ranks: bool = False
+    """Whether `--ranks N` starts N ranks of the same command (LAUNCHER) instead of calling `function`."""
     takes_recipe: bool = False
     """Whether RECIPE and `--section.field value` come first; the function is then called with the configuration."""
     needs: tuple[str, ...] = ()
@@ -50,6 +56,9 @@ class Command:
     """Fields of `arguments` that are written without a flag, in this order; only without a recipe."""
 
 
+LAUNCHER = "monograph.launch:launch"
+"""Starts the ranks of a command."""
+
 FOLLOWS = {"--compile.artifact": ("--compile.mode", "graph")}
 """Flag -> flag and value that go without saying beside it, unless they are written."""
 
@@ -59,6 +68,8 @@ COMMANDS = (
         usage="RECIPE [--ranks N] [--section.field value ...]",
         summary="Train a model.",
         function="monograph.commands.on_ranks:train",
+        check=check_ranks,
+        has_ranks=True,
         takes_recipe=True,
         needs=("words",),
         arguments=RankOptions,
@@ -68,6 +79,8 @@ COMMANDS = (
         usage="RECIPE [--ranks N] [--section.field value ...]",
         summary="Prove that a parallel plan computes what one device computes.",
         function="monograph.commands.on_ranks:verify",
+        check=check_ranks,
+        has_ranks=True,
         takes_recipe=True,
         needs=("words",),
         arguments=RankOptions,
@@ -77,6 +90,7 @@ COMMANDS = (
         usage="RECIPE --out DIR [--ranks N] [--section.field value ...]",
         summary="Show the step as a graph, pass by pass, with its memory and time lines; needs no GPU and no ranks.",
         function="monograph.commands.inspect:inspect",
+        check=check_inspect,
         takes_recipe=True,
         needs=("recipe", "words"),
         implies=("--compile.mode", "graph"),
@@ -87,6 +101,7 @@ COMMANDS = (
         usage="RECIPE [--modes eager,layer,graph] [--steps 20] [--section.field value ...]",
         summary="Measure how fast a step is, mode by mode, on random tokens in one process.",
         function="monograph.commands.bench:bench",
+        check=check_bench,
         takes_recipe=True,
         needs=("words",),
         arguments=BenchOptions,
@@ -95,7 +110,8 @@ COMMANDS = (
         name="precompile",
         usage="RECIPE --out DIR [--ranks N] [--section.field value ...]",
         summary="Capture and compile once, in one process, for every rank of a mesh; needs no cluster.",
-        function="monograph.commands.precompile:precompile",
+        function="monograph.commands.precompile:precompile_command",
+        check=check_precompile,
         takes_recipe=True,
         uses=("compile.artifact_key_file",),
         needs=("words",),

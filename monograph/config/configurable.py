@@ -23,12 +23,12 @@ wrong input, so everything needed to read and check a configuration must load wi
 """
 
 import dataclasses
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from monograph.config.annotations import describe, find_annotations, find_excess, is_valid
+from monograph.config.references import load_reference
 from monograph.errors import ConfigError
 
 
@@ -79,8 +79,7 @@ def find_owner(config: type[BaseConfig]) -> type:
     """The component class a Config class belongs to, imported if it is only named."""
     owner = config.owner
     if isinstance(owner, str):
-        module, _, name = owner.partition(":")
-        owner = getattr(importlib.import_module(module), name)
+        owner = load_reference(owner)
     if owner is None:
         raise TypeError(f"{config.__qualname__} describes settings only; it has no component to build")
     return owner

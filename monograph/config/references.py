@@ -1,8 +1,9 @@
 """Classes and functions by name: "package.module:Outer.Inner".
 
-Two ways to look one up, because two kinds of people write names. What a person types on the command line is imported:
-they could have run it anyway. What is read from a file is only looked up among code that is already loaded or is our
-own, so that opening a configuration someone else wrote can never run their code.
+Three ways to look one up, by who wrote the name. What a person types on the command line is imported: they could have
+run it anyway. What our own tables name (commands, passes, the owners of Configs) is imported too, and an error in it is
+our bug, with a traceback. What is read from a file is only looked up among code that is already loaded or is our own,
+so that opening a configuration someone else wrote can never run their code.
 """
 
 import importlib
@@ -12,6 +13,7 @@ import types
 from typing import Any
 
 from monograph.errors import ConfigError, MonographError, find_nearest
+from monograph.renamed import find_new_name
 
 _OURS = "monograph"
 
@@ -48,6 +50,12 @@ def import_reference(reference: str) -> Any:
     return found
 
 
+def load_reference(reference: str) -> Any:
+    """What one of our own tables names, imported when it is needed: what needs torch loads after the input is read."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def describe_exception(error: BaseException) -> str:
     """An exception in one line, with the innermost place in the code that raised it."""
     index = ""
@@ -77,7 +85,9 @@ def find_loaded(reference: str) -> Any:
         )
     found = _follow(sys.modules[module], name)
     if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
-        raise ConfigError(f"'{reference}' does not exist", why=f"module {module} defines no {name}")
+        new = find_new_name(name, vars(sys.modules[module]))
+        do = f"it is called {module}:{new} now" if new else ""
+        raise ConfigError(f"'{reference}' does not exist", why=f"module {module} defines no {name}", do=do)
     return found
 
 

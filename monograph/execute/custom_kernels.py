@@ -3,7 +3,6 @@
 On a GPU a step without compiled parts spends most of its first run on building them. An artifact has them built.
 """
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import NoneType
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from monograph.compat.triton import HAS_TRITON
 from monograph.graph.cast_weights import find_kept
 from monograph.graph.checked_properties import find_gradients
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
@@ -19,8 +19,8 @@ from monograph.graph.forms import Form, form_of
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.kernels import square_sum_on_gpu, update_on_gpu
 from monograph.kernels.catalog import CUSTOM_OPS, REFERENCES
-from monograph.kernels.choose import HAS_TRITON
 from monograph.kernels.launch import only_built
 
 _UNKNOWN_SIZE = 1024
@@ -88,22 +88,20 @@ def build_calls(calls: Iterable[KernelCall]) -> None:
 
 
 def find_builder(name: str) -> Callable[..., Any]:
-    """What launches a kernel; imported when it is asked for."""
+    """What launches a kernel."""
     for own in CUSTOM_OPS.values():
         if own.name == name:
-            return own.find_launcher()
-    optimizer: Any = importlib.import_module("monograph.kernels.update_on_gpu")
-    norm: Any = importlib.import_module("monograph.kernels.square_sum_on_gpu")
+            return own.launcher
 
     def update(parameter: Tensor, gradient: Tensor, copy: Tensor | None) -> None:
         dtypes = (parameter.dtype, gradient.dtype, parameter.dtype, parameter.dtype)
         flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="meta") for dtype in dtypes]
         numbers = [torch.empty((), device="meta") for _ in range(6)]
         narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="meta")
-        optimizer.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
+        update_on_gpu.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
 
     def squares(gradient: Tensor) -> None:
-        norm.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
+        square_sum_on_gpu.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
     return update if name == UPDATE else squares
 

@@ -17,6 +17,7 @@ from monograph.errors import ConfigError
 from monograph.graph.encode import GraphFileError
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
 from monograph.kernels.catalog import CUSTOM_OPS
+from monograph.renamed import RENAMED_OPS, find_new_name
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
@@ -209,7 +210,9 @@ def find_target(name: Any) -> Any:
         found = FUNCTIONS.get(name) or find_op(name)
         if found is not None:
             return found
-    raise GraphFileError(f"a node calls {name!r:.80}, which is not in the list of allowed operators")
+    new = find_new_name(name, [*GENERATED, *EXTRA], RENAMED_OPS) if isinstance(name, str) else ""
+    now = f"; it is called {new} now, and the step has to be captured again" if new else ""
+    raise GraphFileError(f"a node calls {name!r:.80}, which is not in the list of allowed operators{now}")
 
 
 def find_strings(name: str, argument: str, groups: Sequence[str], device: str) -> Sequence[str]:

@@ -26,7 +26,6 @@ from monograph.graph.verify_kernels import do_shapes_fit
 _META = torch.device("meta")
 _NUMBERS: dict[str, Any] = {"int": 1, "float": 1.0, "bool": False}
 """Stand-ins for numbers whose value nothing depends on while shapes are checked."""
-_INTEGERS = (torch.int32, torch.int64)
 _LISTS = (list, tuple)
 
 

@@ -4,13 +4,29 @@ To a compiler most of them are torch's ops, which it fuses with their neighbours
 than what the compiler makes, and only an op can write over its logits (docs/decisions/0008).
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.compiler import add_decompositions
-from monograph.kernels import chunked_cross_entropy, expert_rows, heads, matmul_swiglu, norm, rope, swiglu, wide
+from monograph.kernels import (
+    chunked_cross_entropy,
+    chunked_cross_entropy_on_gpu,
+    expert_rows,
+    expert_rows_on_gpu,
+    heads,
+    heads_on_gpu,
+    matmul_swiglu,
+    matmul_swiglu_on_gpu,
+    norm,
+    norm_on_gpu,
+    rope,
+    rope_on_gpu,
+    swiglu,
+    swiglu_on_gpu,
+    wide,
+    wide_on_gpu,
+)
 
 
 @dataclass(frozen=True)
@@ -18,8 +34,8 @@ class CustomOp:
     """One op."""
 
     op: Any
-    module: str
-    """Where it is launched, by a function of the op's name; imported with the first CUDA tensor."""
+    launcher: Callable[..., Any]
+    """What the op does on a GPU: the function that launches its kernels."""
     reference: Callable[..., Any] | None = None
     """The same in torch's ops, where a compiler is given these."""
 
@@ -28,36 +44,46 @@ class CustomOp:
         """Without its namespace."""
         return str(self.op.name()).partition("::")[2]
 
-    def find_launcher(self) -> Callable[..., Any]:
-        """What the op does on a GPU."""
-        return getattr(importlib.import_module(f"monograph.kernels.{self.module}"), self.name)
-
 
 _ALL = (
-    CustomOp(swiglu.SWIGLU, "swiglu_on_gpu", swiglu.reference_swiglu),
-    CustomOp(swiglu.SWIGLU_BACKWARD, "swiglu_on_gpu", swiglu.reference_swiglu_backward),
-    CustomOp(swiglu.SWIGLU_BACKWARD_RECOMPUTE, "swiglu_on_gpu", swiglu.reference_swiglu_backward_recompute),
-    CustomOp(swiglu.SWIGLU_BACKWARD_PACKED, "swiglu_on_gpu", swiglu.reference_swiglu_backward_packed),
+    CustomOp(swiglu.SWIGLU, swiglu_on_gpu.swiglu, swiglu.reference_swiglu),
+    CustomOp(swiglu.SWIGLU_BACKWARD, swiglu_on_gpu.swiglu_backward, swiglu.reference_swiglu_backward),
     CustomOp(
-        swiglu.SWIGLU_BACKWARD_PACKED_RECOMPUTE, "swiglu_on_gpu", swiglu.reference_swiglu_backward_packed_recompute
+        swiglu.SWIGLU_BACKWARD_RECOMPUTE,
+        swiglu_on_gpu.swiglu_backward_recompute,
+        swiglu.reference_swiglu_backward_recompute,
     ),
-    CustomOp(matmul_swiglu.MATMUL_SWIGLU, "matmul_swiglu_on_gpu", matmul_swiglu.reference_matmul_swiglu),
     CustomOp(
-        matmul_swiglu.MATMUL_SWIGLU_BACKWARD, "matmul_swiglu_on_gpu", matmul_swiglu.reference_matmul_swiglu_backward
+        swiglu.SWIGLU_BACKWARD_PACKED, swiglu_on_gpu.swiglu_backward_packed, swiglu.reference_swiglu_backward_packed
     ),
-    CustomOp(rope.ROPE, "rope_on_gpu", rope.reference_rope),
-    CustomOp(rope.ROPE_PACKED, "rope_on_gpu", rope.reference_rope_packed),
-    CustomOp(norm.NORM, "norm_on_gpu", norm.reference_norm),
-    CustomOp(norm.ADD_NORM, "norm_on_gpu", norm.reference_add_norm),
-    CustomOp(norm.NORM_BACKWARD, "norm_on_gpu", norm.reference_norm_backward),
-    CustomOp(norm.NORM_BACKWARD_RECOMPUTE, "norm_on_gpu", norm.reference_norm_backward_recompute),
-    CustomOp(chunked_cross_entropy.CHUNKED_CROSS_ENTROPY, "chunked_cross_entropy_on_gpu"),
-    CustomOp(heads.JOIN_HEADS, "heads_on_gpu", heads.reference_join_heads),
-    CustomOp(heads.SPLIT_HEADS, "heads_on_gpu", heads.reference_split_heads),
-    CustomOp(expert_rows.SUM_ROWS, "expert_rows_on_gpu", expert_rows.reference_sum_rows),
-    CustomOp(expert_rows.COMBINE_ROWS, "expert_rows_on_gpu", expert_rows.reference_combine_rows),
-    CustomOp(expert_rows.COMBINE_ROWS_BACKWARD, "expert_rows_on_gpu", expert_rows.reference_combine_rows_backward),
-    CustomOp(wide.ADD_WIDE, "wide_on_gpu", wide.reference_add_wide),
+    CustomOp(
+        swiglu.SWIGLU_BACKWARD_PACKED_RECOMPUTE,
+        swiglu_on_gpu.swiglu_backward_packed_recompute,
+        swiglu.reference_swiglu_backward_packed_recompute,
+    ),
+    CustomOp(matmul_swiglu.MATMUL_SWIGLU, matmul_swiglu_on_gpu.matmul_swiglu, matmul_swiglu.reference_matmul_swiglu),
+    CustomOp(
+        matmul_swiglu.MATMUL_SWIGLU_BACKWARD,
+        matmul_swiglu_on_gpu.matmul_swiglu_backward,
+        matmul_swiglu.reference_matmul_swiglu_backward,
+    ),
+    CustomOp(rope.ROPE, rope_on_gpu.rope, rope.reference_rope),
+    CustomOp(rope.ROPE_PACKED, rope_on_gpu.rope_packed, rope.reference_rope_packed),
+    CustomOp(norm.NORM, norm_on_gpu.norm, norm.reference_norm),
+    CustomOp(norm.ADD_NORM, norm_on_gpu.add_norm, norm.reference_add_norm),
+    CustomOp(norm.NORM_BACKWARD, norm_on_gpu.norm_backward, norm.reference_norm_backward),
+    CustomOp(norm.NORM_BACKWARD_RECOMPUTE, norm_on_gpu.norm_backward_recompute, norm.reference_norm_backward_recompute),
+    CustomOp(chunked_cross_entropy.CHUNKED_CROSS_ENTROPY, chunked_cross_entropy_on_gpu.chunked_cross_entropy),
+    CustomOp(heads.JOIN_HEADS, heads_on_gpu.join_heads, heads.reference_join_heads),
+    CustomOp(heads.SPLIT_HEADS, heads_on_gpu.split_heads, heads.reference_split_heads),
+    CustomOp(expert_rows.SUM_ROWS, expert_rows_on_gpu.sum_rows, expert_rows.reference_sum_rows),
+    CustomOp(expert_rows.COMBINE_ROWS, expert_rows_on_gpu.combine_rows, expert_rows.reference_combine_rows),
+    CustomOp(
+        expert_rows.COMBINE_ROWS_BACKWARD,
+        expert_rows_on_gpu.combine_rows_backward,
+        expert_rows.reference_combine_rows_backward,
+    ),
+    CustomOp(wide.ADD_WIDE, wide_on_gpu.add_wide, wide.reference_add_wide),
 )
 CUSTOM_OPS: dict[Any, CustomOp] = {each.op: each for each in _ALL}
 REFERENCES: dict[Any, Callable[..., Any]] = {each.op: each.reference for each in _ALL if each.reference is not None}

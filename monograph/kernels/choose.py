@@ -1,14 +1,12 @@
 """Fused kernels or plain ops: who computes what torch has no kernel for."""
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
+from monograph.compat.triton import HAS_TRITON
+
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 """The dtypes that the kernels read and write; they compute in fp32."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Whether the language the kernels are written in is installed. A constant: a compiler that reads along cannot ask."""
 
 
 def is_fused(kernels: str, value: Tensor) -> bool:

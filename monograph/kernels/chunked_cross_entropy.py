@@ -4,7 +4,6 @@ As ops of a graph, every slice makes its logits, their gradient and a new sum of
 op the gradient takes the memory of the logits, and the matmul adds to the sum where it lies.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from monograph.annotate import annotate
 from monograph.compat.ops import cast
+from monograph.kernels import chunked_cross_entropy_on_gpu
 from monograph.kernels.choose import is_fused
 from monograph.kernels.cross_entropy import reference_cross_entropy
 
@@ -55,7 +55,7 @@ def _chunked_cross_entropy_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.impl(_LIBRARY, "chunked_cross_entropy", "CUDA")
 def _chunked_cross_entropy_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.chunked_cross_entropy_on_gpu").chunked_cross_entropy(*args)
+    return chunked_cross_entropy_on_gpu.chunked_cross_entropy(*args)
 
 
 @torch.library.register_fake("monograph::chunked_cross_entropy", lib=_LIBRARY)

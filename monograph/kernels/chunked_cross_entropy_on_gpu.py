@@ -1,14 +1,10 @@
-"""The sliced loss on a GPU: torch's matmuls around a cross entropy in Triton, in as little memory as it takes.
-
-Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
-"""
+"""The sliced loss on a GPU: torch's matmuls around a cross entropy in Triton, in as little memory as it takes."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from monograph.compat.ops import add_matmul_
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import call, launch
 from monograph.labels import IGNORED_LABEL
 

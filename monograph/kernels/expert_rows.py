@@ -5,7 +5,6 @@ does so twice: 15 ms of a step of deepseek_v3_bench_moe on an H200. Nothing is a
 are summed in their order, so the same inputs give the same bits.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.compat.ops import cast
+from monograph.kernels import expert_rows_on_gpu
 from monograph.kernels.choose import is_fused
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
@@ -109,20 +109,19 @@ def _combine_rows_backward_on_cpu(
 
 @torch.library.impl(_LIBRARY, "sum_rows", "CUDA")
 def _sum_rows_on_cuda(rows: Tensor, indices: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.expert_rows_on_gpu").sum_rows(rows, indices)
+    return expert_rows_on_gpu.sum_rows(rows, indices)
 
 
 @torch.library.impl(_LIBRARY, "combine_rows", "CUDA")
 def _combine_rows_on_cuda(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.expert_rows_on_gpu").combine_rows(rows, weights, inverse)
+    return expert_rows_on_gpu.combine_rows(rows, weights, inverse)
 
 
 @torch.library.impl(_LIBRARY, "combine_rows_backward", "CUDA")
 def _combine_rows_backward_on_cuda(
     grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    kernels: Any = importlib.import_module("monograph.kernels.expert_rows_on_gpu")
-    return kernels.combine_rows_backward(grad, rows, weights, order, inverse)
+    return expert_rows_on_gpu.combine_rows_backward(grad, rows, weights, order, inverse)
 
 
 @torch.library.register_fake("monograph::sum_rows", lib=_LIBRARY)

@@ -1,13 +1,12 @@
-"""The kernels of the experts' rows, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
+"""The kernels of the experts' rows, in Triton.
 
 A program owns a token: it finds the token's rows, wherever they lie, and writes what only it writes. So nothing is
 added atomically, and in backward the token's gradient is fetched once for all of its rows.
 """
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
 

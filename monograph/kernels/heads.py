@@ -4,13 +4,13 @@ Op by op, the last channels are turned into a tensor of their own and then every
 and copies it all once more, for the queries and for the keys, and sums the shared key's gradient over strided heads.
 """
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from monograph.kernels import heads_on_gpu
 from monograph.kernels.choose import is_fused
 from monograph.kernels.rope import Rotation, apply_rope, reference_rope
 
@@ -116,16 +116,14 @@ def _split_heads_on_cpu(
 def _join_heads_on_cuda(
     own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> Tensor:
-    kernels: Any = importlib.import_module("monograph.kernels.heads_on_gpu")
-    return kernels.join_heads(own, tail, cos, sin, interleaved, inverse)
+    return heads_on_gpu.join_heads(own, tail, cos, sin, interleaved, inverse)
 
 
 @torch.library.impl(_LIBRARY, "split_heads", "CUDA")
 def _split_heads_on_cuda(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    kernels: Any = importlib.import_module("monograph.kernels.heads_on_gpu")
-    return kernels.split_heads(grad_keys, grad_values, cos, sin, interleaved)
+    return heads_on_gpu.split_heads(grad_keys, grad_values, cos, sin, interleaved)
 
 
 @torch.library.register_fake("monograph::join_heads", lib=_LIBRARY)

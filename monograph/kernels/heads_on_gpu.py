@@ -1,13 +1,12 @@
-"""The kernels of latent attention's heads, in Triton. Imported with the first CUDA tensor, as swiglu_on_gpu.py is.
+"""The kernels of latent attention's heads, in Triton.
 
 Inputs are read by their strides: heads are parts of wider matmuls, and a tail that all heads share has none between
 them. In backward a program owns a token, so that no sum over heads crosses programs.
 """
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rope_on_gpu import turn_heads
 from monograph.kernels.rows import with_close_channels

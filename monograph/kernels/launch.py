@@ -1,6 +1,5 @@
 """Launching a kernel, or building it for later: a step that is written down takes its kernels along."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from monograph.compat.triton import triton
 
 _built: ContextVar[list[Any] | None] = ContextVar("built", default=None)
 _THREADS = 8
@@ -19,7 +20,6 @@ _THREADS = 8
 def only_built() -> Iterator[None]:
     """Inside, kernels are built (or found where Triton keeps them), several at a time, but not run; tensors need
     no memory. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler."""
-    triton: Any = importlib.import_module("triton")
     found: list[Any] = []
     token = _built.set(found)
     with ThreadPoolExecutor(_THREADS) as pool:

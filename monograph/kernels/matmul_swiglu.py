@@ -5,11 +5,10 @@ works on the matmul's result in registers and costs no time of its own. Elsewher
 ops would.
 """
 
-import importlib
-
 import torch
 from torch import Tensor
 
+from monograph.kernels import matmul_swiglu_on_gpu
 from monograph.kernels.swiglu import reference_swiglu, reference_swiglu_backward_packed_recompute
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
@@ -42,13 +41,12 @@ def _matmul_swiglu_backward_on_cpu(grad: Tensor, weight: Tensor, x: Tensor, up: 
 
 @torch.library.impl(_LIBRARY, "matmul_swiglu", "CUDA")
 def _matmul_swiglu_on_cuda(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.matmul_swiglu_on_gpu").matmul_swiglu(x, weight)
+    return matmul_swiglu_on_gpu.matmul_swiglu(x, weight)
 
 
 @torch.library.impl(_LIBRARY, "matmul_swiglu_backward", "CUDA")
 def _matmul_swiglu_backward_on_cuda(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    on_gpu = importlib.import_module("monograph.kernels.matmul_swiglu_on_gpu")
-    return on_gpu.matmul_swiglu_backward(grad, weight, x, up)
+    return matmul_swiglu_on_gpu.matmul_swiglu_backward(grad, weight, x, up)
 
 
 @torch.library.register_fake("monograph::matmul_swiglu", lib=_LIBRARY)

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from monograph.compat.triton import TensorDescriptor, gl
 from monograph.kernels.launch import call, launch
 from monograph.kernels.matmul_swiglu_on_hopper import (
     BACKWARD_GROUP,
@@ -79,7 +78,9 @@ def count_tiles(rows: int, columns: int, depth: int, wide: int) -> tuple[int, in
 
 def cut(value: Tensor, *shape: int) -> Any:
     """How the copy engine cuts a value into tiles; their rows lie so that columns of them can be read at once."""
-    return TensorDescriptor.from_tensor(value, list(shape), NVMMASharedLayout(min(128, 2 * shape[-1]), 16, len(shape)))
+    return TensorDescriptor.from_tensor(
+        value, list(shape), gl.NVMMASharedLayout(min(128, 2 * shape[-1]), 16, len(shape))
+    )
 
 
 def start(kernel: Any, *args: Any, group: int) -> None:

@@ -4,10 +4,7 @@ What is as wide as the hidden layer is not read again. Every number is rounded w
 round it.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-
+from monograph.compat.triton import gl, gluon, mbarrier
 from monograph.kernels.tiles_on_hopper import async_load, fetch, find_tile, make_barriers, make_room, multiply
 
 FORWARD_GROUP, BACKWARD_GROUP = 16, 8

@@ -5,7 +5,6 @@ weight's), and the residual additions around it read and write the stream again.
 are put into graphs by the pass fuse_kernels; they round where the two ops would, so they give the same bits.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.compat.ops import cast
+from monograph.kernels import norm_on_gpu
 from monograph.kernels.choose import is_fused
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
@@ -99,22 +99,22 @@ def _norm_backward_recompute_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]
 
 @torch.library.impl(_LIBRARY, "norm", "CUDA")
 def _norm_on_cuda(*args: Any) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.norm_on_gpu").norm(*args)
+    return norm_on_gpu.norm(*args)
 
 
 @torch.library.impl(_LIBRARY, "add_norm", "CUDA")
 def _add_norm_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.norm_on_gpu").add_norm(*args)
+    return norm_on_gpu.add_norm(*args)
 
 
 @torch.library.impl(_LIBRARY, "norm_backward", "CUDA")
 def _norm_backward_on_cuda(*args: Any) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.norm_on_gpu").norm_backward(*args)
+    return norm_on_gpu.norm_backward(*args)
 
 
 @torch.library.impl(_LIBRARY, "norm_backward_recompute", "CUDA")
 def _norm_backward_recompute_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.norm_on_gpu").norm_backward_recompute(*args)
+    return norm_on_gpu.norm_backward_recompute(*args)
 
 
 @torch.library.register_fake("monograph::norm", lib=_LIBRARY)

@@ -1,14 +1,13 @@
-"""The kernels of RMS norm, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is.
+"""The kernels of RMS norm, in Triton.
 
 The weight's gradient is a sum over all rows: every program adds up its own rows, in their order, and torch adds up the
 programs, whose number depends on the rows alone.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
 

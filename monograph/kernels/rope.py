@@ -5,7 +5,6 @@ Op by op a rotation reads and writes fp32 halves five times over: a tenth of an 
 reads all gradients; the pass fuse_kernels puts it into graphs.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from monograph.compat.ops import cast
+from monograph.kernels import rope_on_gpu
 from monograph.kernels.choose import is_fused
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
@@ -77,7 +77,7 @@ def _rope_on_cpu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse
 
 @torch.library.impl(_LIBRARY, "rope", "CUDA")
 def _rope_on_cuda(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return importlib.import_module("monograph.kernels.rope_on_gpu").rope(x, cos, sin, interleaved, inverse)
+    return rope_on_gpu.rope(x, cos, sin, interleaved, inverse)
 
 
 @torch.library.register_fake("monograph::rope", lib=_LIBRARY)
@@ -92,7 +92,7 @@ def _rope_packed_on_cpu(*args: Any) -> Tensor:
 
 @torch.library.impl(_LIBRARY, "rope_packed", "CUDA")
 def _rope_packed_on_cuda(*args: Any) -> Tensor:
-    return importlib.import_module("monograph.kernels.rope_on_gpu").rope_packed(*args)
+    return rope_on_gpu.rope_packed(*args)
 
 
 @torch.library.register_fake("monograph::rope_packed", lib=_LIBRARY)

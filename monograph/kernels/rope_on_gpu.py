@@ -1,9 +1,8 @@
-"""The kernels of rotations, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is."""
+"""The kernels of rotations, in Triton."""
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
 

@@ -4,19 +4,20 @@ torch's norms of a model's gradients reach half of a GPU's memory speed. Our ker
 alone: gradients of one step may come in bf16 or fp32, and from anywhere within a larger buffer.
 """
 
-import importlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from monograph.kernels.choose import HAS_TRITON, SERVED
+from monograph.compat.triton import HAS_TRITON
+from monograph.kernels import square_sum_on_gpu
+from monograph.kernels.choose import SERVED
 
 
 def square_sum(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum of all squares, in fp32, on the device of the tensors (of no tensors: on `device`)."""
     if tensors and HAS_TRITON and all(each.is_cuda and each.dtype in SERVED for each in tensors):
-        return importlib.import_module("monograph.kernels.square_sum_on_gpu").square_sum(tensors)
+        return square_sum_on_gpu.square_sum(tensors)
     return reference_square_sum(tensors, device)
 
 

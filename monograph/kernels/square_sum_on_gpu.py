@@ -1,12 +1,11 @@
-"""The kernel of sums of squares, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is."""
+"""The kernel of sums of squares, in Triton."""
 
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 
 _LANES = 1024

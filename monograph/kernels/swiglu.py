@@ -7,7 +7,6 @@ Three more ops are put into graphs by the pass fuse_kernels. `again` also comput
 needs it and forward did not keep it; `joined` writes both gradients side by side, for the one matmul that reads them.
 """
 
-import importlib
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from monograph.kernels import swiglu_on_gpu
 from monograph.kernels.choose import is_fused
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
@@ -96,27 +96,27 @@ def _swiglu_backward_packed_recompute_on_cpu(grad: Tensor, x: Tensor, up: Tensor
 
 @torch.library.impl(_LIBRARY, "swiglu", "CUDA")
 def _swiglu_on_cuda(x: Tensor, up: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.swiglu_on_gpu").swiglu(x, up)
+    return swiglu_on_gpu.swiglu(x, up)
 
 
 @torch.library.impl(_LIBRARY, "swiglu_backward", "CUDA")
 def _swiglu_backward_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.swiglu_on_gpu").swiglu_backward(grad, x, up)
+    return swiglu_on_gpu.swiglu_backward(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "swiglu_backward_recompute", "CUDA")
 def _swiglu_backward_recompute_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.swiglu_on_gpu").swiglu_backward_recompute(grad, x, up)
+    return swiglu_on_gpu.swiglu_backward_recompute(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "swiglu_backward_packed", "CUDA")
 def _swiglu_backward_packed_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.swiglu_on_gpu").swiglu_backward_packed(grad, x, up)
+    return swiglu_on_gpu.swiglu_backward_packed(grad, x, up)
 
 
 @torch.library.impl(_LIBRARY, "swiglu_backward_packed_recompute", "CUDA")
 def _swiglu_backward_packed_recompute_on_cuda(grad: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return importlib.import_module("monograph.kernels.swiglu_on_gpu").swiglu_backward_packed_recompute(grad, x, up)
+    return swiglu_on_gpu.swiglu_backward_packed_recompute(grad, x, up)
 
 
 @torch.library.register_fake("monograph::swiglu", lib=_LIBRARY)

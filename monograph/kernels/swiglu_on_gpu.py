@@ -1,13 +1,12 @@
-"""The kernels of gates, in Triton. Imported when the first CUDA tensor arrives: Triton comes with a GPU's torch only.
+"""The kernels of gates, in Triton.
 
 Each reads its inputs by their strides (gates are often parts of wider matmuls), computes in fp32 and writes a dense
 result. No sum crosses programs, so results do not depend on the order in which these run.
 """
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
 

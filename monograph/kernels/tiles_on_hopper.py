@@ -5,9 +5,7 @@ shared memory. Who finishes it does so while the next tile is multiplied, and it
 multiplying warps finish a tile themselves (as Triton's do, and as cuBLAS would) the next one waits for them.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from monograph.compat.triton import gl, gluon, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 """Of a tile, and of what both operands have in one step."""

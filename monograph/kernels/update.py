@@ -4,14 +4,14 @@ torch's fused kernel also writes clipped gradients back, and runs at three quart
 that changes from step to step is a tensor, so that nothing is read on the host and nothing is built twice.
 """
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from monograph.kernels.choose import HAS_TRITON
+from monograph.compat.triton import HAS_TRITON
+from monograph.kernels import update_on_gpu
 
 Update = Callable[..., None]
 """(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy): flat tensors
@@ -56,8 +56,7 @@ def make_update(beta1: float, beta2: float, eps: float) -> Update:
 
     def update(parameter: Tensor, *others: Any) -> None:
         if parameter.is_cuda and HAS_TRITON:
-            kernels = importlib.import_module("monograph.kernels.update_on_gpu")
-            kernels.update(parameter, *others, beta1=beta1, beta2=beta2, eps=eps)
+            update_on_gpu.update(parameter, *others, beta1=beta1, beta2=beta2, eps=eps)
         else:
             plain(parameter, *others)
 

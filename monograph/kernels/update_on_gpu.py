@@ -1,11 +1,10 @@
-"""The kernel of AdamW's update, in Triton. Imported when the first CUDA tensor arrives, as swiglu_on_gpu.py is."""
+"""The kernel of AdamW's update, in Triton."""
 
 from typing import Any
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 
 _NUMBERS = 1024

@@ -4,10 +4,10 @@ A tied embedding has two gradients, each as large as the vocabulary: casting bot
 memory. The pass fuse_kernels puts this op into graphs; casting is exact, so it changes no bit.
 """
 
-import importlib
-
 import torch
 from torch import Tensor
+
+from monograph.kernels import wide_on_gpu
 
 _LIBRARY = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define("add_wide(Tensor one, Tensor other) -> Tensor")
@@ -25,7 +25,7 @@ def _add_wide_on_cpu(one: Tensor, other: Tensor) -> Tensor:
 
 @torch.library.impl(_LIBRARY, "add_wide", "CUDA")
 def _add_wide_on_cuda(one: Tensor, other: Tensor) -> Tensor:
-    return importlib.import_module("monograph.kernels.wide_on_gpu").add_wide(one, other)
+    return wide_on_gpu.add_wide(one, other)
 
 
 @torch.library.register_fake("monograph::add_wide", lib=_LIBRARY)

@@ -1,10 +1,9 @@
-"""Narrow to wide in one pass over memory, in Triton. Imported when the first CUDA tensor arrives."""
+"""Narrow to wide in one pass over memory, in Triton."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 
 _NUMBERS = 2048

@@ -5,27 +5,17 @@ entry says is all there is to say: one tensor of ours is one of theirs, or their
 are equal on both sides, so nothing is transposed or permuted and a round trip keeps every bit.
 """
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from monograph.errors import CheckpointError, ConfigError, did_you_mean
+from monograph.errors import CheckpointError
 from monograph.models.config import DecoderConfig
 from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
-
-FAMILIES = {
-    "llama": "monograph.models.llama3.hf",
-    "qwen3": "monograph.models.qwen3.hf",
-    "qwen3_moe": "monograph.models.qwen3.hf",
-    "deepseek_v2": "monograph.models.deepseek_v3.hf",
-    "deepseek_v3": "monograph.models.deepseek_v3.hf",
-}
-"""Where each `model_type` of a Hugging Face config.json is described."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +39,16 @@ class Entry:
 class HfFamily(Protocol):
     """What a family's `hf` module offers."""
 
-    @staticmethod
-    def entries(config: Any) -> list[Entry]:
+    def entries(self, config: Any, /) -> list[Entry]:
         """Every parameter and persistent buffer of ours, with its names in their checkpoint."""
 
-    @staticmethod
-    def is_ignored(config: Any, name: str) -> bool:
+    def is_ignored(self, config: Any, name: str, /) -> bool:
         """Whether a tensor of their checkpoint is known, and known not to be needed."""
 
-    @staticmethod
-    def from_hf_config(hf: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, hf: Mapping[str, Any], /) -> DecoderConfig:
         """Our config of the model that a config.json describes."""
 
-    @staticmethod
-    def to_hf_config(config: Any) -> dict[str, Any]:
+    def to_hf_config(self, config: Any, /) -> dict[str, Any]:
         """The config.json of a model of ours."""
 
 
@@ -113,28 +99,6 @@ def find_layer(name: str) -> int:
     """The block that a tensor of theirs belongs to; -1 when it belongs to none."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return int(found.group(1)) if found else -1
-
-
-def find_family(model_type: str) -> HfFamily:
-    """The map of a `model_type` in a config.json."""
-    if model_type not in FAMILIES:
-        raise ConfigError(
-            f"unsupported model_type '{model_type}'",
-            why=f"supported: {', '.join(FAMILIES)}",
-            do=did_you_mean(model_type, FAMILIES),
-        )
-    return cast(HfFamily, importlib.import_module(FAMILIES[model_type]))
-
-
-def find_family_of(config: DecoderConfig) -> HfFamily:
-    """The map of one of our configs (or of a user's own config derived from it)."""
-    for base in type(config).__mro__:
-        module = base.__module__.removesuffix(".config") + ".hf"
-        if module in FAMILIES.values():
-            return cast(HfFamily, importlib.import_module(module))
-    raise ConfigError(
-        f"{type(config).__qualname__} has no Hugging Face map", why="its family is none of those described in models/"
-    )
 
 
 def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:

@@ -1,12 +1,12 @@
 """Runs the passes in order: checks the graph after each, and records what each did, also when it did nothing."""
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from monograph.config.references import load_reference
 from monograph.errors import ConfigError
 from monograph.graph.changes import Snapshot, find_changes, look_at
 from monograph.graph.cost import Cost, CostMeter
@@ -61,8 +61,7 @@ def build_passes(config: PassesConfig) -> list[Pass]:
     """The passes a config asks for, each with its options."""
     passes: list[Pass] = []
     for name, reference in config.order.items():
-        module, _, kind = reference.partition(":")
-        built: Pass = getattr(importlib.import_module(module), kind)(getattr(config, name, None))
+        built: Pass = load_reference(reference)(getattr(config, name, None))
         if built.is_required and name in config.off:
             raise ConfigError(f"passes.off has {name}", why="the step cannot run without it", do="take it out again")
         passes.append(built)

@@ -1,5 +1,6 @@
 """The mesh of a run, from its config and the number of ranks. Loads without torch."""
 
+from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
@@ -15,3 +16,18 @@ def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
         global_batch_size=config.training.global_batch_size,
         world_size=world_size,
     )
+
+
+def count_ranks(config: ParallelismConfig) -> int:
+    """The ranks that the degrees ask for; an open shard degree counts as one."""
+    degrees = (
+        config.data_parallel_replicate_degree,
+        max(1, config.data_parallel_shard_degree),
+        config.tensor_parallel_degree,
+        config.context_parallel_degree,
+        config.pipeline_parallel_degree,
+    )
+    count = 1
+    for degree in degrees:
+        count *= degree
+    return count

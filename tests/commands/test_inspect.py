@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from monograph import cli
-from monograph.commands.inspect import count_ranks
-from monograph.commands.inspect_step import list_notes
+from monograph.commands.inspect import list_notes
 from monograph.machine import find_machine
 from monograph.recipes.catalog import load_recipe
+from monograph.train.layout import count_ranks
 from tests.test_cli import RUN_MANY
 
 MESH = "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2"

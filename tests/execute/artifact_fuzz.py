@@ -25,13 +25,14 @@ import torch
 import torch._subclasses.schema_check_mode  # torch imports it only while it reports some errors
 import torch.distributed as dist
 
-from monograph.commands.precompile_step import precompile
+from monograph.commands.precompile import precompile
 from monograph.compat.ops import fake_store
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
 from monograph.execute.artifact.folder import read_manifest
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactFile, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, render_manifest
 from monograph.execute.graph_step import GraphStep
+from monograph.manifest.fields import FileRecord
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
@@ -152,7 +153,7 @@ class Fuzzer:
         for name, content in written.items():
             (target / name).parent.mkdir(exist_ok=True)
             (target / name).write_bytes(content)
-            files[name] = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
+            files[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
         (target / MANIFEST).write_bytes(render_manifest(sections, files, None))
         return changes
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from monograph.commands.precompile_step import precompile
+from monograph.commands.precompile import precompile
 from monograph.errors import MonographError
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.load import Artifact

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monograph.commands.precompile_step import CannotPrecompile, RankCapture, capture_as, check_rank_free
+from monograph.commands.precompile import CannotPrecompile, RankCapture, capture_as, check_rank_free
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle

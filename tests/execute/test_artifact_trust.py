@@ -13,8 +13,9 @@ import pytest
 
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, ArtifactFile, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, render_manifest
 from monograph.graph.file import graph_to_data
+from monograph.manifest.fields import FileRecord
 from tests.execute.artifacts import make_sections, open_folder
 from tests.graph.captures import SPREAD, capture_chunk_nodes, facts_of
 
@@ -56,7 +57,7 @@ def rewrite(folder, name, content, key=None):
     """What somebody does who can write to the folder: other content, with hashes that fit."""
     (folder / name).write_bytes(content)
     manifest = read_manifest(folder)
-    record = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
+    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
     (folder / MANIFEST).write_bytes(render_manifest(manifest.sections, {**manifest.files, name: record}, key))
 
 
@@ -176,7 +177,7 @@ def test_with_a_key_only_what_was_signed_with_it_is_used(files, tmp_path):
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", ".hidden", "regions/../../x", ""])
 def test_a_manifest_cannot_name_a_file_outside_of_its_folder(artifact, name):
     manifest = read_manifest(artifact)
-    record = ArtifactFile(1, "0" * 64)
+    record = FileRecord(1, "0" * 64)
     (artifact / MANIFEST).write_bytes(render_manifest(manifest.sections, {name: record}, None))
     with pytest.raises(ArtifactError, match="manifest is damaged"):
         use(artifact)

@@ -21,6 +21,7 @@ from monograph.execute.custom_kernels import (
 )
 from monograph.graph.encode import GraphFileError
 from monograph.graph.forms import Form
+from monograph.kernels import norm_on_gpu, square_sum_on_gpu, swiglu_on_gpu, update_on_gpu
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from tests.execute.artifacts import make_sections, open_folder
@@ -148,8 +149,6 @@ def test_kernels_that_were_put_somewhere_else_are_found_there(tmp_path):
 
 def forget_kernels():
     """As in a new process."""
-    from monograph.kernels import norm_on_gpu, square_sum_on_gpu, swiglu_on_gpu, update_on_gpu
-
     kernels = (swiglu_on_gpu.swiglu_kernel, norm_on_gpu.norm_backward_kernel, square_sum_on_gpu.square_sum_kernel)
     for kernel in (*kernels, update_on_gpu.update_kernel):
         kernel.device_caches.clear()

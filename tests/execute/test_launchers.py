@@ -57,10 +57,10 @@ gluon[0].jit, gluon[0].language = triton.jit, gluon[1]
 sys.modules["triton.experimental"] = types.SimpleNamespace(gluon=gluon[0])
 
 import torch
-import monograph.execute.custom_kernels as own
 
 sys.modules |= {"triton": triton, "triton.language": language}
-own.HAS_TRITON = True
+import monograph.execute.custom_kernels as own
+
 torch.cuda.is_available = lambda: True
 torch.cuda.current_device = lambda: 0
 torch.cuda.device = lambda index: nullcontext()

@@ -1,10 +1,9 @@
 """Matmuls with gates: what torch and the ops of gates do one after the other, whoever computes it."""
 
-import importlib
-
 import pytest
 import torch
 
+from monograph.kernels import matmul_swiglu_on_gpu
 from monograph.kernels.matmul_swiglu import (
     MATMUL_SWIGLU,
     MATMUL_SWIGLU_BACKWARD,
@@ -49,8 +48,7 @@ def backward_apart(grad, weight, x, up):
 
 def is_ours(columns, *operands):
     """Whether the kernel that is written for this GPU serves."""
-    on_gpu = importlib.import_module("monograph.kernels.matmul_swiglu_on_gpu")
-    return on_gpu.is_served(columns, *operands)
+    return matmul_swiglu_on_gpu.is_served(columns, *operands)
 
 
 def distance(found, exact):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from monograph.models.hf_map import find_family
+from monograph.models.hf_families import find_family
 from monograph.models.hf_reader import NO_EFFECT
 from tests.models.hf_draw import FAMILIES, Drawn, draw, draw_valid
 from tests.models.hf_export_fuzz import draw_ours

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from monograph.commands.precompile_step import precompile
+from monograph.commands.precompile import precompile
 from monograph.parallel.groups import joined_groups
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh

@@ -16,13 +16,13 @@ from monograph.execute.artifact.keys import is_signed_with
 from monograph.execute.artifact.manifest import (
     MANIFEST,
     ArtifactError,
-    ArtifactFile,
     ArtifactManifest,
     open_envelope,
     parse_manifest,
     render_manifest,
     seal,
 )
+from monograph.manifest.fields import FileRecord
 from monograph.permissions import find_writer
 
 MAX_MANIFEST_BYTES = 256 << 20
@@ -44,7 +44,7 @@ def write_artifact(
         records = {}
         for name, content in files.items():
             _write_file(prepared / name, content)
-            records[name] = ArtifactFile(len(content), hashlib.sha256(content).hexdigest())
+            records[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
         _write_file(prepared / MANIFEST, render_manifest(sections, records, key))
         for folder in (*(path for path in prepared.rglob("*") if path.is_dir()), prepared):
             _sync_folder(folder)

@@ -4,22 +4,22 @@ It is JSON, for people and programs alike. The first line is the sha256 of every
 is found before anything is parsed; the second is the signature of everything after that, empty without a key.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from monograph.errors import ConfigError
-from monograph.execute.artifact.fields import KERNELS, OWN_KERNELS, REGIONS, SECTIONS, BadField, check_content
+from monograph.execute.artifact.fields import FILE_NAME, KERNELS, OWN_KERNELS, REGIONS, SECTIONS, check_content
 from monograph.execute.artifact.keys import Signature, Status, find_fingerprint, is_signed_with, sign
+from monograph.manifest import sealed
+from monograph.manifest.fields import FileRecord, ManifestError, read_files
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
 """Raised when the layout changes in a way an older reader would misread."""
 
-_FIRST = re.compile(rb'\{"sha256":"([0-9a-f]{64})",\n')
 _SECOND = re.compile(rb'"hmac":"([0-9a-f]{64})?",\n')
 
 
@@ -28,19 +28,11 @@ class ArtifactError(ConfigError):
 
 
 @dataclass(frozen=True)
-class ArtifactFile:
-    """What a file must be, to the byte."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class ArtifactManifest:
     """What an artifact says about itself."""
 
     sections: Mapping[str, Any]
-    files: Mapping[str, ArtifactFile]
+    files: Mapping[str, FileRecord]
     digest: str
     """The sha256 in the first line: equal exactly for equal artifacts."""
     signature: Signature
@@ -65,9 +57,9 @@ class Envelope:
     signed: bytes
 
 
-def render_manifest(sections: Mapping[str, Any], files: Mapping[str, ArtifactFile], key: bytes | None) -> bytes:
+def render_manifest(sections: Mapping[str, Any], files: Mapping[str, FileRecord], key: bytes | None) -> bytes:
     """The file's bytes; the same for the same content."""
-    listed = {name: {"size": files[name].size, "sha256": files[name].sha256} for name in sorted(files)}
+    listed = {name: files[name].to_data() for name in sorted(files)}
     content = {"schema": SCHEMA, **{name: sections[name] for name in SECTIONS}, "files": listed}
     lines = [f"{json.dumps(name)}:{json.dumps(value, allow_nan=False)}" for name, value in content.items()]
     return seal((",\n".join(lines) + "\n}\n").encode(), key)
@@ -76,19 +68,19 @@ def render_manifest(sections: Mapping[str, Any], files: Mapping[str, ArtifactFil
 def seal(signed: bytes, key: bytes | None) -> bytes:
     """A manifest with its signature, if there is a key, and its hash."""
     signature = "" if key is None else sign(signed, key)
-    rest = f'"hmac":"{signature}",\n'.encode() + signed
-    return f'{{"sha256":"{hashlib.sha256(rest).hexdigest()}",\n'.encode() + rest
+    return sealed.seal(f'"hmac":"{signature}",\n'.encode() + signed)
 
 
 def open_envelope(data: bytes) -> Envelope:
     """Check the hash; nothing is parsed before."""
-    first = _FIRST.match(data)
-    second = _SECOND.match(data, first.end()) if first else None
-    if first is None or second is None:
-        raise damaged("it does not begin with its hash and signature")
-    if hashlib.sha256(data[first.end() :]).hexdigest().encode() != first[1]:
-        raise damaged("it does not have the hash it states")
-    return Envelope(first[1].decode(), second[1] or b"", data[second.end() :])
+    try:
+        digest, rest = sealed.open_sealed(data)
+    except ManifestError as error:
+        raise damaged(str(error)) from None
+    second = _SECOND.match(rest)
+    if second is None:
+        raise damaged("its second line is not its signature")
+    return Envelope(digest, second[1] or b"", rest[second.end() :])
 
 
 def parse_manifest(data: bytes, key: bytes | None) -> ArtifactManifest:
@@ -96,19 +88,15 @@ def parse_manifest(data: bytes, key: bytes | None) -> ArtifactManifest:
     envelope = open_envelope(data)
     signature = check_signature(envelope, key)
     try:
-        content = json.loads(data, object_pairs_hook=_read_object, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise damaged(f"it is not JSON: {error}") from None
-    if content.get("schema") != SCHEMA or type(content["schema"]) is not int:
-        raise ArtifactError(
-            f"the artifact's schema is {content.get('schema')!r:.40}; this version reads schema {SCHEMA}",
-            do="precompile again with this version",
-        )
-    try:
+        content = sealed.parse_sealed(data, schema=SCHEMA)
         check_content(content)
-    except BadField as error:
+        files = read_files(content["files"], "files", FILE_NAME)
+    except sealed.OtherSchema as error:
+        raise ArtifactError(
+            "the artifact is of another version", why=str(error), do="precompile again with this version"
+        ) from None
+    except ManifestError as error:
         raise damaged(str(error)) from None
-    files = {name: ArtifactFile(entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
     sections = {name: content[name] for name in SECTIONS}
     return ArtifactManifest(sections, files, envelope.digest, signature)
 
@@ -118,17 +106,6 @@ def damaged(why: str) -> ArtifactError:
     return ArtifactError(
         "the artifact's manifest is damaged", why=why, do="copy the artifact again, or precompile it again"
     )
-
-
-def _read_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def check_signature(envelope: Envelope, key: bytes | None) -> Signature:

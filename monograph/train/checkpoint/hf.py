@@ -15,22 +15,17 @@ import torch
 
 from monograph.config.configurable import check_config
 from monograph.config.json_form import from_json, to_json
-from monograph.errors import CheckpointError
+from monograph.errors import CheckpointError, ConfigError
 from monograph.log import get_log
+from monograph.manifest.fields import FileRecord
 from monograph.models.config import DecoderConfig
+from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
-from monograph.models.hf_map import Entry, find_family, find_family_of, read_theirs
+from monograph.models.hf_map import Entry, read_theirs
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, HfFolder, read_json_object
 from monograph.train.checkpoint.hf_stored import check_fp8
-from monograph.train.checkpoint.manifest import (
-    MANIFEST_NAME,
-    CheckpointManifest,
-    Chunk,
-    FileRecord,
-    TensorRecord,
-    render_manifest,
-)
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.regions import RegionReader
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, name_dtype, split_files, write_tensor_file
 from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request, list_some, verify_checkpoint
@@ -176,7 +171,14 @@ class _Piece:
 def find_model_config(path: Path, manifest: CheckpointManifest) -> DecoderConfig:
     """The model's configuration that a checkpoint carries."""
     value = manifest.values.get(MODEL_VALUE)
-    config = from_json(value) if value is not None else None
+    try:
+        config = from_json(value) if value is not None else None
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} holds the configuration of a model that cannot be read: {error.what}",
+            why=error.why,
+            do=f"{error.do}: give the model's configuration in today's names, in a file, with --config",
+        ) from None
     if not isinstance(config, DecoderConfig):
         raise CheckpointError(
             f"{path} does not say which model it holds",

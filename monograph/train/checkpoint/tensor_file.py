@@ -15,8 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from monograph.errors import CheckpointError
+from monograph.manifest.fields import FileRecord
 from monograph.train.checkpoint.disk import Disk, DurableFile, hash_file
-from monograph.train.checkpoint.manifest import DTYPES, FileRecord
+from monograph.train.checkpoint.manifest import DTYPES
 
 FILE_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,

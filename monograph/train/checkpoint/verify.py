@@ -10,15 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from monograph.errors import CheckpointError
+from monograph.manifest.fields import FileRecord, ManifestError
 from monograph.train.checkpoint.disk import hash_file
-from monograph.train.checkpoint.manifest import (
-    MANIFEST_NAME,
-    CheckpointManifest,
-    FileRecord,
-    ManifestError,
-    TensorRecord,
-    parse_manifest,
-)
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, TensorRecord, parse_manifest
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.store import find_step
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_specs

@@ -20,15 +20,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from monograph.errors import CheckpointError
+from monograph.manifest.fields import FileRecord
 from monograph.train.checkpoint.disk import write_file
-from monograph.train.checkpoint.manifest import (
-    MANIFEST_NAME,
-    CheckpointManifest,
-    Chunk,
-    FileRecord,
-    TensorRecord,
-    render_manifest,
-)
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.store import Store

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from monograph.errors import CheckpointError
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, ManifestError, parse_manifest
+from monograph.manifest.fields import ManifestError
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, parse_manifest
 from monograph.train.checkpoint.verify import DamagedError
 from tests.train.checkpoint.disks import blank, make_manager, make_state, same, save_steps
 
@@ -207,7 +208,7 @@ def test_a_forged_manifest_cannot_reach_outside_its_folder(folder):
     for name in ("../step-00000001/rank-00000.safetensors", "/etc/passwd", "a/b.safetensors", "..", "x.txt"):
         files = original["files"] | {name: {"size": 1, "sha256": "0" * 64}}
         rewrite_manifest(path, original | {"files": files})
-        with make_manager(folder) as manager, pytest.raises(DamagedError, match="not the name of a checkpoint file"):
+        with make_manager(folder) as manager, pytest.raises(DamagedError, match="lists a file as"):
             manager.load(2, blank(make_state(0)))
 
 

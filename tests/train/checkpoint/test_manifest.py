@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monograph.train.checkpoint.manifest import (
-    CheckpointManifest,
-    Chunk,
-    FileRecord,
-    ManifestError,
-    TensorRecord,
-    parse_manifest,
-    render_manifest,
-)
+from monograph.manifest.fields import FileRecord, ManifestError
+from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk, TensorRecord, parse_manifest, render_manifest
 
 FILE = "rank-00000.safetensors"
 GOOD = CheckpointManifest(

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
+from benchmarks.fabric import Fabric, emulated_groups
 from monograph.axes import Group
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT_TENSOR
-from monograph.parallel.fabric import Fabric, emulated_groups
 from monograph.parallel.mesh import Mesh
 
 CPU = torch.device("cpu")

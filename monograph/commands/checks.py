@@ -1,0 +1,60 @@
+"""What can be refused before torch is imported: each function looks at the same arguments as the command it is for."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from monograph.errors import ConfigError
+from monograph.execute.artifact.check import check_before_start
+from monograph.execute.artifact.folder import check_target
+from monograph.execute.artifact.keys import read_key
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import count_ranks, plan_run_mesh
+
+
+def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
+    """train, verify: the mesh fits the ranks, and an artifact fits both."""
+    launched = int(os.environ.get("WORLD_SIZE", "0"))
+    if launched and ranks > 0:
+        raise ConfigError(
+            f"--ranks {ranks} under a launcher that started {launched} ranks",
+            why="each of them would start ranks of its own",
+            do="leave --ranks out, or start monograph without torchrun",
+        )
+    mesh = plan_run_mesh(config, launched or max(ranks, 1))
+    if config.compile.artifact and not launched:
+        check_before_start(config, config.compile, mesh)
+
+
+def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> None:
+    """inspect: there is a graph to show, of a mesh that the model fits, and a folder for it."""
+    if config.compile.mode != "graph":
+        raise ConfigError(
+            f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="leave it out"
+        )
+    plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    if Path(out).exists() and not Path(out).is_dir():
+        raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
+
+
+def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, **_: Any) -> None:
+    """precompile: there is a step to capture, a key to sign with, and room for the artifact."""
+    if config.compile.mode != "graph":
+        raise ConfigError(
+            f"compile.mode is {config.compile.mode}", why="an artifact holds the captured step", do="leave it out"
+        )
+    if config.compile.artifact:
+        raise ConfigError(
+            f"compile.artifact is {config.compile.artifact}",
+            why="precompile makes an artifact from the model, not from another artifact",
+            do="leave it out",
+        )
+    plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    read_key(config.compile.artifact_key_file)
+    check_target(Path(out), overwrite=overwrite)
+
+
+def check_bench(config: TrainerConfig, *, balanced_routing: bool, **_: Any) -> None:
+    """bench: routing can be balanced only where there is a router."""
+    if balanced_routing and getattr(config.model, "moe", None) is None:
+        raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")

@@ -3,9 +3,9 @@
     python benchmarks/balance.py [--recipes ...] [--layers 4] [--steps 300] [--device cuda] [--out FILE]
 
 Every recipe trains several times from the same weights on the same data: without anything that balances (no auxiliary
-loss, no selection bias), as published, and with other settings (`--variants coefficient=0.01,bias`). The table has the load of the
-busiest expert over the mean and the entropy over its maximum, both of the worst layer, at chosen steps; the mean loss
-of the last 20 steps; and the first step from which one expert of some layer gets at least 0.9 of all tokens.
+loss, no selection bias), as published, and with other settings (`--variants coefficient=0.01,bias`). The table has the
+load of the busiest expert over the mean and the entropy over its maximum, both of the worst layer, at chosen steps; the
+mean loss of the last 20 steps; and the first step from which one expert of some layer gets at least 0.9 of all tokens.
 """
 
 import argparse

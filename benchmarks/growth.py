@@ -124,7 +124,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         start = time.process_time()
         graph = step.trace(step.inputs(batch), {name: torch.tensor(64) for name in step.model.normalizers})
         captured = time.process_time()
-        records = run_passes(graph, build_passes(config.passes), config.passes.off, step.facts())
+        records = run_passes(graph, build_passes(config.passes), step.facts())
         done = time.process_time()
         size, load = measure_artifact(config, step, graph)
         gc.enable()

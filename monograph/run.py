@@ -26,12 +26,12 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import build_table
 from monograph.parallel.plan import DECODER_PLAN
-from monograph.passes.config import PassesConfig
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import RunFolder, claimed_folder
 from monograph.train.layout import plan_run_mesh
+from monograph.train.numerics import promise_numerics
 from monograph.train.signals import StoppedOnRequest
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
@@ -91,9 +91,10 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start]) -> StepSet
         reshard=config.parallelism.reshard_after_forward,
         starts=starts,
         seed=config.debug.seed,
+        is_single_pass=config.plan_optimizer().implementation == "single_pass",
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
-        passes=plan_passes(config),
+        passes=config.passes,
     )
 
 
@@ -118,13 +119,6 @@ def make_example(config: TrainerConfig, step: MeshStep) -> tuple[dict[str, Tenso
     return step.inputs(batch), ones
 
 
-def plan_passes(config: TrainerConfig) -> PassesConfig:
-    """The passes of this run: a step that is cut in two is cut where the least has to be kept."""
-    if config.compile.partition != "min_cut":
-        return config.passes
-    return config.passes.replace(choose_saved=config.passes.choose_saved.replace(policy="min_cut"))
-
-
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:
     """Data first, because its mistakes are the user's and should show before minutes go into a model."""
     with startup.phase("data"):
@@ -138,12 +132,15 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         )
         held_out = data.with_split("validation") if config.validator.interval else None
     step = build_step(config, groups, startup)
+    promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
+    folder.write_numerics(promise)
     with startup.phase("model"):
         with torch.device("meta"):
             whole = config.model.build()
         flops = count_flops(whole, config.training.seq_len)
         count = sum(parameter.numel() for parameter in whole.parameters())
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
+    log.info("numerics: %s", promise)
     with startup.phase("trainer"):
         trainer: Trainer = config.build(
             step=step, data=data, held_out=held_out, folder=folder, startup=startup, flops=flops, groups=groups

@@ -49,7 +49,7 @@ class ConfigOptions(Configurable.Config):
 class BenchOptions(Configurable.Config):
     """`monograph bench`."""
 
-    modes: str = "eager,layer,graph"
+    modes: str = "eager,layer,exact,fast"
     """What is measured, separated by commas; the first is what the others are compared with."""
     steps: int = 20
     """Steps that count, of each mode."""

@@ -16,12 +16,13 @@ from monograph.graph.step_graph import StepGraph
 from monograph.log import set_up_log
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.passes.runner import Record, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, describe, find_device, make_example
 from monograph.train.config import TrainerConfig
+from monograph.train.numerics import promise_numerics
 from monograph.whole_file import write_whole
 
 
@@ -65,11 +66,12 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
         captured = collect_graph(graph, H200, sizes)
         writer = PassWriter(folder, graph)
-        passes = step.settings.passes
-        records = run_passes(graph, build_passes(passes), passes.off, step.facts(), watch=writer)
+        records = run_passes(graph, step.build_passes(), step.facts(), watch=writer)
+        ran = [record.name for record in records if record.status == "ran"]
+        numerics = str(promise_numerics(config, ran=ran, device=device.type))
+        told = {"recipe": recipe, "command": command, "capture_seconds": seconds, "numerics": numerics}
         report = {
-            "run": describe_run(config, mesh, device)
-            | {"recipe": recipe, "command": command, "capture_seconds": seconds},
+            "run": describe_run(config, mesh, device) | told,
             "captured": captured,
             "passes": writer.entries,
             "final": collect_graph(graph, H200, sizes),
@@ -77,7 +79,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
     write_whole(folder / "index.html", make_page(report))
     print_records(records)
-    print_plain("\n" + "\n".join(list_notes(device)))
+    print_plain(f"\nnumerics: {numerics}\n" + "\n".join(list_notes(device)))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
     return 0
 

@@ -30,7 +30,7 @@ from monograph.log import set_up_log
 from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.passes.runner import Record, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_step, deterministic_kernels, find_device, make_example
 from monograph.train.command_line import CommandLine
@@ -117,15 +117,14 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
             records = improve(step, graph, look, is_compiled=is_compiled)
             graphs[name] = CapturedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
-        if config.optimizer.implementation == "single_pass":
+        if config.plan_optimizer().implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
         return RankCapture(graphs, texts, step.table, step.facts(), list(dict.fromkeys(calls)))
 
 
 def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None], *, is_compiled: bool) -> list[Record]:
     """Run the passes; `look` sees the graph before the first compiler."""
-    settings = step.settings.passes
-    passes = build_passes(settings)
+    passes = step.build_passes()
     indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
     before = passes[: min(indices)] if indices else passes
 
@@ -133,7 +132,7 @@ def improve(step: GraphStep, graph: StepGraph, look: Callable[[StepGraph], None]
         if record.name == before[-1].name():
             look(seen)
 
-    return run_passes(graph, passes if is_compiled else before, settings.off, step.facts(), watch=watch)
+    return run_passes(graph, passes if is_compiled else before, step.facts(), watch=watch)
 
 
 def check_rank_free(one: RankCapture, rank: int, other: RankCapture, other_rank: int) -> None:

@@ -21,7 +21,6 @@ from monograph.execute.cudagraph import CudaGraphProgram, find_obstacles, refuse
 from monograph.execute.custom_kernels import UPDATE, KernelCall, build_calls, find_calls, find_updates
 from monograph.execute.gradients import Gradients
 from monograph.execute.memory_limits import find_memory_limits
-from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program, Results, Sources
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.execute.sharded import make_shards
@@ -34,6 +33,7 @@ from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import BlocksDiffer
+from monograph.passes.base import Pass
 from monograph.passes.runner import Record, build_passes, run_passes
 
 log = get_log("graph")
@@ -59,10 +59,11 @@ class GraphStep(MeshStep):
         self.artifact: Artifact | None = None
         self._has_kernels = False
         self.obstacles: list[str] = []
-        self._gradients = Gradients(self.parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
+        is_narrow = settings.passes.runs("narrow_gradients", settings.compile.numerics)
+        self._gradients = Gradients(self.parameters, keeps_dtype=settings.is_single_pass and is_narrow)
         self._results = Results()
         self.kept = CastWeightCache(self.parameters)
-        self.program: Program | CudaGraphProgram | SplitProgram | None = None
+        self.program: Program | CudaGraphProgram | None = None
         self._evaluation: Program | None = None
 
     @property
@@ -76,12 +77,6 @@ class GraphStep(MeshStep):
         assert self.program is not None, "the step was not built"
         self.kept.refresh(is_updated=self._gradients.is_empty)
         with failures_explained(self.artifact):
-            if isinstance(self.program, SplitProgram):
-                loss, metrics = self.program.loss(self.sources(inputs, normalizers))
-                loss.backward()
-                for name, value in metrics.items():
-                    self.metrics.add(name, value)
-                return loss.detach()
             self.program.run(self.sources(inputs, normalizers))
         assert self._results.loss is not None
         return self._results.loss.clone()
@@ -113,9 +108,6 @@ class GraphStep(MeshStep):
     def build(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> None:
         """Capture and improve, unless an artifact did; make ready to run."""
         self.graph = self.graph or self.capture(inputs, normalizers)
-        if self.settings.compile.partition == "min_cut":
-            self.program = SplitProgram(self.graph, self.parameters, self.sources(inputs, normalizers))
-            return
         if not self._has_kernels:
             build_calls(self.find_custom_calls(self.graph))
         program = Program(self.graph, self._take, self.sources(inputs, normalizers), self.kept)
@@ -129,8 +121,7 @@ class GraphStep(MeshStep):
 
     def find_custom_calls(self, graph: StepGraph) -> list[KernelCall]:
         """Kernels of ours that a step will launch: known before it runs, they are built side by side."""
-        is_updated = self.settings.passes.narrow_gradients.enabled  # which only our own optimizer can do
-        updates = [call for call in find_updates(graph) if is_updated or call.name != UPDATE]
+        updates = [call for call in find_updates(graph) if self.settings.is_single_pass or call.name != UPDATE]
         return [*find_calls(graph), *updates]
 
     def capture(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepGraph:
@@ -138,7 +129,7 @@ class GraphStep(MeshStep):
         start = time.perf_counter()
         graph = self.trace(inputs, normalizers)
         self.capture_seconds = time.perf_counter() - start
-        self.records = run_passes(graph, build_passes(self.settings.passes), self.settings.passes.off, self.facts())
+        self.records = run_passes(graph, self.build_passes(), self.facts())
         self.groups.check_same("the captured graph", graph.digest(), text=graph.text)
         return graph
 
@@ -147,8 +138,18 @@ class GraphStep(MeshStep):
     ) -> tuple[StepGraph, list[Record]]:
         """The same for the forward alone."""
         graph = self.trace(inputs, normalizers, is_forward=True)
-        passes = self.settings.passes
-        return graph, run_passes(graph, build_passes(passes), passes.off, self.facts())
+        return graph, run_passes(graph, self.build_passes(), self.facts())
+
+    @property
+    def ran_passes(self) -> Sequence[str]:
+        """Names of the passes that ran here, or where the artifact was made."""
+        if self.artifact is not None:
+            return self.artifact.ran_passes(STEP)
+        return [record.name for record in self.records if record.status == "ran"]
+
+    def build_passes(self) -> list[Pass]:
+        """The passes of this run, with their options."""
+        return build_passes(self.settings.passes, self.settings.compile.numerics)
 
     def schema(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> tuple[InputSpec, ...]:
         """What the step reads, in order."""
@@ -220,10 +221,10 @@ class GraphStep(MeshStep):
             reduce_dtype=self.settings.reduce_dtype,
             slots=tuple(slot.name for slot in self.table),
             reshard=self.settings.reshard,
+            is_single_pass=self.settings.is_single_pass,
             device=self.device.type,
             for_artifact=self.groups.is_fake,
             overlap=self.settings.compile.expert_overlap,
-            is_split=self.settings.compile.partition == "min_cut",
         )
 
     def sources(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Sources:

@@ -24,7 +24,7 @@ class Linear(_Planned, nn.Linear):
         super().__init__(in_features, out_features, bias=False)
         self.init_std = init_std
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+    def forward(self, input: Tensor) -> Tensor:
         """One matmul over all rows.
 
         Left to itself torch takes a batched matmul instead when a dimension of size 1 has an unusual stride and the

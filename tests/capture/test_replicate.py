@@ -132,7 +132,7 @@ def test_an_unfolded_step_with_sizes_from_data_passes_every_check(tmp_path):
     with fake as groups:
         step = build_step(config, groups)
         graph = step.trace(*make_example(config, step))
-        run_passes(graph, build_passes(config.passes), (), step.facts())
+        run_passes(graph, build_passes(config.passes), step.facts())
         check_graph(graph, step.facts())
 
 

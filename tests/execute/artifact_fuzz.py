@@ -35,7 +35,8 @@ from monograph.execute.artifact.open import open_artifact
 from monograph.execute.runner import GraphStep
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.run import build_step, make_example
 from tests.execute.graph_mutations import Mutator
 from tests.execute.sandbox import Ended, Watched, make_watched, run_watched
@@ -45,7 +46,7 @@ from tests.kit.tiny import tiny
 ONE = Mesh()
 OFFLOADED = PassesConfig(
     offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
-    cache_cast_weights=CacheCastWeightsConfig(enabled=True),
+    on=("cache_cast_weights",),
 )
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "collectives": ("llama3", {"passes.off": ("elide_trivial_collectives",)}),

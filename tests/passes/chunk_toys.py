@@ -114,7 +114,5 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, reduce_dtype=torch
         capture_chunk_nodes(graph, step, model, example, config, roots)
     sizes = {group.value: mesh.group_size(group) for group in Group}
     degrees = {axis: mesh.degree(axis) for axis in Axis}
-    facts = Facts(
-        degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype
-    )
+    facts = Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype)
     return graph, facts

@@ -18,7 +18,7 @@ from monograph.graph.file import graph_from_data, graph_to_data
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import fake_groups
-from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.passes.runner import Record, run_passes
 from monograph.run import build_step, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -88,8 +88,7 @@ def check_captures(drawn: Drawn, config: TrainerConfig) -> Iterator[str]:
 def capture(step: GraphStep, config: TrainerConfig, *, is_forward: bool) -> tuple[StepGraph, list[Record]]:
     """The step, or its forward alone, after all passes."""
     graph = step.trace(*make_example(config, step), is_forward=is_forward)
-    passes = step.settings.passes
-    return graph, run_passes(graph, build_passes(passes), passes.off, step.facts())
+    return graph, run_passes(graph, step.build_passes(), step.facts())
 
 
 def check_file(graph: StepGraph) -> None:

@@ -13,7 +13,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.log import get_log
 from monograph.passes.base import Pass
-from monograph.passes.config import OverlapExpertsConfig
+from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
 from monograph.passes.overlap.overlap_plan import plan_overlap
 from monograph.passes.overlap.simulate import MICROSECOND, SimulatedSchedule, is_exchange
 

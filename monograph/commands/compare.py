@@ -61,9 +61,9 @@ def compare(arguments: CompareArguments) -> int:
         made = [run(*each) for each in zip(lines, requests, folders, strict=True)]
         runs = [each.records for each in made]
         found = find_difference(*runs, tolerance=arguments.tolerance)
-    show(runs, found, arguments)
     for side, each in zip(("left", "right"), made, strict=True):
         print_plain(f"numerics of the {side} run: {each.numerics}")
+    show(runs, found, arguments)
     return EXIT_FAILED if found is not None else 0
 
 

@@ -171,21 +171,15 @@ RULES = (
     ),
     EffectRule(
         "compile.expert_overlap.chunk_dim compile.expert_overlap.modules compile.expert_overlap.num_chunks "
-        "compile.expert_overlap.grad_sum compile.expert_overlap.schedule",
+        "compile.expert_overlap.grad_sum",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
     ),
-    EffectRule("compile.expert_overlap.schedule", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule(
         "passes.overlap_experts.*",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
-    ),
-    EffectRule(
-        "passes.overlap_experts.*",
-        _while("compile.expert_overlap.schedule", "off"),
-        "--compile.expert_overlap.schedule on",
     ),
     EffectRule(
         "lr_scheduler.decay_fraction lr_scheduler.min_factor",

@@ -102,5 +102,5 @@ def test_without_room_in_memory_less_is_hidden():
 def test_a_schedule_for_chunks_that_exchange_nothing_is_refused():
     graph, facts = capture_stack()
     ChunkExperts().run(graph, facts)
-    with pytest.raises(ConfigError, match="no chunk exchanges rows"):
+    with pytest.raises(ConfigError, match="no chunk has an all_to_all"):
         OverlapExperts().run(graph, facts)

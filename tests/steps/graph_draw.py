@@ -52,7 +52,6 @@ class Drawn:
             "compile.cuda_graph": "auto",
             "compile.numerics": "exact",
             "compile.expert_overlap.strategy": strategy,
-            "compile.expert_overlap.schedule": "on",
             "parallelism.fsdp": "graph",
             "passes": PassesConfig(),
         }
@@ -152,8 +151,9 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "compile.expert_overlap.modules": pick.choice(WHOLE_LAYERS if dim == "batch" else EXPERTS_ONLY),
         "compile.expert_overlap.num_chunks": chunks,
         "compile.expert_overlap.grad_sum": pick.choice(("before_reduce", "after_reduce")),
-        "compile.expert_overlap.schedule": pick.choice(("on", "off") if mesh.ep > 1 else ("off",)),
     }
+    if mesh.ep == 1 or pick.random() < 0.5:
+        changes["passes.off"] = ("overlap_experts",)
     if dim == "batch":
         local = chunks * per_chunk
         return changes | {"training.local_batch_size": local, "training.global_batch_size": -1}
@@ -214,7 +214,8 @@ def draw_off(pick: random.Random, changes: dict[str, Any]) -> dict[str, Any]:
     if "compile.expert_overlap.strategy" in changes:
         asked |= {"chunk_experts", "overlap_experts"}
     choices = [name for name in ORDER if name not in (*COMPILERS, *asked)]
-    return {"passes.off": tuple(pick.sample(choices, pick.choice((1, 1, 2, 3, len(choices)))))}
+    drawn = pick.sample(choices, pick.choice((1, 1, 2, 3, len(choices))))
+    return {"passes.off": (*changes.get("passes.off", ()), *drawn)}
 
 
 def draw_updates(pick: random.Random) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """What a run promises about its numerics, and what `compile.numerics` chooses."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from monograph.commands.request import read_request
 from monograph.config.configurable import BaseConfig, check_config
 from monograph.errors import ConfigError
+from monograph.execute.artifact.fields import STEP
+from monograph.execute.artifact.load import Artifact
 from monograph.passes.numerics import NumericsPromise, find_rounding_passes
 from monograph.passes.order import ORDER
 from monograph.run import build_step, train
@@ -106,6 +110,12 @@ def test_narrow_gradients_asked_for_without_an_optimizer_that_reads_them_are_ref
 
 
 def test_a_run_says_and_writes_what_it_promises(tmp_path):
-    train(tiny_run(tmp_path, {"training.steps": 1, "compile.mode": "graph"}, model="llama3"))
+    train(tiny_run(tmp_path, {"training.steps": 1, "compile.mode": "graph", "debug.log_level": "info"}, model="llama3"))
     assert (tmp_path / "numerics.txt").read_text() == f"{SAME}\n"
     assert f"numerics: {SAME}" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def test_a_run_from_an_artifact_promises_what_its_passes_do(tmp_path):
+    passes = [{"name": "recompute", "status": "ran"}, {"name": "merge_matmuls", "status": "off"}]
+    manifest = SimpleNamespace(sections={"passes": {STEP: passes}})
+    assert Artifact(tmp_path, manifest, None).ran_passes(STEP) == ["recompute"]

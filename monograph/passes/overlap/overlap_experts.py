@@ -33,9 +33,7 @@ class OverlapExperts(Pass):
     Config = OverlapExpertsConfig
 
     def skip(self, facts: Facts) -> str:
-        if not facts.overlap.is_on:
-            return "compile.expert_overlap.strategy is off"
-        return "" if facts.overlap.schedule == "on" else "compile.expert_overlap.schedule is off"
+        return "" if facts.overlap.is_on else "compile.expert_overlap.strategy is off"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):
@@ -55,9 +53,9 @@ class OverlapExperts(Pass):
         """The order, and what it costs by the model."""
         if not any(is_exchange(node) and tag_of(node).chunk is not None for node in graph.nodes):
             raise ConfigError(
-                "compile.expert_overlap.schedule is on, and no chunk exchanges rows",
+                "overlap_experts runs, and no chunk has an all_to_all",
                 why="there is nothing to hide",
-                do="--compile.expert_overlap.schedule off, or more ranks in parallelism.expert_parallel_degree",
+                do="--passes.off overlap_experts, or more ranks in parallelism.expert_parallel_degree",
             )
         config = self.config
         machine = Machine(

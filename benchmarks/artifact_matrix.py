@@ -68,7 +68,7 @@ ENTRIES = (
         "llama3_debugmodel",
         "1, compiled whole",
         1,
-        more=("--passes.compile_whole.enabled", "true", "--model.n_layers", "2"),
+        more=("--passes.on", "compile_whole", "--model.n_layers", "2"),
         has_eager=False,
     ),
 )

@@ -19,11 +19,7 @@ from pathlib import Path
 from monograph.train.records import read_records
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
-FAST = (
-    "--compile.mode graph --optimizer.implementation single_pass --passes.choose_saved.policy min_cut"
-    " --passes.narrow_gradients.enabled true --passes.merge_matmuls.enabled true"
-    " --passes.merge_matmuls.max_columns 65536 --passes.fuse_swiglu_epilogue.enabled true"
-)
+FAST = "--compile.mode graph --compile.numerics fast"
 RANKS = "several ranks"
 SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
 
@@ -45,17 +41,17 @@ def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Ch
         "": fp32,
         "bf16": bf16,
         "full": f"{fp32} --passes.choose_saved.policy full",
-        "min_cut": f"{bf16} --compile.partition min_cut",
+        "min_cut": f"{bf16} --passes.choose_saved.policy min_cut",
         "offload": f"{bf16} --passes.offload_activations.budget_gib 1",
-        "kept weights": f"{bf16} --passes.cache_cast_weights.enabled true",
+        "kept weights": f"{bf16} --passes.on cache_cast_weights",
         **recorded,
     }
     close = {
         "blocks": f"{fp32} --passes.mark_regions.regions blocks",
-        "whole": f"{fp32} --passes.compile_whole.enabled true",
+        "whole": f"{fp32} --passes.on compile_whole",
     }
     fast = f"{bf16} {FAST}" + (" --compile.cuda_graph full" if device == "cuda" else "")
-    kept = "--passes.cache_cast_weights.enabled true --parallelism.reshard_after_forward false"
+    kept = "--passes.on cache_cast_weights --parallelism.reshard_after_forward false"
     pairs = [(name, bf16 if line.startswith(bf16) else fp32, line, []) for name, line in same.items()]
     pairs += [(name, fp32, line, ["--tolerance", "1e-4"]) for name, line in close.items()]
     return [

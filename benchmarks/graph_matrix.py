@@ -50,7 +50,6 @@ POLICIES: dict[str, Changes] = {
     "full": {"passes.choose_saved.policy": "full"},
     "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.02},
     "offload": {"passes.offload_activations.budget_gib": 1.0},
-    "split in two": {"compile.partition": "min_cut"},
 }
 PASSES: dict[str, Changes] = {
     f"no {name}": {"passes.off": (name,)} for name in ORDER if "compile" not in name and "mark" not in name

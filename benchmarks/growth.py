@@ -98,7 +98,7 @@ def time_compiling(recipe: str, layers: int) -> tuple[float, int]:
         facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
         start_workers()
         with compiler_folder(Path(folder)):
-            captured = capture_graph(source, inputs, facts, settings.passes)
+            captured = capture_graph(source, inputs, facts, build_passes(settings.passes))
     (record,) = [record for record in captured.records if record.name == "compile_regions"]
     return record.seconds, int(record.note.split()[2])
 
@@ -128,7 +128,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         start = time.process_time()
         graph = capture(source, inputs)
         captured = time.process_time()
-        records = run_passes(graph, build_passes(config.passes), config.passes.off, facts)
+        records = run_passes(graph, build_passes(config.passes), facts)
         done = time.process_time()
         size, load = measure_artifact(config, groups.mesh, source.table, facts, graph)
         gc.enable()

@@ -156,8 +156,8 @@ def check_overlap(recipe: str, mesh: str, device: str, folder: Path, groups: Gro
     trace = {**CHUNKED, "compile.expert_overlap.strategy": "trace"}
     ways: list[Changes] = [
         trace,
-        {**GRAPH, **trace, "compile.expert_overlap.schedule": "on"},
-        {**GRAPH, **CHUNKED, "compile.expert_overlap.strategy": "graph", "compile.expert_overlap.schedule": "on"},
+        {**GRAPH, **trace},
+        {**GRAPH, **CHUNKED, "compile.expert_overlap.strategy": "graph"},
     ]
     return compare_runs([make_config(recipe, mesh, device, way) for way in ways], groups)
 

@@ -37,10 +37,10 @@ def find_ways(ranks: int, wanted: str) -> dict[str, dict[str, Any]]:
     """Strategies, each with and without recomputation; where rows travel also with turns."""
     found: dict[str, dict[str, Any]] = {}
     for strategy in ("trace", "graph"):
-        for schedule in ("off", "on") if ranks > 1 else ("off",):
-            name = f"{strategy}, {'turns' if schedule == 'on' else 'as it comes'}"
-            found[name] = {"strategy": strategy, "schedule": schedule}
-            found[f"{name}, full recompute"] = {**found[name], **FULL}
+        in_order = {"passes.off": ("overlap_experts",)}
+        for name, more in {"as it comes": in_order, **({"turns": {}} if ranks > 1 else {})}.items():
+            found[f"{strategy}, {name}"] = {"strategy": strategy, **more}
+            found[f"{strategy}, {name}, full recompute"] = {"strategy": strategy, **more, **FULL}
     return {name: way for name, way in found.items() if wanted in name}
 
 

@@ -3,7 +3,7 @@
 Steps, memory, cold first steps and first steps from an artifact:
 
     python benchmarks/speed.py --out results.json
-    python benchmarks/speed.py --recipes llama3_bench_1b --only fast same-bits --times 3
+    python benchmarks/speed.py --recipes llama3_bench_1b --only fast exact --times 3
 
 Every measurement is a `monograph bench` in a process of its own whose compilers have empty caches, as often as
 `--times` says; a first, tiny one reads libraries from the disk. Prints each, and which targets were met.
@@ -28,10 +28,8 @@ RECIPES: dict[str, list[str]] = {
     "deepseek_v3_bench_moe": [],
 }
 """What is measured, with its flags."""
-KINDS = {"fast": "graph-fast", "same-bits": "graph-recorded", "layer": "graph-fast,layer", "artifact": "graph-fast"}
+KINDS = {"fast": "fast", "exact": "exact", "layer": "fast,layer", "artifact": "fast"}
 """Kind of measurement -> the modes of one process."""
-KEPT = "--passes.cache_cast_weights.enabled true"
-"""What bench adds to graph-fast where weights are not re-gathered for backward."""
 _SHOWN_LINES = 25
 
 
@@ -50,12 +48,12 @@ class Target:
         return row[self.field] >= self.value if self.is_floor else row[self.field] <= self.value
 
 
-def _targets(recipe: str, fast: float, same_bits: float, gib: float, cold: float) -> list[Target]:
+def _targets(recipe: str, fast: float, exact: float, gib: float, cold: float) -> list[Target]:
     return [
         Target(recipe, "fast", "tokens_per_second", fast, True),
         Target(recipe, "fast", "peak_gib", gib, False),
         Target(recipe, "fast", "first_step_seconds", cold, False),
-        Target(recipe, "same-bits", "tokens_per_second", same_bits, True),
+        Target(recipe, "exact", "tokens_per_second", exact, True),
         Target(recipe, "artifact", "first_step_seconds", 3.0, False),
     ]
 
@@ -87,12 +85,6 @@ def measure(recipe: str, kind: str, flags: Sequence[str], steps: int) -> list[di
     return [{"recipe": recipe, "kind": kind, **row, "said": said} for row in found["rows"]]
 
 
-def plan_fast(flags: Sequence[str]) -> list[str]:
-    """The flags that bench's graph-fast stands for beside these."""
-    is_kept = "--parallelism.reshard_after_forward false" in " ".join(flags)
-    return [*FAST.split(), "--compile.cuda_graph", "auto", *(KEPT.split() if is_kept else ())]
-
-
 def measure_recipe(
     recipe: str, flags: Sequence[str], kinds: Sequence[str], *, times: int, steps: int
 ) -> list[dict[str, Any]]:
@@ -101,7 +93,7 @@ def measure_recipe(
     with tempfile.TemporaryDirectory(prefix="monograph-speed-") as folder:
         more: list[str] = []
         if "artifact" in kinds:
-            run(["precompile", recipe, "--out", f"{folder}/artifact", *flags, *plan_fast(flags)])
+            run(["precompile", recipe, "--out", f"{folder}/artifact", *flags, *FAST.split()])
             more = ["--compile.artifact", f"{folder}/artifact"]
         for _ in range(times):
             for kind in kinds:
@@ -162,7 +154,7 @@ def main() -> None:
     asked = parser.parse_args()
     device = ["--debug.device", asked.device]
     start = time.perf_counter()
-    run(["bench", "llama3_debugmodel", "--modes", "graph-fast", "--steps", "2", *device])
+    run(["bench", "llama3_debugmodel", "--modes", "fast", "--steps", "2", *device])
     rows = []
     for recipe in asked.recipes:
         flags = [*device, *RECIPES.get(recipe, [])]

@@ -32,6 +32,7 @@ from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.measure import find_mfu
+from monograph.train.numerics import promise_numerics
 from monograph.train.optimizer import Optimizer
 from monograph.train.startup import Startup
 from monograph.train.update import apply_update
@@ -40,8 +41,6 @@ from monograph.whole_file import write_whole
 log = get_log("bench")
 AHEAD = 64
 """Batches drawn at once."""
-WIDEST = 1 << 16
-"""Columns of matmuls that are still merged where custom kernels can read and write them packed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,8 @@ class BenchRow:
     """What one mode did."""
 
     mode: str
-    numbers: str
-    """same bits: those of eager mode; fast: within rounding of it."""
+    numerics: str
+    """What the mode promises: bitwise identical to eager, or what rounds differently."""
     ms: float
     """The median step, optimizer included."""
     spread: float
@@ -79,40 +78,17 @@ class BenchRow:
 
 def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, TrainerConfig]:
     """Mode -> the configuration it stands for."""
-    graph = config.replace(compile=config.compile.replace(mode="graph"))
-    blocks = graph.passes.mark_regions.replace(regions=("blocks",))
-    whole = graph.passes.compile_whole.replace(enabled=True)
+    exact = config.replace(compile=config.compile.replace(mode="graph", numerics="exact"))
+    regions = exact.passes.mark_regions.replace(regions=("blocks",))
     known = {
         "eager": config.replace(compile=config.compile.replace(mode="eager")),
         "layer": config.replace(compile=config.compile.replace(mode="layer")),
-        "graph": graph,
-        "graph-recorded": graph.replace(compile=graph.compile.replace(cuda_graph="full")),
-        "graph-blocks": graph.replace(passes=graph.passes.replace(mark_regions=blocks)),
-        "graph-fast": graph.replace(
-            compile=graph.compile.replace(cuda_graph="auto"),
-            optimizer=graph.optimizer.replace(implementation="single_pass"),
-            passes=graph.passes.replace(
-                choose_saved=graph.passes.choose_saved.replace(policy="min_cut"),
-                narrow_gradients=graph.passes.narrow_gradients.replace(enabled=True),
-                merge_matmuls=graph.passes.merge_matmuls.replace(enabled=True, max_columns=WIDEST),
-                fuse_swiglu_epilogue=graph.passes.fuse_swiglu_epilogue.replace(enabled=True),
-                cache_cast_weights=graph.passes.cache_cast_weights.replace(
-                    enabled=not config.parallelism.reshard_after_forward
-                ),
-            ),
-        ),
-        "graph-whole": graph.replace(passes=graph.passes.replace(compile_whole=whole)),
+        "exact": exact,
+        "fast": exact.replace(compile=exact.compile.replace(numerics="fast")),
+        "inductor-regions": exact.replace(passes=exact.passes.replace(mark_regions=regions)),
+        "inductor-whole": exact.replace(passes=exact.passes.replace(on=(*exact.passes.on, "compile_whole"))),
     }
     return {mode: known[mode] for mode in modes}
-
-
-def has_same_bits(config: TrainerConfig) -> bool:
-    """Whether a mode promises eager's bits."""
-    if config.optimizer.implementation == "single_pass":
-        return False
-    if config.compile.mode == "graph":
-        return not (config.passes.has_compiler or config.passes.merge_matmuls.enabled)
-    return config.compile.mode == "eager" or config.compile.backend != "inductor"
 
 
 def run_modes(
@@ -145,7 +121,7 @@ def run_mode(
     startup.seconds.clear()
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
-        optimizer: Optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, kept=step.kept)
     batches = make_batches(config, device)
     with startup.phase("step"):
         loss = step(batch := next(batches), count_batch(step, batch))
@@ -219,7 +195,7 @@ def summarize(
     captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
     return BenchRow(
         mode=mode,
-        numbers="same bits" if has_same_bits(config) else "fast",
+        numerics=str(promise_numerics(config, ran=step.ran_passes, device=step.device.type)),
         ms=1000 * median,
         spread=(high - low) / median,
         tokens_per_second=rate,

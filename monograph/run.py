@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -35,13 +35,14 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable, build_table
 from monograph.parallel.plan import DECODER_PLAN
-from monograph.passes.config import PassesConfig
+from monograph.passes.base import Pass
 from monograph.passes.runner import CapturedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import RunFolder, claimed_folder
 from monograph.train.layout import plan_run_mesh
+from monograph.train.numerics import promise_numerics
 from monograph.train.signals import StoppedOnRequest
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
@@ -89,7 +90,8 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
     with startup.phase("graph"):
         if not graphs:
             artifact = None
-            graphs = {part: capture_graph(source, inputs, facts, settings.passes, part=part) for part in parts}
+            passes = build_passes(settings.passes, settings.compile.numerics)
+            graphs = {part: capture_graph(source, inputs, facts, passes, part=part) for part in parts}
         for part, captured in graphs.items():
             groups.check_same(f"the captured {part}", captured.graph.digest(), text=captured.graph.text)
         if artifact is None or not artifact.load_custom_kernels():
@@ -102,13 +104,13 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
 
 
 def capture_graph(
-    source: StepSource, inputs: StepInputs, facts: Facts, passes: PassesConfig, *, part: Part = "step"
+    source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass], *, part: Part = "step"
 ) -> CapturedGraph:
     """The step, or the forward alone, captured for these inputs and changed by the passes."""
     start = time.perf_counter()
     graph = capture(source, inputs, part=part)
     seconds = time.perf_counter() - start
-    records = run_passes(graph, build_passes(passes), passes.off, facts)
+    records = run_passes(graph, passes, facts)
     return CapturedGraph(graph, records, seconds)
 
 
@@ -166,9 +168,10 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: M
         reshard=config.parallelism.reshard_after_forward,
         starts=starts,
         seed=config.debug.seed,
+        is_single_pass=config.plan_optimizer().implementation == "single_pass",
         remat=config.activation_checkpoint.mode,
         compile=config.compile,
-        passes=plan_passes(config),
+        passes=config.passes,
         machine=machine,
     )
 
@@ -179,13 +182,6 @@ def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
     batch = {name: torch.zeros(shape, dtype=torch.int64, device=device) for name in source.model.batch_names}
     ones = {name: torch.ones((), dtype=torch.int64, device=device) for name in source.model.normalizers}
     return source.inputs(batch, ones)
-
-
-def plan_passes(config: TrainerConfig) -> PassesConfig:
-    """The passes of this run: a step that is cut in two is cut where the least has to be kept."""
-    if config.compile.partition != "min_cut":
-        return config.passes
-    return config.passes.replace(choose_saved=config.passes.choose_saved.replace(policy="min_cut"))
 
 
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:
@@ -201,12 +197,15 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         )
         held_out = data.with_split("validation") if config.validator.interval else None
     step = build_step(config, groups, startup)
+    promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
+    folder.write_numerics(promise)
     with startup.phase("model"):
         with torch.device("meta"):
             whole = config.model.build()
         flops = count_flops(whole, config.training.seq_len)
         count = sum(parameter.numel() for parameter in whole.parameters())
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
+    log.info("numerics: %s", promise)
     with startup.phase("trainer"):
         trainer: Trainer = config.build(
             step=step,

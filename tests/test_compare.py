@@ -33,6 +33,7 @@ def pretend(monkeypatch):
             folder.mkdir(parents=True, exist_ok=True)
             lines = [json.dumps(record) for record in [*waiting.pop(0), {"step": 3, "validation_loss": 1.0}]]
             (folder / "metrics.jsonl").write_text("\n".join(lines))
+            (folder / "numerics.txt").write_text(f"promise of {folder.name}\n")
             return subprocess.CompletedProcess(words, exit_code, stdout="", stderr=says)
 
         monkeypatch.setattr(command.subprocess, "run", start)
@@ -44,7 +45,11 @@ def pretend(monkeypatch):
 def test_runs_with_the_same_numbers_are_equal(pretend, capsys):
     started = pretend(SAME, SAME)
     assert main(["compare", f"{TINY} --debug.seed 1", f"{TINY} --ranks 2"]) == 0
-    assert "equal bit for bit: loss and gradient norm of 3 steps" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "equal bit for bit: loss and gradient norm of 3 steps" in out
+    assert [line for line in out.splitlines() if "numerics" in line] == [
+        f"numerics of the {side} run: promise of {side}" for side in ("left", "right")
+    ]
     left, right = (words[words.index("train") :] for words in started)
     assert left[:4] == ["train", TINY, "--debug.seed", "1"]
     assert right[:4] == ["train", TINY, "--ranks", "2"]
@@ -60,7 +65,7 @@ def test_the_first_number_that_differs_in_its_last_bit_is_named_with_its_step(pr
     other = [record | {"loss": 0.0} if record["step"] == 3 else record for record in other]
     pretend(SAME, other)
     assert main(["compare", TINY, TINY]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[2:]
     assert lines[-1].startswith(f"different: step 2, {name}: {value!r} and {value * (1 + 2**-52)!r}")
     assert "DIFFERS" not in lines[0] and "DIFFERS" in lines[1]
 

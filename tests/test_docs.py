@@ -65,7 +65,7 @@ def test_flags_named_in_the_readmes_prose_exist(in_the_repository):
     for flag in flags:
         words = shlex.split(flag)
         value = [] if len(words) > 1 else ["2"]
-        of_graph_mode = ("--passes.", "--compile.cuda_graph", "--compile.expert_overlap")
+        of_graph_mode = ("--passes.", "--compile.cuda_graph", "--compile.numerics", "--compile.expert_overlap")
         mode = ["--compile.mode", "graph"] if flag.startswith(of_graph_mode) else []
         read_request(["qwen3_debugmodel_moe", *mode, *words, *value], BaseConfig())
 

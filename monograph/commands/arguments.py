@@ -6,7 +6,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.data.config import TokenizerConfig
 
-BENCH_MODES = ("eager", "layer", "graph", "graph-recorded", "graph-blocks", "graph-fast", "graph-whole")
+BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class ConfigOptions(Configurable.Config):
 class BenchOptions(Configurable.Config):
     """`monograph bench`."""
 
-    modes: str = "eager,layer,graph"
+    modes: str = "eager,layer,exact,fast"
     """What is measured, separated by commas; the first is what the others are compared with."""
     steps: int = 20
     """Steps that count, of each mode."""

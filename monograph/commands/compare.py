@@ -42,6 +42,15 @@ class MetricDifference:
     right: float
 
 
+@dataclass(frozen=True)
+class ComparedRun:
+    """What one of the two runs left behind."""
+
+    records: list[dict[str, float]]
+    numerics: str
+    """Its promise, as the run wrote it."""
+
+
 def compare(arguments: CompareArguments) -> int:
     """Run both, print every step side by side, and say whether they are equal."""
     lines = [take_apart(text) for text in (arguments.left, arguments.right)]
@@ -49,8 +58,11 @@ def compare(arguments: CompareArguments) -> int:
     check_steps(*requests)
     with kept_on_failure() as folder:
         folders = (folder / "left", folder / "right")
-        runs = [run(*each) for each in zip(lines, requests, folders, strict=True)]
+        made = [run(*each) for each in zip(lines, requests, folders, strict=True)]
+        runs = [each.records for each in made]
         found = find_difference(*runs, tolerance=arguments.tolerance)
+    for side, each in zip(("left", "right"), made, strict=True):
+        print_plain(f"numerics of the {side} run: {each.numerics}")
     show(runs, found, arguments)
     return EXIT_FAILED if found is not None else 0
 
@@ -96,8 +108,8 @@ def check_steps(left: Request, right: Request) -> None:
         )
 
 
-def run(words: list[str], request: Request, folder: Path) -> list[dict[str, float]]:
-    """Train in a process of its own; the records of all steps."""
+def run(words: list[str], request: Request, folder: Path) -> ComparedRun:
+    """Train in a process of its own; the records of all steps, and what the run promised about its numerics."""
     line = f"monograph train {shlex.join(words)}"
     make_console(stderr=True).print(f"running: {line}")
     ours = {"job.dump_folder": str(folder), "checkpoint.enabled": "false"}
@@ -113,7 +125,9 @@ def run(words: list[str], request: Request, folder: Path) -> list[dict[str, floa
     path = written / "metrics.jsonl"
     if not path.exists():
         raise RunFailed(f"{path} is missing", why="the run ended with exit code 0 and wrote no metrics")
-    return [record for record in read_records(path) if "loss" in record]
+    promise = written / "numerics.txt"
+    promised = promise.read_text(encoding="utf-8").strip() if promise.exists() else f"{promise} is missing"
+    return ComparedRun([record for record in read_records(path) if "loss" in record], promised)
 
 
 def find_difference(

@@ -28,6 +28,7 @@ from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, describe, find_run_machine, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.train.numerics import promise_numerics
 from monograph.whole_file import write_whole
 
 
@@ -93,13 +94,16 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
         captured = collect_graph(graph, facts)
         writer = PassWriter(folder, graph)
-        records = run_passes(graph, build_passes(settings.passes), settings.passes.off, facts, watch=writer)
+        passes = build_passes(settings.passes, settings.compile.numerics)
+        records = run_passes(graph, passes, facts, watch=writer)
+        ran = [record.name for record in records if record.status == "ran"]
+        numerics = str(promise_numerics(config, ran=ran, device=device.type))
         final = collect_graph(graph, facts)
         notes = list_notes(device, facts.machine, reason, peak_bytes=final["cost"]["peak_bytes"])
         report = {
             "run": describe_run(config, mesh, device)
             | {"machine": facts.machine.describe(), "notes": notes}
-            | {"recipe": recipe, "command": command, "capture_seconds": seconds},
+            | {"recipe": recipe, "command": command, "capture_seconds": seconds, "numerics": numerics},
             "captured": captured,
             "passes": writer.entries,
             "final": final,
@@ -107,7 +111,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
     write_whole(folder / "index.html", make_page(report))
     print_records(records)
-    print_plain("\n" + "\n".join(notes))
+    print_plain(f"\nnumerics: {numerics}\n" + "\n".join(notes))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
     return 0
 

@@ -10,6 +10,7 @@ from monograph.config.docs import find_field_docs, find_summary
 from monograph.config.text import format_value
 from monograph.passes.base import Pass
 from monograph.passes.config import PassesConfig
+from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes
 
 
@@ -23,6 +24,7 @@ def list_passes(arguments: PassesArguments) -> int:
     rows = [row for each in passes for row in make_rows(each)]
     print_rows(rows, ("bold cyan", "green", "none"))
     print_plain("\nLeave some out: monograph train RECIPE --compile.mode graph --passes.off bucket_collectives")
+    print_plain("Add others:     monograph train RECIPE --compile.mode graph --passes.on merge_matmuls")
     print_plain("See their work: monograph inspect RECIPE --out DIR")
     return 0
 
@@ -35,12 +37,24 @@ def name_numerics(each: Pass) -> str:
 def make_rows(each: Pass) -> Iterator[tuple[str, str, str]]:
     """What a pass does, what it requires of earlier ones and provides for later ones, and its options."""
     yield each.name(), name_numerics(each), find_summary(type(each))
+    if when := describe_default(each.name()):
+        yield "", "off by default", when
     for word, which in (("requires", each.requires), ("provides", each.provides)):
         if which:
             yield "", word, ", ".join(has.value for has in which)
-    docs = find_field_docs(type(each.config))
-    for field in dataclasses.fields(each.config):
-        yield "", f"{field.name} = {format_value(getattr(each.config, field.name))}", docs[field.name]
+    docs = find_field_docs(each.Config)
+    for field in dataclasses.fields(each.Config):
+        yield "", f"{field.name} = {format_value(getattr(each.Config(), field.name))}", docs[field.name]
+
+
+def describe_default(name: str) -> str:
+    """What makes a pass run that does not run by default; empty for the others."""
+    config = PassesConfig()
+    switches = {
+        "fast": f"runs with --compile.numerics fast, or {config.explain_on(name)}",
+        "off": config.explain_on(name),
+    }
+    return switches.get(config.order[name].default, "")
 
 
 def make_markdown(passes: list[Pass]) -> str:
@@ -54,15 +68,17 @@ def _make_lines(passes: list[Pass]) -> Iterator[str]:
     yield "What graph mode does to the captured step, in this order; printed by `monograph passes --markdown`."
     yield "A bitwise pass leaves every loss and gradient bitwise identical to eager mode."
     yield ""
-    yield "| pass | numerics | requires | provides | |"
-    yield "|---|---|---|---|---|"
+    yield "| pass | numerics | runs | requires | provides | |"
+    yield "|---|---|---|---|---|---|"
     for each in passes:
         requires, provides = (", ".join(has.value for has in which) for which in (each.requires, each.provides))
-        required = " Always runs." if each.is_required else ""
         link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
-        yield f"| {link} | {name_numerics(each)} | {requires} | {provides} | {summary}{required} |"
+        runs = {"on": "", "fast": "with numerics fast", "off": "when asked for"}[ORDER[each.name()].default]
+        yield f"| {link} | {name_numerics(each)} | {runs} | {requires} | {provides} | {summary} |"
     yield ""
-    yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`."
+    yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`. One that is off by"
+    yield "default is switched on by name, `--passes.on merge_matmuls`, or by the option that says what it should do."
+    yield "Lists take spaces or commas."
     for each in passes:
         yield from _describe(each)
 
@@ -73,9 +89,11 @@ def _describe(each: Pass) -> Iterator[str]:
     yield lines[0]
     if lines[2:]:
         yield from ("", "```", *lines[2:], "```")
-    docs = find_field_docs(type(each.config))
+    if when := describe_default(each.name()):
+        yield from ("", f"Off by default: {when}.")
+    docs = find_field_docs(each.Config)
     if docs:
         yield from ("", "| option | default | |", "|---|---|---|")
-        for field in dataclasses.fields(each.config):
-            value = format_value(getattr(each.config, field.name))
+        for field in dataclasses.fields(each.Config):
+            value = format_value(getattr(each.Config(), field.name))
             yield f"| `--passes.{each.name()}.{field.name}` | `{value}` | {docs[field.name]} |"

@@ -32,7 +32,7 @@ from monograph.log import set_up_log
 from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.config import PassesConfig
+from monograph.passes.base import Pass
 from monograph.passes.runner import CapturedGraph, Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, make_example
@@ -114,6 +114,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
     with fake_groups(mesh, rank, device) as groups:
         source, settings = build_source(config, groups)
         facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
+        passes = build_passes(settings.passes, settings.compile.numerics)
         texts: dict[str, str] = {}
         graphs = {}
         calls: list[KernelCall] = []
@@ -125,19 +126,18 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
                 if name == STEP:
                     calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
 
-            records = improve(graph, settings.passes, facts, look, is_compiled=is_compiled)
+            records = improve(graph, passes, facts, look, is_compiled=is_compiled)
             graphs[name] = CapturedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
-        if config.optimizer.implementation == "single_pass":
+        if config.plan_optimizer().implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)
         return RankCapture(graphs, texts, source.table, facts, list(dict.fromkeys(calls)))
 
 
 def improve(
-    graph: StepGraph, settings: PassesConfig, facts: Facts, look: Callable[[StepGraph], None], *, is_compiled: bool
+    graph: StepGraph, passes: Sequence[Pass], facts: Facts, look: Callable[[StepGraph], None], *, is_compiled: bool
 ) -> list[Record]:
     """Run the passes; `look` sees the graph before the first compiler."""
-    passes = build_passes(settings)
     indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
     before = passes[: min(indices)] if indices else passes
 
@@ -145,7 +145,7 @@ def improve(
         if record.name == before[-1].name():
             look(seen)
 
-    return run_passes(graph, passes if is_compiled else before, settings.off, facts, watch=watch)
+    return run_passes(graph, passes if is_compiled else before, facts, watch=watch)
 
 
 def check_rank_free(one: RankCapture, rank: int, other: RankCapture, other_rank: int) -> None:

@@ -98,7 +98,7 @@ COMMANDS = (
     ),
     Command(
         name="bench",
-        usage="RECIPE [--modes eager,layer,graph] [--steps 20] [--section.field value ...]",
+        usage="RECIPE [--modes eager,layer,exact,fast] [--steps 20] [--section.field value ...]",
         summary="Measure how fast a step is, mode by mode, on random tokens in one process.",
         function="monograph.commands.bench:bench",
         check=check_bench,

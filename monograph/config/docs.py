@@ -1,4 +1,4 @@
-"""The one-line description of every field: the string literal that follows it in the class.
+"""The one-line description of every field: the string literal that follows it in the class, or its metadata's `doc`.
 
 Python throws these strings away, so they are read from the source. One place to write them (next to the field) gives
 the help text, the tables and the editor's hover.
@@ -22,7 +22,7 @@ def _read_field_docs(config: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(config.__mro__):
         docs.update(_read_module_docs(base.__module__).get(base.__qualname__, {}))
-    return {field.name: docs.get(field.name, "") for field in fields(config)}
+    return {field.name: docs.get(field.name, field.metadata.get("doc", "")) for field in fields(config)}
 
 
 def find_summary(thing: object) -> str:

@@ -1,7 +1,7 @@
 """What every way of running a step shares: shards by name, sums over the mesh, the checkpoint's view."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class StepSettings:
     starts: Mapping[str, Start]
     """How each parameter begins."""
     seed: int
+    is_single_pass: bool = False
+    """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
     remat: Remat = "none"
     compile: CompileConfig = field(default_factory=CompileConfig)
     passes: PassesConfig = field(default_factory=PassesConfig)
@@ -81,6 +83,11 @@ class MeshStep(ABC):
         self.device = groups.device
         self.data_part = (groups.mesh.data_part(groups.rank), groups.mesh.data_parts)
         self.metrics = MetricSums()
+
+    @property
+    def ran_passes(self) -> Sequence[str]:
+        """Names of the passes that ran on the captured step; none where nothing was captured."""
+        return ()
 
     @property
     def compiled_graphs(self) -> int | None:

@@ -1,4 +1,4 @@
-"""From a graph to something that runs: op by op, as one CUDA graph, or as a forward and a backward graph."""
+"""From a graph to something that runs: op by op, or as one CUDA graph."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,13 @@ from monograph.execute.cudagraph import CudaGraphProgram, can_record
 from monograph.execute.custom_kernels import UPDATE, KernelCall, find_calls, find_updates
 from monograph.execute.gradients import Gradients
 from monograph.execute.outputs import StepOutputBuffers
-from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import Groups
 
-StepProgram = Program | CudaGraphProgram | SplitProgram
+StepProgram = Program | CudaGraphProgram
 
 
 def build_program(
@@ -29,8 +28,6 @@ def build_program(
     groups: Groups,
 ) -> StepProgram:
     """The training step, ready to run on inputs of these shapes."""
-    if settings.compile.partition == "min_cut":
-        return SplitProgram(graph, inputs.state, inputs)
     program = Program(graph, outputs.take, inputs, cache)
     if not can_record(graph, settings.compile.cuda_graph, groups.device):
         return program
@@ -42,11 +39,11 @@ def build_program(
 
 def make_gradients(parameters: Mapping[str, Tensor], settings: StepSettings) -> Gradients:
     """Where the gradients of a step are added up."""
-    return Gradients(parameters, keeps_dtype=settings.passes.narrow_gradients.enabled)
+    is_narrow = settings.passes.runs("narrow_gradients", settings.compile.numerics)
+    return Gradients(parameters, keeps_dtype=settings.is_single_pass and is_narrow)
 
 
 def find_custom_calls(graph: StepGraph, settings: StepSettings) -> list[KernelCall]:
     """Custom kernels that a step will launch: known before it runs, they are compiled in parallel."""
-    is_updated = settings.passes.narrow_gradients.enabled  # which only our own optimizer can do
-    updates = [call for call in find_updates(graph) if is_updated or call.name != UPDATE]
+    updates = [call for call in find_updates(graph) if settings.is_single_pass or call.name != UPDATE]
     return [*find_calls(graph), *updates]

@@ -21,10 +21,12 @@ class CompileConfig(Configurable.Config):
     components: tuple[CompileComponent, ...] = ("model",)
     """What layer mode compiles: the blocks (model), the loss, the optimizer."""
 
-    cuda_graph: Literal["off", "auto", "full"] = "off"
-    """graph mode: record the step as a CUDA graph; auto: where possible; full: or an error that lists the reasons."""
-    partition: Literal["none", "min_cut"] = "none"
-    """graph mode: min_cut splits the step into a forward and a backward graph where the least has to be kept."""
+    numerics: Literal["exact", "fast"] = "exact"
+    """graph mode: exact runs passes that keep eager's bits; fast adds those that round differently and are faster, and
+    the single-pass optimizer."""
+    cuda_graph: Literal["off", "auto", "full"] = "auto"
+    """graph mode: record the step as a CUDA graph; auto: on a GPU, where every node
+    can be recorded; full: or an error that lists the reasons."""
 
     artifact: str = ""
     """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""
@@ -45,18 +47,6 @@ class CompileConfig(Configurable.Config):
                 f"artifact is {self.artifact} with mode {self.mode}",
                 why="an artifact holds the captured step, which only graph mode runs",
                 do="--compile.mode graph",
-            )
-        if self.mode != "graph" and (self.cuda_graph != "off" or self.partition != "none"):
-            raise ConfigError(
-                f"cuda_graph is {self.cuda_graph} and partition is {self.partition} with mode {self.mode}",
-                why="both need the captured step, which only graph mode has",
-                do="--compile.mode graph",
-            )
-        if self.cuda_graph != "off" and self.partition != "none":
-            raise ConfigError(
-                f"cuda_graph is {self.cuda_graph} with partition {self.partition}",
-                why="a recording holds the whole step, a partition cuts it in two",
-                do="--compile.partition none",
             )
         if self.mode == "layer" and (not self.components or len(set(self.components)) != len(self.components)):
             raise ConfigError(

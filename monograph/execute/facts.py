@@ -17,9 +17,9 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         reduce_dtype=settings.reduce_dtype,
         slots=tuple(slot.name for slot in table),
         reshard=settings.reshard,
+        is_single_pass=settings.is_single_pass,
         device=groups.device.type,
         machine=settings.machine,
         for_artifact=groups.is_fake,
         overlap=settings.compile.expert_overlap,
-        is_split=settings.compile.partition == "min_cut",
     )

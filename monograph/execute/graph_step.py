@@ -1,6 +1,6 @@
 """The step of graph mode: runs the programs that were built from captured graphs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from torch import Tensor
 from monograph.capture.capture import Part
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
+from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep
 from monograph.execute.build import StepProgram
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.outputs import StepOutputBuffers
-from monograph.execute.partition import SplitProgram
 from monograph.execute.program import Program
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import CapturedGraph
@@ -48,18 +48,19 @@ class GraphStep(MeshStep):
         """Parts that a compiler was given; None when the graph runs op by op."""
         return self.graph.compiled or None
 
+    @property
+    def ran_passes(self) -> Sequence[str]:
+        """Names of the passes that ran here, or where the artifact was made."""
+        if self.artifact is not None:
+            return self.artifact.ran_passes(STEP)
+        return [record.name for record in self.records if record.status == "ran"]
+
     def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         assert self.program is not None, "the step was closed"
         inputs = self.source.inputs(self.inputs(batch), normalizers)
         self.kept.refresh(is_updated=self.outputs.gradients.is_empty)
         with failures_explained(self.artifact):
-            if isinstance(self.program, SplitProgram):
-                loss, metrics = self.program.loss(inputs)
-                loss.backward()
-                for name, value in metrics.items():
-                    self.metrics.add(name, value)
-                return loss.detach()
             self.program.run(inputs)
         return self.outputs.copy_loss()
 

@@ -24,6 +24,8 @@ class Facts:
     """The parameters in the order of the table: the order in which buckets are packed."""
     reshard: bool = True
     """Gathered parameters are freed after forward and re-gathered for backward."""
+    is_single_pass: bool = False
+    """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
     reduce_dtype: torch.dtype = torch.float32
     """In which gradients are summed over ranks."""
     device: str = "cpu"
@@ -34,8 +36,6 @@ class Facts:
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """What is run chunk by chunk, so that experts' all_to_alls overlap with compute."""
-    is_split: bool = False
-    """Whether the step will be cut in two where backward begins: the gradient of one that it begins with must stay."""
 
     def degree(self, axis: Axis) -> int:
         """Ranks along an axis; an axis that is not mentioned has one."""

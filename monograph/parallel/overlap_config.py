@@ -25,8 +25,6 @@ class ExpertOverlapConfig(Configurable.Config):
     """Parts a micro-batch is cut into."""
     grad_sum: Literal["before_reduce", "after_reduce"] = "before_reduce"
     """When chunks' gradients are added: before one collective between ranks, or after one collective for each chunk."""
-    schedule: Literal["on", "off"] = "on"
-    """graph mode: move exchanges and compute so that they overlap; off leaves the order as it comes."""
 
     @property
     def is_on(self) -> bool:
@@ -92,20 +90,18 @@ class ExpertOverlapConfig(Configurable.Config):
                 why="chunks share gathered parameters, which FSDP2's hooks cannot",
                 do="--parallelism.fsdp graph, or --compile.mode graph",
             )
-        if mode == "graph" and self.schedule == "on" and expert_ranks == 1:
+        if mode == "graph" and "overlap_experts" not in off and expert_ranks == 1:
             raise ConfigError(
-                "compile.expert_overlap.schedule is on and parallelism.expert_parallel_degree is 1",
+                f"compile.expert_overlap.strategy is {self.strategy} and parallelism.expert_parallel_degree is 1",
                 why="all experts are on every rank: there is no all_to_all to overlap",
-                do="--compile.expert_overlap.schedule off, or spread the experts over more ranks",
+                do="--passes.off overlap_experts to have chunks alone, or spread the experts over more ranks",
             )
-        asked = {"chunk_experts": self.strategy == "graph", "overlap_experts": self.schedule == "on"}
-        for name in off:
-            if asked.get(name):
-                raise ConfigError(
-                    f"passes.off has {name}, and compile.expert_overlap asks for it",
-                    why="it cannot be both left out and done",
-                    do=f"take {name} out of passes.off, or set compile.expert_overlap.strategy or schedule to off",
-                )
+        if self.strategy == "graph" and "chunk_experts" in off:
+            raise ConfigError(
+                "passes.off has chunk_experts and compile.expert_overlap.strategy is graph",
+                why="the strategy asks for the pass",
+                do="take chunk_experts out of passes.off, or --compile.expert_overlap.strategy off",
+            )
         self.check_extent(sequences=sequences, tokens=tokens, tensor_ranks=tensor_ranks)
 
     def check_extent(self, *, sequences: int, tokens: int, tensor_ranks: int) -> None:

@@ -6,13 +6,13 @@ recording to the runner.
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from monograph.config.configurable import Configurable
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
+from monograph.passes.options import PassOptions
 
 
 class Property(StrEnum):
@@ -26,25 +26,22 @@ class Property(StrEnum):
     REGIONS = "marked regions to compile"
 
 
-@dataclass(kw_only=True, slots=True)
-class NoOptions(Configurable.Config):
-    """For passes that have nothing to choose."""
-
-
 class Pass(Configurable, ABC):
     """One change to the graph. The docstring shows it: what it does, Before, After, Why."""
 
-    Config: ClassVar[Any] = NoOptions
+    Config: ClassVar[Any] = PassOptions
     requires: ClassVar[tuple[Property, ...]] = ()
     """Skipped, with a reason, when one of these is missing."""
     provides: ClassVar[tuple[Property, ...]] = ()
     bitwise: ClassVar[bool] = True
     """Whether the step computes exactly the same numbers afterwards."""
-    is_required: ClassVar[bool] = False
-    """Whether the step cannot run without it: switching it off is an error."""
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: Any = None, *, off: str = "", is_asked: bool = False) -> None:
         self.config = self.Config() if config is None else config
+        self.off = off
+        """Why the configuration leaves this pass out; empty when it runs."""
+        self.is_asked = is_asked
+        """Whether it was asked for by name or by its options: then only something impossible may stop it."""
 
     @classmethod
     def name(cls) -> str:

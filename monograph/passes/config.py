@@ -1,240 +1,138 @@
-"""The options of the passes, and which of them run. Loads without torch: a wrong pass name is answered at once."""
+"""Which passes run, and their options. Loads without torch: a wrong pass name is answered at once."""
 
-import difflib
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from monograph.config.configurable import Configurable
-from monograph.config.ranges import check_range
-from monograph.errors import ConfigError
-from monograph.passes.order import ORDER
+from monograph.config.docs import find_summary
+from monograph.config.text import format_words
+from monograph.errors import ConfigError, find_nearest
+from monograph.passes.options import Numerics, PassOptions
+from monograph.passes.order import ORDER, PassEntry
 
-SavePolicy = Literal["all", "default", "min_cut", "full", "budget"]
+Kind = TypeVar("Kind", bound=type)
 
 
-@dataclass(kw_only=True, slots=True)
-class ChooseSavedConfig(Configurable.Config):
-    """What forward keeps for backward."""
-
-    owner: ClassVar[str] = "monograph.passes.memory.choose_saved:ChooseSaved"
-    policy: SavePolicy = "default"
-    """all; default: matmuls, attention, top-k, exchanges; min_cut: fewest bytes; full: block inputs; budget: fits."""
-    save: tuple[str, ...] = ()
-    """With full: also keep these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
-    budget_gib: float = 0.0
-    """With budget: the most that may cross from forward to backward, on one rank."""
-
-    def check(self) -> None:
-        if self.save and self.policy != "full":
-            raise ConfigError(
-                f"save is {list(self.save)} with policy {self.policy}",
-                why="selectors say what full recomputation should keep",
-                do="--passes.choose_saved.policy full",
-            )
-        for selector in self.save:
-            path, found, op = selector.partition("::")
-            if not (path and found and op):
-                raise ConfigError(
-                    f"{selector!r} selects nothing", why="a selector is PATH::OP", do="e.g. layers.*.attention.wo::mm"
-                )
-        check_range(self, "budget_gib", 1e-9, 1e9, zero="for no budget")
-        if (self.policy == "budget") != (self.budget_gib > 0):
-            raise ConfigError(
-                f"policy is {self.policy} and budget_gib is {self.budget_gib}",
-                why="a budget is used by policy budget, and only there",
-                do="--passes.choose_saved.policy budget --passes.choose_saved.budget_gib 8",
-            )
+def with_options(kind: Kind) -> Kind:
+    """Add one field to a class for every pass of ORDER that has options."""
+    for name, entry in ORDER.items():
+        if entry.options is not PassOptions:
+            kind.__annotations__[name] = entry.options
+            default = field(default_factory=entry.options, metadata={"doc": find_summary(entry.options)})
+            setattr(kind, name, default)
+    return kind
 
 
 @dataclass(kw_only=True, slots=True)
-class OffloadActivationsConfig(Configurable.Config):
-    """What waits for backward in the host's memory."""
-
-    owner: ClassVar[str] = "monograph.passes.memory.offload_activations:OffloadActivations"
-    budget_gib: float = 0.0
-    """The most that moves to the host, on one rank; 0 keeps everything on the device."""
-    prefetch_blocks: int = 1
-    """Bring a value back this many blocks before backward needs it."""
-    min_bytes: int = 4096
-    """Smaller values are not worth the trip."""
-
-    def check(self) -> None:
-        check_range(self, "budget_gib", 1e-9, 1e9, zero="to keep everything on the device")
-        for name, least in (("prefetch_blocks", 0), ("min_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it must be at least {least}")
-
-
-@dataclass(kw_only=True, slots=True)
-class NarrowGradientsConfig(Configurable.Config):
-    """Which dtype gradients leave the step in."""
-
-    owner: ClassVar[str] = "monograph.passes.memory.narrow_gradients:NarrowGradients"
-    enabled: bool = False
-    """Leave out the cast to the reduce dtype where nothing is added after it; needs a single_pass optimizer."""
-
-
-@dataclass(kw_only=True, slots=True)
-class BucketCollectivesConfig(Configurable.Config):
-    """How collectives are joined."""
-
-    owner: ClassVar[str] = "monograph.passes.comm.bucket_collectives:BucketCollectives"
-    max_bytes: int = 256 << 20
-    """Stop filling a bucket at this size."""
-
-    def check(self) -> None:
-        if self.max_bytes < 1:
-            raise ConfigError(f"max_bytes is {self.max_bytes}", why="a bucket holds at least one parameter")
-
-
-@dataclass(kw_only=True, slots=True)
-class PrefetchAllGathersConfig(Configurable.Config):
-    """How early collectives start and how late they are waited for."""
-
-    owner: ClassVar[str] = "monograph.passes.comm.prefetch_all_gathers:PrefetchAllGathers"
-    ahead: int = 1
-    """Start a block's gather this many blocks before it runs."""
-
-    def check(self) -> None:
-        if self.ahead < 1:
-            raise ConfigError(f"ahead is {self.ahead}", why="it counts blocks", do="--passes.off prefetch_all_gathers")
-
-
-@dataclass(kw_only=True, slots=True)
-class OverlapExpertsConfig(Configurable.Config):
-    """The memory that hiding exchanges may cost."""
-
-    owner: ClassVar[str] = "monograph.passes.overlap.overlap_experts:OverlapExperts"
-    max_extra_bytes: int = 256 << 20
-    """Work that fills a gap may keep this much alive longer than it would be."""
-
-    def check(self) -> None:
-        if self.max_extra_bytes < 0:
-            raise ConfigError(f"max_extra_bytes is {self.max_extra_bytes}", why="it must be at least 0")
-
-
-@dataclass(kw_only=True, slots=True)
-class MergeMatmulsConfig(Configurable.Config):
-    """Whether several matmuls become one."""
-
-    owner: ClassVar[str] = "monograph.passes.compute.merge_matmuls:MergeMatmuls"
-    enabled: bool = False
-    """Join matmuls that share an operand or are added up; numbers change within rounding."""
-    max_columns: int = 1024
-    """Join only where one of the matmuls has no more columns than this: wide ones keep a GPU busy by themselves."""
-
-    def check(self) -> None:
-        if self.max_columns < 1:
-            raise ConfigError(f"max_columns is {self.max_columns}", why="every matrix has a column")
-
-
-@dataclass(kw_only=True, slots=True)
-class CacheCastWeightsConfig(Configurable.Config):
-    """How often parameters are cast."""
-
-    owner: ClassVar[str] = "monograph.passes.memory.cache_cast_weights:CacheCastWeights"
-    enabled: bool = False
-    """Keep the weights in the compute dtype between updates; a single_pass optimizer writes them as it goes."""
-
-
-@dataclass(kw_only=True, slots=True)
-class MarkRegionsConfig(Configurable.Config):
-    """Which parts of the step are compiled."""
-
-    owner: ClassVar[str] = "monograph.passes.compile.mark_regions:MarkRegions"
-    regions: tuple[str, ...] = ()
-    """`blocks` for every block as a whole, `outside` for all that is in no block, names given with `annotate`."""
-
-
-@dataclass(kw_only=True, slots=True)
-class CompileWholeConfig(Configurable.Config):
-    """Whether one compiler gets the whole step."""
-
-    owner: ClassVar[str] = "monograph.passes.compile.compile_whole:CompileWhole"
-    enabled: bool = False
-    """Compile everything into fused kernels; numbers change within rounding."""
-
-
-@dataclass(kw_only=True, slots=True)
-class FuseSwigluEpilogueConfig(Configurable.Config):
-    """Whether matmuls compute gates."""
-
-    owner: ClassVar[str] = "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue"
-    enabled: bool = False
-    """Let matmuls compute the gates of their results; needs joined matmuls. Numbers change within rounding."""
-
-
-@dataclass(kw_only=True, slots=True)
+@with_options
 class PassesConfig(Configurable.Config):
-    """The passes of graph mode, by name."""
+    """The passes of graph mode, by name. The fields after `on` and `off` are the options of the passes in ORDER."""
 
+    on: tuple[str, ...] = ()
+    """Passes to run although they are off by default; names separated by spaces or commas."""
     off: tuple[str, ...] = ()
-    """Passes to leave out."""
-    choose_saved: ChooseSavedConfig = field(default_factory=ChooseSavedConfig)
-    """What forward keeps for backward."""
-    offload_activations: OffloadActivationsConfig = field(default_factory=OffloadActivationsConfig)
-    """What waits in the host's memory."""
-    narrow_gradients: NarrowGradientsConfig = field(default_factory=NarrowGradientsConfig)
-    """The dtype gradients leave the step in."""
-    bucket_collectives: BucketCollectivesConfig = field(default_factory=BucketCollectivesConfig)
-    """How collectives are joined."""
-    prefetch_all_gathers: PrefetchAllGathersConfig = field(default_factory=PrefetchAllGathersConfig)
-    """When collectives start."""
-    overlap_experts: OverlapExpertsConfig = field(default_factory=OverlapExpertsConfig)
-    """When chunks take turns."""
-    merge_matmuls: MergeMatmulsConfig = field(default_factory=MergeMatmulsConfig)
-    """Which matmuls are one."""
-    cache_cast_weights: CacheCastWeightsConfig = field(default_factory=CacheCastWeightsConfig)
-    """How often parameters are cast."""
-    mark_regions: MarkRegionsConfig = field(default_factory=MarkRegionsConfig)
-    """What is compiled."""
-    compile_whole: CompileWholeConfig = field(default_factory=CompileWholeConfig)
-    """Whether all of it is."""
-    fuse_swiglu_epilogue: FuseSwigluEpilogueConfig = field(default_factory=FuseSwigluEpilogueConfig)
-    """Whether matmuls compute gates."""
+    """Passes to leave out; names separated by spaces or commas."""
 
-    order: ClassVar[dict[str, str]] = ORDER
-    """Name -> class, in the order they run; a recipe with passes of its own subclasses this and changes it."""
+    order: ClassVar[dict[str, PassEntry]] = ORDER
+    """The passes in the order they run; a recipe with passes of its own subclasses this and changes it."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self) -> None:
+        self.on, self.off = split_names(self.on), split_names(self.off)
 
     @property
     def has_compiler(self) -> bool:
         """Whether any part of the step is handed to a compiler."""
-        return bool(self.mark_regions.regions) or self.compile_whole.enabled
+        return self.runs("compile_regions") or self.runs("compile_whole")
+
+    def runs(self, name: str, numerics: Numerics = "exact") -> bool:
+        """Whether the configuration lets a pass run; the mesh may still leave it nothing to do."""
+        return name not in self.find_off(numerics)
+
+    def options_of(self, name: str) -> PassOptions:
+        """The options of one pass; of a pass without any, an empty set."""
+        found: PassOptions = getattr(self, name) if hasattr(self, name) else PassOptions()
+        return found
+
+    def is_asked(self, name: str) -> bool:
+        """Whether a pass was asked for by name or by its options, not only switched on by default."""
+        return name in self.on or self.options_of(name).is_asked
+
+    def find_off(self, numerics: Numerics) -> dict[str, str]:
+        """Pass -> why it does not run, for every pass that does not."""
+        off: dict[str, str] = {}
+        for name, entry in self.order.items():
+            if name in self.off:
+                off[name] = f"passes.off has {name}"
+            elif self.is_asked(name) or entry.default == "on":
+                continue
+            elif switch := entry.options.switch:
+                value = format_words(getattr(self.options_of(name), switch))
+                off[name] = f"passes.{name}.{switch} is {value or 'empty'}"
+            elif entry.default == "off":
+                off[name] = f"passes.on does not have {name}"
+            elif numerics != "fast":
+                off[name] = f"compile.numerics is {numerics}"
+        for name, entry in self.order.items():
+            missing = [other for other in entry.needs if other in off]
+            instead = [other for other in entry.not_with if other not in off]
+            if name not in off and (missing or instead):
+                off[name] = f"it needs {missing[0]}, which is off" if missing else f"{instead[0]} runs"
+        return off
+
+    def explain_on(self, name: str) -> str:
+        """The flag that makes a pass run that is off by default."""
+        options = self.order[name].options
+        if options.switch:
+            return f"--passes.{name}.{options.switch} {options.example}"
+        return f"--passes.on {name}"
 
     def check(self) -> None:
-        for name in self.off:
-            if name not in self.order:
-                near = difflib.get_close_matches(name, self.order, n=1)
+        for field_name in ("on", "off"):
+            for name in getattr(self, field_name):
+                if name not in self.order:
+                    near = find_nearest(name, self.order)
+                    raise ConfigError(
+                        f"passes.{field_name} has {name!r}",
+                        why="there is no pass of that name",
+                        do=f"did you mean {near}?" if near else "see `monograph passes`",
+                    )
+        for name in self.on:
+            if name in self.off:
                 raise ConfigError(
-                    f"passes.off has {name!r}",
-                    why="there is no pass of that name",
-                    do=f"did you mean {near[0]}?" if near else "see `monograph passes`",
+                    f"passes.on and passes.off both have {name}", why="a pass runs or it does not", do="remove one"
                 )
-        asked = {
-            "offload_activations": self.offload_activations.budget_gib > 0,
-            "narrow_gradients": self.narrow_gradients.enabled,
-            "merge_matmuls": self.merge_matmuls.enabled,
-            "cache_cast_weights": self.cache_cast_weights.enabled,
-            "mark_regions": bool(self.mark_regions.regions),
-            "compile_whole": self.compile_whole.enabled,
-            "fuse_swiglu_epilogue": self.fuse_swiglu_epilogue.enabled,
-        }
-        if self.cache_cast_weights.enabled and self.compile_whole.enabled:
-            raise ConfigError(
-                "passes.cache_cast_weights and passes.compile_whole are both enabled",
-                why="a step that is compiled whole casts its weights inside",
-                do="leave one of them out",
-            )
-        if self.fuse_swiglu_epilogue.enabled and not self.merge_matmuls.enabled:
-            raise ConfigError(
-                "passes.fuse_swiglu_epilogue is enabled without passes.merge_matmuls",
-                why="a gate is computed with the one matmul that both of its inputs come from",
-                do="--passes.merge_matmuls.enabled true --passes.merge_matmuls.max_columns 65536",
-            )
-        for name in self.off:
-            if asked.get(name):
+            options = self.options_of(name)
+            if options.switch and not options.is_asked:
                 raise ConfigError(
-                    f"passes.off has {name}, and passes.{name} asks for something",
-                    why="it cannot be both left out and done",
-                    do=f"take {name} out of passes.off, or its options back",
+                    f"passes.on has {name} and passes.{name}.{options.switch} is not set",
+                    why=f"{options.switch} says what {name} should do, and asks for the pass by itself",
+                    do=f"{self.explain_on(name)} instead of --passes.on {name}",
                 )
+        for name in self.off:
+            options = self.options_of(name)
+            if options.is_asked:
+                raise ConfigError(
+                    f"passes.off has {name} and passes.{name}.{options.switch} is set",
+                    why=f"{options.switch} asks for the pass",
+                    do=f"take {name} out of passes.off, or {options.switch} back",
+                )
+
+    def check_asked(self, numerics: Numerics) -> None:
+        """Refuse a pass that was asked for and cannot run beside the others."""
+        for name, reason in self.find_off(numerics).items():
+            if self.is_asked(name):
+                flags = [self.explain_on(other) for other in self.order[name].needs if other not in self.off]
+                raise ConfigError(
+                    f"{name} was asked for and cannot run", why=reason, do=" ".join(flags) or "leave one of them out"
+                )
+
+
+def split_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in a list whose items may hold several, separated by commas; other values are left to type checks."""
+    if not isinstance(names, tuple) or not all(isinstance(each, str) for each in names):
+        return names
+    return tuple(part.strip() for each in names for part in each.split(",") if part.strip())

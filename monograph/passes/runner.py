@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from monograph.config.references import load_reference
-from monograph.errors import ConfigError
 from monograph.graph.changes import Snapshot, find_changes, look_at
 from monograph.graph.cost import Cost, CostMeter
 from monograph.graph.facts import Facts
@@ -16,6 +15,8 @@ from monograph.graph.verify import check_graph
 from monograph.log import get_log
 from monograph.passes.base import Pass, Property
 from monograph.passes.config import PassesConfig
+from monograph.passes.options import Numerics
+from monograph.passes.order import PassEntry
 
 log = get_log("passes")
 Watch = Callable[["Record", StepGraph], None]
@@ -57,20 +58,24 @@ class MeasuredGraph:
     cost: Cost
 
 
-def build_passes(config: PassesConfig) -> list[Pass]:
-    """The passes a config asks for, each with its options."""
-    passes: list[Pass] = []
-    for name, reference in config.order.items():
-        built: Pass = load_reference(reference)(getattr(config, name, None))
-        if built.is_required and name in config.off:
-            raise ConfigError(f"passes.off has {name}", why="the step cannot run without it", do="take it out again")
-        passes.append(built)
-    return passes
+def build_passes(config: PassesConfig, numerics: Numerics = "exact") -> list[Pass]:
+    """All passes in order with their options; those that do not run say why in `off`."""
+    off = config.find_off(numerics)
+    return [
+        load_pass(entry)(
+            config.options_of(name).resolve(numerics), off=off.get(name, ""), is_asked=config.is_asked(name)
+        )
+        for name, entry in config.order.items()
+    ]
 
 
-def run_passes(
-    graph: StepGraph, passes: Sequence[Pass], off: Sequence[str], facts: Facts, *, watch: Watch | None = None
-) -> list[Record]:
+def load_pass(entry: PassEntry) -> type[Pass]:
+    """The class that an entry of the order names."""
+    found: type[Pass] = load_reference(entry.reference)
+    return found
+
+
+def run_passes(graph: StepGraph, passes: Sequence[Pass], facts: Facts, *, watch: Watch | None = None) -> list[Record]:
     """Run the passes; every one of them leaves a record, in order."""
     has: set[Property] = set()
     records: list[Record] = []
@@ -78,7 +83,7 @@ def run_passes(
     now = MeasuredGraph(look_at(graph), meter.measure(graph))
     check_graph(graph, facts)
     for each in passes:
-        record, now = run_pass(each, graph, facts, has=has, is_off=each.name() in off, before=now, meter=meter)
+        record, now = run_pass(each, graph, facts, has=has, before=now, meter=meter)
         if record.status == "ran":
             has |= set(each.provides)
         log.debug("%s: %s (%.2f s): %s", record.name, record.status, record.seconds, record.note)
@@ -95,7 +100,6 @@ def run_pass(
     facts: Facts,
     *,
     has: set[Property],
-    is_off: bool,
     before: MeasuredGraph,
     meter: CostMeter,
 ) -> tuple[Record, MeasuredGraph]:
@@ -104,10 +108,10 @@ def run_pass(
     Only what the pass changed is checked and measured anew.
     """
     missing = [need.value for need in each.requires if need not in has]
-    reason = "switched off" if is_off else each.skip(facts) or (f"needs {', '.join(missing)}" if missing else "")
+    reason = each.off or each.skip(facts) or (f"needs {', '.join(missing)}" if missing else "")
     told: dict[str, Any] = {"name": each.name(), "options": dataclasses.asdict(each.config), "before": before.cost}
     if reason:
-        status: Literal["off", "skipped"] = "off" if is_off else "skipped"
+        status: Literal["off", "skipped"] = "off" if each.off else "skipped"
         nothing: dict[str, Any] = {"seconds": 0.0, "added": 0, "removed": 0, "moved": 0}
         return Record(**told, **nothing, status=status, note=reason, after=before.cost), before
     start = time.perf_counter()

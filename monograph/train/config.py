@@ -87,8 +87,8 @@ class OptimizerConfig(Configurable.Config):
     weight_decay: float = 0.1
     """Decoupled weight decay."""
     implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
-    """Which of torch's loops to use, auto: the fused one where there is one; or single_pass: a kernel of our own, which
-    reads and writes everything once."""
+    """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
+    single_pass with compile.numerics fast, else torch's fused loop where there is one."""
 
     def check(self) -> None:
         check_range(self, "lr", FP32_TINY, 1e30, why="AdamW moves every weight by about lr in one step")
@@ -286,6 +286,12 @@ class TrainerConfig(Configurable.Config):
                 do=f"--training.global_batch_size {nearest}",
             )
 
+    def plan_optimizer(self) -> OptimizerConfig:
+        """The optimizer with `auto` decided: single_pass with fast numerics, else one of torch's loops."""
+        if self.compile.numerics == "fast" and self.optimizer.implementation == "auto":
+            return self.optimizer.replace(implementation="single_pass")
+        return self.optimizer
+
     def check_graph_mode(self) -> None:
         """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""
         if self.compile.mode != "graph":
@@ -296,23 +302,12 @@ class TrainerConfig(Configurable.Config):
                 why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
                 do="--parallelism.fsdp auto",
             )
-        if self.passes.narrow_gradients.enabled and self.optimizer.implementation != "single_pass":
+        self.passes.check_asked(self.compile.numerics)
+        if "narrow_gradients" in self.passes.on and self.plan_optimizer().implementation != "single_pass":
             raise ConfigError(
-                f"passes.narrow_gradients is enabled and optimizer.implementation is {self.optimizer.implementation}",
+                f"passes.on has narrow_gradients and optimizer.implementation is {self.optimizer.implementation}",
                 why="torch's own loops want gradients of their parameters' dtype",
                 do="--optimizer.implementation single_pass",
-            )
-        if self.compile.partition == "min_cut" and self.passes.choose_saved.policy not in ("default", "min_cut"):
-            raise ConfigError(
-                f"compile.partition is min_cut and passes.choose_saved.policy is {self.passes.choose_saved.policy}",
-                why="both decide what forward keeps for backward",
-                do="--compile.partition none, or leave the policy out",
-            )
-        if self.compile.partition == "min_cut" and self.passes.cache_cast_weights.enabled:
-            raise ConfigError(
-                "compile.partition is min_cut and passes.cache_cast_weights is enabled",
-                why="torch's partitioner cuts the step in two, and both halves cast for themselves",
-                do="--compile.partition none, or leave cache_cast_weights out",
             )
         if self.activation_checkpoint.mode != "none":
             raise ConfigError(

@@ -14,6 +14,7 @@ from monograph.locks.folder_lock import FolderLock
 from monograph.locks.lock_file import InUse
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.passes.numerics import NumericsPromise
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
 from monograph.train.trouble import SmallFile
@@ -40,6 +41,12 @@ class RunFolder:
         """Put the whole config into the folder, as JSON that `from_json` reads back without loss."""
         if self.lock is not None:
             self.files.append(SmallFile(self.path / "config.json", strict_json.dump(to_json(config), indent=1) + "\n"))
+            self.retry()
+
+    def write_numerics(self, promise: NumericsPromise) -> None:
+        """Put what the run promises about its numerics into the folder, for `compare` and for readers."""
+        if self.lock is not None:
+            self.files.append(SmallFile(self.path / "numerics.txt", f"{promise}\n"))
             self.retry()
 
     def retry(self) -> None:

@@ -161,6 +161,7 @@ RULES = (
         "--model.moe.router.expert_bias true",
     ),
     EffectRule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
+    EffectRule("compile.numerics compile.cuda_graph", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
     EffectRule(
         "compile.artifact_key_file compile.artifact_trust_shared_folder",
@@ -170,31 +171,15 @@ RULES = (
     ),
     EffectRule(
         "compile.expert_overlap.chunk_dim compile.expert_overlap.modules compile.expert_overlap.num_chunks "
-        "compile.expert_overlap.grad_sum compile.expert_overlap.schedule",
+        "compile.expert_overlap.grad_sum",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
     ),
-    EffectRule("compile.expert_overlap.schedule", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule(
-        "passes.offload_activations.prefetch_blocks passes.offload_activations.min_bytes",
-        _while("passes.offload_activations.budget_gib", 0.0),
-        "--passes.offload_activations.budget_gib 8",
-    ),
-    EffectRule(
-        "passes.merge_matmuls.max_columns",
-        _while("passes.merge_matmuls.enabled", False),
-        "--passes.merge_matmuls.enabled true",
-    ),
-    EffectRule(
         "passes.overlap_experts.*",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",
-    ),
-    EffectRule(
-        "passes.overlap_experts.*",
-        _while("compile.expert_overlap.schedule", "off"),
-        "--compile.expert_overlap.schedule on",
     ),
     EffectRule(
         "lr_scheduler.decay_fraction lr_scheduler.min_factor",
@@ -297,12 +282,14 @@ def reset_unused(config: Any, *, flags: Collection[str]) -> Any:
 
 
 def _make_rules_of_passes(config: Any) -> list[EffectRule]:
-    """The options of a pass that is left out."""
+    """The options of every pass that does not run."""
+    passes = _read(config, "passes")
 
-    def make(name: str) -> EffectRule:
-        return EffectRule(f"passes.{name}.*", lambda _: f"passes.off has {name}", f"passes.off without {name}")
+    def make(name: str, reason: str) -> EffectRule:
+        do = f"--passes.off without {name}" if name in passes.off else passes.explain_on(name)
+        return EffectRule(f"passes.{name}.*", lambda _: reason, do)
 
-    return [make(name) for name in _read(config, "passes.off") or ()]
+    return [make(*each) for each in passes.find_off(config.compile.numerics).items()] if passes else []
 
 
 def _read(config: Any, path: str) -> Any:

@@ -28,7 +28,7 @@ class Reference:
         self.device = device
         self.config = config
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = config.optimizer.build(parameters=self.parameters)
+        self.optimizer = config.plan_optimizer().build(parameters=self.parameters)
         self.load: Tensor | None = None
         """Tokens each expert got in the last step, [MoE layers, experts]."""
 

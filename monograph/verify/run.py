@@ -17,6 +17,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
 from monograph.train.layout import plan_run_mesh
+from monograph.train.numerics import promise_numerics
 from monograph.train.update import add_gradients, apply_update
 from monograph.verify.compare import compare
 from monograph.verify.reference import Reference, buffers_of
@@ -65,11 +66,12 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         split="train",
     )
     step = build_step(config, groups)
-    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    optimizer = config.plan_optimizer().build(parameters=step.parameters, kept=step.kept)
     scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
     is_judge = groups.rank == 0
     reference = Reference(on_one_device(config), groups.device) if is_judge else None
-    verdict = Verdict(tolerance=tolerance)
+    promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
+    verdict = Verdict(tolerance=tolerance, numerics=str(promise))
     mine, everyone = _batches(config, data, *step.data_part), _batches(config, data, 0, 1)
     _, parts = step.data_part
     micro = _global_batch(config, parts) // (config.training.local_batch_size * parts)

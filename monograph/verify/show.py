@@ -41,6 +41,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     console.print(
         "   ".join(f"{name} {_show(value, verdict.tolerance)}" for name, value in results.items()), highlight=False
     )
+    console.print(f"numerics: {verdict.numerics}", highlight=False)
     for entry in verdict.all.mismatches:
         console.print(f"[red]{entry}[/red]", highlight=False)
     if verdict.is_equal:
@@ -56,6 +57,7 @@ def write_verdict(verdict: Verdict, path: Path) -> None:
         "blame": verdict.blame,
         "step": verdict.step,
         "tolerance": verdict.tolerance,
+        "numerics": verdict.numerics,
         "loss": _plain(verdict.all.loss),
         "grad_norm": _plain(verdict.all.grad_norm),
         "metrics": {name: _plain(value) for name, value in verdict.all.metrics.items()},

@@ -16,6 +16,8 @@ class Verdict:
     """The differences of all steps, and the first thing to look at."""
 
     tolerance: float
+    numerics: str = ""
+    """What the sharded step promises about its numerics."""
     all: Differences = field(default_factory=Differences)
     blame: str = ""
     """The module (or number) where the first difference arises, and what differs; empty when there is none."""

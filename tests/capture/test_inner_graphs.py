@@ -19,7 +19,7 @@ from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.passes.compile.compile_regions import CompileRegions
 from monograph.passes.compile.mark_regions import MarkRegions
-from monograph.passes.config import MarkRegionsConfig
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 
 FACTS = Facts(
     degrees=dict.fromkeys(Axis, 1),

@@ -17,7 +17,7 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
     words = [
         TINY,
         "--modes",
-        "eager,graph",
+        "eager,exact",
         "--steps",
         "2",
         "--warmup",
@@ -32,18 +32,18 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
     assert "tokens/s" in shown and "x eager" in shown
     kept = json.loads(out.read_text())
     eager, graph = kept["rows"]
-    assert [eager["mode"], graph["mode"]] == ["eager", "graph"]
+    assert [eager["mode"], graph["mode"]] == ["eager", "exact"]
     assert eager["losses"] == graph["losses"], "same bits"
     assert [len(row["losses"]) for row in kept["rows"]] == [3, 3] and eager["losses"][-1] == eager["loss"]
-    assert {row["numbers"] for row in kept["rows"]} == {"same bits"}
+    assert {row["numerics"] for row in kept["rows"]} == {"bitwise identical to eager"}
     assert eager["graph_tflops"] is None and graph["graph_tflops"] > 0
     assert all(row["ms"] > 0 and row["tokens_per_second"] > 0 for row in kept["rows"])
     assert kept["command"][:3] == ["monograph", "bench", TINY] and kept["versions"]["torch"]
     said = kept["command"]
     assert said.count(TINY) == 1 and said[-1] == "--balanced-routing"
-    assert said[said.index("--modes") :][:6] == ["--modes", "eager,graph", "--steps", "2", "--warmup", "0"]
+    assert said[said.index("--modes") :][:6] == ["--modes", "eager,exact", "--steps", "2", "--warmup", "0"]
     assert "ms of kernels a step" in shown and "layers.*" in shown
-    for mode in ("eager", "graph"):
+    for mode in ("eager", "exact"):
         check_profile(tmp_path, mode)
 
 
@@ -61,7 +61,7 @@ def check_profile(folder, mode):
 def test_a_loss_that_is_not_a_number_is_written_as_strict_json(tmp_path):
     numbers = dict(ms=1.0, spread=0.0, tokens_per_second=1.0, mfu=None, mfu_causal=None, graph_tflops=None)
     first = dict(peak_gib=None, first_step_seconds=1.0, first_step_shares={}, is_recorded=False, compilations=0)
-    row = BenchRow(mode="eager", numbers="fast", **numbers, **first, loss=math.nan, losses=[1.0, math.inf])
+    row = BenchRow(mode="eager", numerics="bitwise", **numbers, **first, loss=math.nan, losses=[1.0, math.inf])
     write_json(tmp_path / "rows.json", [row], ["monograph", "bench"])
     written = strict_json.parse((tmp_path / "rows.json").read_text())
     assert written["non_finite"] == {"rows/0/loss": "nan", "rows/0/losses/1": "inf"}
@@ -77,7 +77,7 @@ def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([TINY, "--modes", "eager,graf"], "did you mean 'graph'?"),
+        ([TINY, "--modes", "eager,exac"], "did you mean exact?"),
         ([TINY, "--steps", "0"], "nothing to measure"),
         (["llama3_debugmodel", "--balanced-routing"], "this model has no experts"),
     ],

@@ -46,6 +46,7 @@ def test_texts_fold_equal_blocks_and_differences_say_what_changed(inspected):
 def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     report = json.loads((inspected / "report.json").read_text())
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
+    assert report["run"]["numerics"] == "bitwise identical to eager"
     assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0
     assert len(report["final"]["memory"]["points"]) <= 2000
     saved = report["captured"]["saved"]

@@ -35,7 +35,8 @@ from monograph.execute.graph_step import GraphStep
 from monograph.manifest.fields import FileRecord
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import CacheCastWeightsConfig, OffloadActivationsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.run import build_graph_step, make_example
 from monograph.train.startup import Startup
 from tests.execute.graph_mutations import Mutator
@@ -46,7 +47,7 @@ from tests.kit.tiny import tiny
 ONE = Mesh()
 OFFLOADED = PassesConfig(
     offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
-    cache_cast_weights=CacheCastWeightsConfig(enabled=True),
+    on=("cache_cast_weights",),
 )
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "collectives": ("llama3", {"passes.off": ("elide_trivial_collectives",)}),

@@ -5,7 +5,8 @@ import pytest
 from monograph.errors import ConfigError
 from monograph.execute.cudagraph import SHOWN, find_obstacles, refuse
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import OffloadActivationsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import GROUPED
 from tests.passes.kit import capture_small
@@ -16,7 +17,7 @@ LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("tra
 @pytest.mark.parametrize(("model", "changes"), [("llama3", {}), ("deepseek_v3", LOCAL), ("qwen3_moe", LOCAL)])
 def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, changes):
     graph, facts = capture_small(model, Mesh(), **changes)
-    run_passes(graph, build_passes(PassesConfig()), (), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts)
     assert find_obstacles(graph, device="cpu") == []
 
 
@@ -35,7 +36,7 @@ def test_copies_to_the_host_and_nodes_elsewhere_are_named():
     graph, facts = capture_small("llama3", Mesh())
     assert all(line.endswith("runs on the cpu") for line in find_obstacles(graph, device="cuda"))
     config = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64))
-    run_passes(graph, build_passes(config), (), facts)
+    run_passes(graph, build_passes(config), facts)
     assert any("copies between the device and the host" in line for line in find_obstacles(graph, device="cpu"))
 
 

@@ -20,12 +20,7 @@ FAST = {
     "compile.mode": "graph",
     "model.kernels": "fused",
     "training.compute_dtype": "bfloat16",
-    "passes.choose_saved.policy": "min_cut",
-    "passes.narrow_gradients.enabled": True,
-    "passes.merge_matmuls.enabled": True,
-    "passes.merge_matmuls.max_columns": 1 << 16,
-    "passes.fuse_swiglu_epilogue.enabled": True,
-    "optimizer.implementation": "single_pass",
+    "compile.numerics": "fast",
 }
 PRETEND = """
 import json, sys, types

@@ -9,7 +9,7 @@ import functools
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,9 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.models.config import LossConfig, SdpaConfig
 from monograph.parallel.groups import fake_groups
-from monograph.passes.config import (
-    CacheCastWeightsConfig,
-    ChooseSavedConfig,
-    FuseSwigluEpilogueConfig,
-    MergeMatmulsConfig,
-    NarrowGradientsConfig,
-    OffloadActivationsConfig,
-    PassesConfig,
-)
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
 from monograph.train.config import TrainerConfig
@@ -43,10 +37,7 @@ PIPELINES = {
     "default": PassesConfig(),
     "every option": PassesConfig(
         offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
-        narrow_gradients=NarrowGradientsConfig(enabled=True),
-        merge_matmuls=MergeMatmulsConfig(enabled=True, max_columns=65536),
-        cache_cast_weights=CacheCastWeightsConfig(enabled=True),
-        fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True),
+        on=("narrow_gradients", "merge_matmuls", "cache_cast_weights", "fuse_swiglu_epilogue"),
     ),
     "full recomputation": PassesConfig(choose_saved=ChooseSavedConfig(policy="full")),
     "no pass": PassesConfig(off=tuple(ORDER)),
@@ -179,12 +170,12 @@ def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) ->
     """The graphs of a case: its step after every pipeline, and its evaluation after the default one."""
     for pipeline, config in pipelines.items():
         graph, facts = capture_case(name)
-        graph = clone(graph)
-        run_passes(graph, build_passes(config), config.off, facts)
+        graph, facts = clone(graph), replace(facts, is_single_pass=True)
+        run_passes(graph, build_passes(config), facts)
         yield pipeline, graph, facts
     graph, facts = capture_case(name, is_forward=True)
     graph = clone(graph)
-    run_passes(graph, build_passes(PassesConfig()), (), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts)
     yield "evaluation", graph, facts
 
 

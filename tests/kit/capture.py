@@ -15,7 +15,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import Groups
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import CapturedGraph, build_passes
 from monograph.run import build_source, capture_graph, make_example
 from monograph.train.config import TrainerConfig
 
@@ -35,7 +35,8 @@ class Prepared:
 
     def capture_and_pass(self, part: Part = "step") -> CapturedGraph:
         """The graph after all passes, with their records."""
-        return capture_graph(self.source, self.inputs, self.facts, self.settings.passes, part=part)
+        passes = build_passes(self.settings.passes, self.settings.compile.numerics)
+        return capture_graph(self.source, self.inputs, self.facts, passes, part=part)
 
 
 def prepare(

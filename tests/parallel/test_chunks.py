@@ -9,6 +9,7 @@ from tests.execute.updates import differences, make_updates, one_rank, small
 
 OVERLAP = "compile.expert_overlap"
 EAGER = {"parallelism.fsdp": "graph", "training.local_batch_size": 4}
+IN_ORDER = {"passes.off": ("overlap_experts",)}
 
 
 def chunked(model, folder, changes=None, **overlap):
@@ -26,11 +27,11 @@ def chunked(model, folder, changes=None, **overlap):
         ({"num_chunks": 3}, {}, "--training.local_batch_size 3"),
         ({"modules": "layers.*.moe", "chunk_dim": "seq", "num_chunks": 5}, {}, "--training.seq_len 30"),
         ({"strategy": "graph"}, {}, "needs a captured one"),
-        ({"strategy": "graph", "num_chunks": 4, "schedule": "off"}, {"compile.mode": "graph"}, "a chunk would have 1"),
+        ({"strategy": "graph", "num_chunks": 4}, {"compile.mode": "graph", **IN_ORDER}, "a chunk would have 1"),
         ({}, {"compile.mode": "graph"}, "there is no all_to_all to overlap"),
         (
-            {"strategy": "graph", "schedule": "off"},
-            {"compile.mode": "graph", "passes.off": ("chunk_experts",)},
+            {"strategy": "graph"},
+            {"compile.mode": "graph", "passes.off": ("overlap_experts", "chunk_experts")},
             "passes.off has chunk_experts",
         ),
         ({}, {"parallelism.fsdp": "auto"}, "FSDP2's hooks cannot"),

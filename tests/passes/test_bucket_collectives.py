@@ -4,7 +4,8 @@ from monograph.annotate import Role
 from monograph.compat.ops import ALL_GATHER, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.query import value_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import BucketCollectivesConfig, PassesConfig
+from monograph.passes.comm.bucket_collectives_options import BucketCollectivesConfig
+from monograph.passes.config import PassesConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 

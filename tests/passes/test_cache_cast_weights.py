@@ -11,7 +11,8 @@ from monograph.graph.cast_weights import CachedCast, find_kept, is_once
 from monograph.graph.memory import find_memory
 from monograph.graph.signature import InputKind
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import CacheCastWeightsConfig, MergeMatmulsConfig, PassesConfig
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
+from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from monograph.train.update import add_gradients, apply_update
@@ -19,10 +20,10 @@ from tests.execute.updates import differences, make_updates, one_rank, read_batc
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import ByHand, check_text, run
 
-KEPT = PassesConfig(cache_cast_weights=CacheCastWeightsConfig(enabled=True))
+KEPT = PassesConfig(on=("cache_cast_weights",))
 BF16 = {"training.compute_dtype": "bfloat16"}
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph", **BF16}
-ASKED = {**GRAPH, "passes.cache_cast_weights.enabled": True}
+ASKED = {**GRAPH, "passes.on": ("cache_cast_weights",)}
 
 
 def test_casts_of_parameters_are_marked_and_nothing_else():
@@ -60,8 +61,7 @@ def test_a_step_without_casts_has_nothing_to_keep():
 def test_casts_stay_out_of_compiled_regions():
     graph, facts = capture_small("llama3", Mesh(), **BF16)
     for name in ("cache_cast_weights", "mark_regions"):
-        config = PassesConfig(cache_cast_weights=KEPT.cache_cast_weights)
-        config = config.replace(mark_regions=config.mark_regions.replace(regions=("blocks", "outside")))
+        config = KEPT.replace(mark_regions=MarkRegionsConfig(regions=("blocks", "outside")))
         make_pass(name, config).run(graph, facts)
     once = [node for node in graph.nodes if is_once(node)]
     assert once
@@ -143,8 +143,8 @@ def test_two_copies_of_one_parameter_are_both_refreshed():
 
 def test_joined_weights_are_kept_joined():
     graph, facts = capture_small("llama3", Mesh(), **BF16)
-    config = KEPT.replace(merge_matmuls=MergeMatmulsConfig(enabled=True, max_columns=4096))
-    run_passes(graph, build_passes(config), (), facts)
+    config = PassesConfig(on=("cache_cast_weights", "merge_matmuls"))
+    run_passes(graph, build_passes(config), facts)
     slots = {kept.slots for _, kept in find_kept(graph)}
     assert ("layers.0.feed_forward.w1.weight", "layers.0.feed_forward.w3.weight") in slots
     assert ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight", "layers.0.attention.wv.weight") in slots
@@ -154,7 +154,7 @@ def test_memory_counts_kept_weights_all_the_time_and_each_once():
     peaks = []
     for config in (PassesConfig(), KEPT):
         graph, facts = capture_small("llama3", Mesh(), **BF16)
-        run_passes(graph, build_passes(config), (), facts)
+        run_passes(graph, build_passes(config), facts)
         memory = find_memory(graph)
         peaks.append(memory)
     held = [each for each in peaks[1].held if is_once(each.node)]

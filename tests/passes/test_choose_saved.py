@@ -5,7 +5,8 @@ import pytest
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.policies import is_gathered
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 from tests.passes.kit import capture_small, make_pass

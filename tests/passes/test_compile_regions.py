@@ -7,8 +7,9 @@ from monograph.execute.program import lower
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
-from monograph.passes.config import MarkRegionsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
 from tests.passes.kit import capture_small, make_pass
 
 BLOCKS = PassesConfig(mark_regions=MarkRegionsConfig(regions=("blocks",)))

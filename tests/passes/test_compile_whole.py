@@ -35,5 +35,4 @@ def test_an_evaluation_becomes_one_call_without_gradients():
 
 
 def test_it_does_nothing_unless_asked():
-    _, facts = capture_small("llama3", Mesh())
-    assert make_pass("compile_whole").skip(facts) == "compile_whole.enabled is false"
+    assert make_pass("compile_whole").off == "passes.on does not have compile_whole"

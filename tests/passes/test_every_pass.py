@@ -22,8 +22,8 @@ OVERLAPPED = {"training.local_batch_size": 4, "compile.expert_overlap.strategy":
 """Under which the passes that hide exchanges have something to do."""
 
 
-TWO_BLOCKS = {"model.n_layers": 2}
-"""A dense one and one with experts."""
+TWO_BLOCKS = {"model.n_layers": 2, "optimizer.implementation": "single_pass"}
+"""A dense one and one with experts, and an optimizer that every pass can work with."""
 
 
 @functools.cache
@@ -77,13 +77,21 @@ def test_all_passes_together_give_the_same_text_on_two_ranks_and_leave_the_optio
     texts = set()
     for rank in (0, 1):
         graph, facts = capture_small("deepseek_v3", MESH, rank, **TWO_BLOCKS)
-        run_passes(graph, [PASSES[name] for name in QUICK], (), facts)
+        run_passes(graph, [PASSES[name] for name in QUICK], facts)
         texts.add(graph.text())
     assert len(texts) == 1
     assert before == ASKED
 
 
-def test_a_default_pipeline_asks_for_nothing_that_changes_bits():
+def test_exact_numerics_run_nothing_that_changes_bits():
     for each in build_passes(PassesConfig()):
         _, facts = capture_small("llama3", Mesh(), 0)
-        assert each.bitwise or each.skip(facts) or each.requires, each.name()
+        assert each.bitwise or each.off or each.skip(facts), each.name()
+
+
+def test_fast_numerics_add_the_passes_that_say_so_and_nothing_else():
+    exact, fast = (
+        {each.name() for each in build_passes(PassesConfig(), kind) if not each.off} for kind in ("exact", "fast")
+    )
+    assert fast - exact == {name for name, entry in ORDER.items() if entry.default == "fast"}
+    assert exact - fast == set()

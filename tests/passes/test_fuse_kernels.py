@@ -19,7 +19,8 @@ from monograph.kernels.swiglu import (
 )
 from monograph.kernels.wide import ADD_WIDE
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, MergeMatmulsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
 from tests.passes.kit import capture_small
@@ -30,13 +31,13 @@ FUSED = {"model.kernels": "fused", **BF16}
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 BLOCKS = 2
 NONE = Mesh()
-JOINED = MergeMatmulsConfig(enabled=True, max_columns=4096)
+JOINED = ("merge_matmuls",)
 
 
 def count_ops(model, passes, mesh=NONE, **changes):
     """How often each op is in the step after all passes, and what fuse_kernels said."""
     graph, facts = capture_small(model, mesh, **{**FUSED, "model.n_layers": BLOCKS, **changes})
-    records = run_passes(graph, build_passes(passes), (), facts)
+    records = run_passes(graph, build_passes(passes), facts)
     (record,) = [record for record in records if record.name == "fuse_kernels"]
     return Counter(node.target for node in graph.nodes), record
 
@@ -51,7 +52,7 @@ def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
 
 @pytest.mark.parametrize("mesh", [NONE, Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
 def test_gradients_of_joined_projections_are_written_side_by_side(mesh):
-    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), merge_matmuls=JOINED)
+    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), on=JOINED)
     ops, _ = count_ops("llama3", passes, mesh)
     assert (ops[SWIGLU_BACKWARD_RECOMPUTE], ops[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (0, BLOCKS)
     assert (ops[ROPE], ops[ROPE_PACKED]) == (2 * BLOCKS, BLOCKS), "queries and keys; both gradients beside the values'"
@@ -68,7 +69,7 @@ def test_gradients_of_a_tied_embedding_are_added_without_casts():
 def test_a_step_without_ops_of_ours_stays_without():
     graph, facts = capture_small("llama3", Mesh(), **BF16)
     before = graph.text()
-    records = run_passes(graph, build_passes(PassesConfig()), (), facts)
+    records = run_passes(graph, build_passes(PassesConfig()), facts)
     assert [record.note for record in records if record.name == "fuse_kernels"] == ["no custom ops"]
     assert "monograph." not in graph.text()
     assert before != graph.text(), "other passes did run"
@@ -78,7 +79,7 @@ def test_equal_blocks_still_read_alike():
     lines = []
     for blocks in (3, 6):
         graph, facts = capture_small("llama3", Mesh(), **{**FUSED, "model.n_layers": blocks})
-        run_passes(graph, build_passes(PassesConfig()), (), facts)
+        run_passes(graph, build_passes(PassesConfig()), facts)
         lines.append(len(graph.text().splitlines()))
     assert lines[0] == lines[1], "whatever is fused across a boundary belongs to one block"
 
@@ -96,7 +97,7 @@ def test_equal_blocks_still_read_alike():
     ],
 )
 def test_every_bit_stays(policy, is_joined, tmp_path):
-    joined = {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": 4096} if is_joined else {}
+    joined = {"passes.on": JOINED} if is_joined else {}
     made = {}
     for name, off in (("fused", ()), ("apart", ("fuse_kernels",))):
         changes = {**GRAPH, **FUSED, **joined, "passes.choose_saved.policy": policy, "model.n_layers": BLOCKS}

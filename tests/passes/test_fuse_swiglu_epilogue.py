@@ -13,24 +13,23 @@ from monograph.graph.tags import tag_of
 from monograph.kernels.matmul_swiglu import MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWARD
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, FuseSwigluEpilogueConfig, MergeMatmulsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
 from tests.passes.kit import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.n_layers": 2}
-JOINED = PassesConfig(
-    choose_saved=ChooseSavedConfig(policy="min_cut"), merge_matmuls=MergeMatmulsConfig(enabled=True, max_columns=4096)
-)
-ASKED = JOINED.replace(fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True))
+JOINED = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), on=("merge_matmuls",))
+ASKED = JOINED.replace(on=("merge_matmuls", "fuse_swiglu_epilogue"))
 GATED = (SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE, MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWARD)
 
 
 def count(model, passes, mesh=Mesh(), **changes):  # noqa: B008 - a mesh never changes
     """How often each op that has to do with gates is in a step after all passes, and the step's cost."""
     graph, facts = capture_small(model, mesh, **{**FUSED, **changes})
-    run_passes(graph, build_passes(passes), (), facts)
+    run_passes(graph, build_passes(passes), facts)
     ops = Counter(node.target for node in graph.nodes)
     return [ops[op] for op in GATED], measure(graph, facts)
 
@@ -54,11 +53,11 @@ def test_gates_of_routed_experts_stay_apart():
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
 def test_on_a_cpu_every_bit_stays(model, tmp_path):
     """Both are computed by the same ops there."""
-    joined = {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": 4096}
     made = {}
     for is_fused in (False, True):
-        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", **FUSED, **joined}
-        changes |= {"passes.choose_saved.policy": "min_cut", "passes.fuse_swiglu_epilogue.enabled": is_fused}
+        on = ("merge_matmuls", "fuse_swiglu_epilogue") if is_fused else ("merge_matmuls",)
+        changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", **FUSED}
+        changes |= {"passes.choose_saved.policy": "min_cut", "passes.on": on}
         config = small(model, tmp_path, changes)
         with one_rank(config) as groups:
             made[is_fused] = make_updates(config, groups)
@@ -159,6 +158,8 @@ def test_nothing_moves_past_what_writes():
     assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("0 matmuls with gates")
 
 
-def test_matmuls_that_are_not_joined_are_an_error():
-    with pytest.raises(ConfigError, match="fuse_swiglu_epilogue is enabled without"):
-        PassesConfig(fuse_swiglu_epilogue=FuseSwigluEpilogueConfig(enabled=True)).check()
+def test_matmuls_that_are_not_merged_are_an_error():
+    alone = PassesConfig(on=("fuse_swiglu_epilogue",))
+    with pytest.raises(ConfigError, match=r"(?s)it needs merge_matmuls, which is off.*--passes.on merge_matmuls"):
+        alone.check_asked("exact")
+    alone.check_asked("fast")

@@ -10,8 +10,9 @@ from monograph.errors import ConfigError
 from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
-from monograph.passes.config import MarkRegionsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, run
 

@@ -7,15 +7,16 @@ from monograph.compat.ops import ATEN
 from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, MergeMatmulsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from tests.execute.updates import normalizers_of, one_rank, read_batches, small
 from tests.passes.kit import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
-ASKED = PassesConfig(merge_matmuls=MergeMatmulsConfig(enabled=True))
-JOINED = {"passes.merge_matmuls.enabled": True}
+ASKED = PassesConfig(on=("merge_matmuls",))
+JOINED = {"passes.on": ("merge_matmuls",)}
 
 
 def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_each():
@@ -71,7 +72,7 @@ def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_e
 
 def test_a_second_run_finds_nothing_more_to_join():
     graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
-    run_passes(graph, build_passes(PassesConfig()), (), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts)
     before = count(graph)
     run("merge_matmuls", graph, config=ASKED)
     once = graph.text()
@@ -89,7 +90,7 @@ def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
     config = ASKED.replace(choose_saved=ChooseSavedConfig(policy="min_cut"))
     before = find_memory(graph_after(graph, facts, config, "merge_matmuls")).peak_bytes
     graph, facts = capture_small("llama3", Mesh(), **{"training.compute_dtype": "bfloat16"})
-    run_passes(graph, build_passes(config), (), facts)
+    run_passes(graph, build_passes(config), facts)
     copies = [
         node for node in graph.nodes if tag_of(node).made_by == "merge_matmuls" and node.target is ATEN.clone.default
     ]
@@ -98,7 +99,7 @@ def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
 
 
 def graph_after(graph, facts, config, off):
-    run_passes(graph, build_passes(config), (off,), facts)
+    run_passes(graph, build_passes(config.replace(off=(off,))), facts)
     return graph
 
 

@@ -6,14 +6,14 @@ import torch
 from monograph.compat.ops import ATEN
 from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
-from monograph.passes.config import NarrowGradientsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
 from monograph.run import build_step
 from tests.execute.updates import normalizers_of, one_rank, read_batches, small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
-ASKED = PassesConfig(narrow_gradients=NarrowGradientsConfig(enabled=True))
+ASKED = PassesConfig(on=("narrow_gradients",))
 BF16 = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "model.n_layers": 1}
-NARROW = {"passes.narrow_gradients.enabled": True, "optimizer.implementation": "single_pass"}
+NARROW = {"passes.on": ("narrow_gradients",), "optimizer.implementation": "single_pass"}
 
 
 def test_only_a_cast_that_nothing_follows_is_left_out():

@@ -5,7 +5,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monograph.compat.ops import ATEN
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
-from monograph.passes.config import OffloadActivationsConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 MUCH = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=1))

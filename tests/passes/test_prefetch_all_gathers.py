@@ -3,7 +3,9 @@
 import re
 
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, PassesConfig, PrefetchAllGathersConfig
+from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.passes.kit import capture_small, make_pass
 
@@ -35,7 +37,7 @@ def prepared(**options):
         "recompute",
         "bucket_collectives",
     )
-    run_passes(graph, [each for each in build_passes(config) if each.name() in names], (), facts)
+    run_passes(graph, [each for each in build_passes(config) if each.name() in names], facts)
     return graph, facts, make_pass("prefetch_all_gathers", config)
 
 

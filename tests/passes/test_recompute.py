@@ -5,7 +5,8 @@ from monograph.compat.ops import ATEN, READ_SIZE
 from monograph.graph.query import is_size
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import ChooseSavedConfig, PassesConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 

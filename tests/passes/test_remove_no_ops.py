@@ -74,11 +74,6 @@ def test_a_matmul_with_one_is_its_other_factor_and_backward_stays_backward():
     assert run("remove_no_ops", graph) == "0 nodes removed", "the alias stays"
 
 
-def test_a_step_that_is_cut_where_backward_begins_keeps_its_ones():
-    graph = make_matmul_with_one()
-    assert run("remove_no_ops", graph, is_split=True) == "0 nodes removed"
-
-
 def test_whatever_reads_such_a_matmul_through_a_view_reads_the_alias():
     hand = ByHand()
     x = hand.input("x", 4, 4)

@@ -51,10 +51,9 @@ class Drawn:
         strategy = "trace" if config.compile.expert_overlap.is_on else "off"
         changed = {
             "compile.mode": "eager",
-            "compile.partition": "none",
-            "compile.cuda_graph": "off",
+            "compile.cuda_graph": "auto",
+            "compile.numerics": "exact",
             "compile.expert_overlap.strategy": strategy,
-            "compile.expert_overlap.schedule": "on",
             "parallelism.fsdp": "graph",
             "passes": PassesConfig(),
         }
@@ -66,7 +65,7 @@ class Drawn:
     @property
     def has_same_bits(self) -> bool:
         """Whether the graph promises the bits of eager mode."""
-        return not any(self.changes.get(f"passes.{name}.enabled") for name in ROUNDS)
+        return not set(self.changes.get("passes.on", ())) & set(ROUNDS)
 
     def labels(self) -> list[str]:
         """What is counted about it."""
@@ -98,8 +97,7 @@ def draw(seed: int) -> Drawn:
     if model in WITH_EXPERTS:
         changes |= draw_backend(pick, mesh, changes) | draw_overlap(pick, mesh)
     changes |= draw_memory(pick) | draw_passes(pick) | draw_updates(pick)
-    if "compile.partition" in changes and pick.random() < 0.9:
-        changes.pop("passes.cache_cast_weights.enabled", None)  # refused together
+    changes["passes.on"] = draw_on(pick, changes)
     changes |= draw_off(pick, changes)
     degrees = {
         "replicate": mesh.dp_replicate,
@@ -155,8 +153,9 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
         "compile.expert_overlap.modules": pick.choice(WHOLE_LAYERS if dim == "batch" else EXPERTS_ONLY),
         "compile.expert_overlap.num_chunks": chunks,
         "compile.expert_overlap.grad_sum": pick.choice(("before_reduce", "after_reduce")),
-        "compile.expert_overlap.schedule": pick.choice(("on", "off") if mesh.ep > 1 else ("off",)),
     }
+    if mesh.ep == 1 or pick.random() < 0.5:
+        changes["passes.off"] = ("overlap_experts",)
     if dim == "batch":
         local = chunks * per_chunk
         return changes | {"training.local_batch_size": local, "training.global_batch_size": -1}
@@ -164,8 +163,8 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
 
 
 def draw_memory(pick: random.Random) -> dict[str, Any]:
-    """What is saved, recomputed, offloaded, or split."""
-    kind = pick.choice(("none", "all", "min_cut", "full", "selected", "budget", "offload", "partition"))
+    """What is saved, recomputed or offloaded."""
+    kind = pick.choice(("none", "all", "min_cut", "full", "selected", "budget", "offload"))
     saved = "passes.choose_saved"
     return {
         "none": {},
@@ -180,7 +179,6 @@ def draw_memory(pick: random.Random) -> dict[str, Any]:
             "passes.offload_activations.prefetch_blocks": pick.choice((0, 1, 3)),
             **({f"{saved}.policy": pick.choice(("full", "min_cut"))} if pick.random() < 0.5 else {}),
         },
-        "partition": {"compile.partition": "min_cut"},
     }[kind]
 
 
@@ -192,29 +190,37 @@ def draw_passes(pick: random.Random) -> dict[str, Any]:
     if pick.random() < 0.3:
         changes["passes.prefetch_all_gathers.ahead"] = pick.choice((1, 2, 5))
     if pick.random() < 0.15:
-        changes |= {"passes.merge_matmuls.enabled": True, "passes.merge_matmuls.max_columns": pick.choice((8, 65536))}
-        if pick.random() < 0.5:
-            changes["passes.fuse_swiglu_epilogue.enabled"] = True
+        changes["passes.merge_matmuls.max_columns"] = pick.choice((8, 65536))
     return changes
+
+
+def draw_on(pick: random.Random, changes: dict[str, Any]) -> tuple[str, ...]:
+    """Passes that are off by default and switched on; most of them where they can run."""
+    on = []
+    if "passes.merge_matmuls.max_columns" in changes:
+        on += ["merge_matmuls", *(["fuse_swiglu_epilogue"] if pick.random() < 0.5 else [])]
+    if pick.random() < 0.3:
+        on.append("cache_cast_weights")
+    if changes["optimizer.implementation"] == "single_pass" and pick.random() < 0.5:
+        on.append("narrow_gradients")
+    return tuple(on)
 
 
 def draw_off(pick: random.Random, changes: dict[str, Any]) -> dict[str, Any]:
     """Passes that are switched off: seldom one that the run asks for, which must be refused."""
     if pick.random() < 0.6:
         return {}
-    asked = {name.split(".")[1] for name in changes if name.startswith("passes.")} if pick.random() < 0.9 else set()
+    asked = {name.split(".")[1] for name in changes if name.startswith("passes.")} | set(changes["passes.on"])
+    if pick.random() < 0.1:
+        asked = set()
     if "compile.expert_overlap.strategy" in changes:
         asked |= {"chunk_experts", "overlap_experts"}
     choices = [name for name in ORDER if name not in (*COMPILERS, *asked)]
-    return {"passes.off": tuple(pick.sample(choices, pick.choice((1, 1, 2, 3, len(choices)))))}
+    drawn = pick.sample(choices, pick.choice((1, 1, 2, 3, len(choices))))
+    return {"passes.off": (*changes.get("passes.off", ()), *drawn)}
 
 
 def draw_updates(pick: random.Random) -> dict[str, Any]:
-    """The optimizer, and what the graph may leave to it."""
+    """The optimizer."""
     kind = pick.choice(("auto", "auto", "foreach", "for_loop", "single_pass", "single_pass"))
-    changes: dict[str, Any] = {"optimizer.implementation": kind, "optimizer.weight_decay": pick.choice((0.0, 0.1))}
-    if pick.random() < 0.3:
-        changes["passes.cache_cast_weights.enabled"] = True
-    if kind == "single_pass" and pick.random() < 0.5:
-        changes["passes.narrow_gradients.enabled"] = True
-    return changes
+    return {"optimizer.implementation": kind, "optimizer.weight_decay": pick.choice((0.0, 0.1))}

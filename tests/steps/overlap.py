@@ -40,7 +40,7 @@ def compare_strategies(
 ) -> dict[str, list[str]]:
     """On one rank of a launched world, or alone: for each way the tensors that differ from eager chunking.
 
-    A way is the strategy, the schedule and changes to the passes; `extra` holds for eager chunking too.
+    A way is the strategy and changes to the passes; `extra` holds for eager chunking too.
     """
     eager = overlapped(model, folder, mode="eager", options={**options, "strategy": "trace"}, changes=extra, **degrees)
     with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.ranks import pool
 from tests.steps.overlap import MODES, compare_artifact, compare_strategies, precompile_overlapped
 
-OFF = {"schedule": "off"}
+OFF = {"passes.off": ("overlap_experts",)}
 WAYS = {
     "trace": {"strategy": "trace", **OFF},
     "graph": {"strategy": "graph", **OFF},

@@ -9,14 +9,8 @@ STEPS = 200
 FAST = {
     "compile.mode": "graph",
     "model.kernels": "fused",
-    "optimizer.implementation": "single_pass",
+    "compile.numerics": "fast",
     "parallelism.reshard_after_forward": False,
-    "passes.choose_saved.policy": "min_cut",
-    "passes.narrow_gradients.enabled": True,
-    "passes.merge_matmuls.enabled": True,
-    "passes.merge_matmuls.max_columns": 1 << 16,
-    "passes.fuse_swiglu_epilogue.enabled": True,
-    "passes.cache_cast_weights.enabled": True,
 }
 COMPILED = {"model.kernels": "auto", "passes.mark_regions.regions": ("blocks", "outside")}
 TOLERANCE = 0.01

@@ -57,7 +57,7 @@ def test_two_ranks_that_shard_have_the_bits_of_eager(tmp_path):
 
 @pytest.mark.long
 def test_two_ranks_of_tensor_parallelism_have_the_bits_of_eager(tmp_path):
-    compare_on_ranks(tmp_path, 2, "qwen3_moe", ("default", "split in two"), tp=2)
+    compare_on_ranks(tmp_path, 2, "qwen3_moe", ("default", "min_cut"), tp=2)
 
 
 @pytest.mark.long

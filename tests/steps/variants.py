@@ -13,7 +13,6 @@ POLICIES = {
     "default": {},
     "all": {"passes.choose_saved.policy": "all"},
     "min_cut": {"passes.choose_saved.policy": "min_cut"},
-    "split in two": {"compile.partition": "min_cut"},
     "full": {"passes.choose_saved.policy": "full"},
     "selected": {"passes.choose_saved.policy": "full", "passes.choose_saved.save": ("layers.*.attention.wo::mm",)},
     "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.0002},

@@ -86,6 +86,10 @@ class Artifact:
             do="get the artifact again from where it was made, or precompile it again",
         )
 
+    def ran_passes(self, name: str) -> list[str]:
+        """The passes that ran on a graph when the artifact was made."""
+        return [each["name"] for each in self.manifest.sections["passes"][name] if each["status"] == "ran"]
+
     def parts(self, name: str) -> list[str]:
         """The compiled parts of a graph."""
         if name not in self.manifest.sections["parts"]:

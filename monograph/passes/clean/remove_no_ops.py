@@ -29,7 +29,7 @@ class RemoveNoOps(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        plan = plan_no_ops(graph, has_ones=facts.is_split)
+        plan = plan_no_ops(graph)
         stand_ins: dict[Node, Node] = {}
         for node, source in plan.items():
             same = stand_ins.get(source, source)
@@ -42,10 +42,8 @@ class RemoveNoOps(Pass):
         return f"{len(plan)} nodes removed"
 
 
-def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]:
-    """Node -> the earlier node with the same value, for every node that changes nothing.
-
-    `has_ones` keeps multiplications by one."""
+def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:
+    """Node -> the earlier node with the same value, for every node that changes nothing."""
     plan: dict[Node, Node] = {}
 
     def follow(node: Node) -> Node:
@@ -54,8 +52,6 @@ def plan_no_ops(graph: StepGraph, *, has_ones: bool = False) -> dict[Node, Node]
         return node
 
     for node in graph.nodes:
-        if has_ones and node.target is _ATEN.mul.Tensor:
-            continue
         rule = _RULES.get(node.target) if tag_of(node).made_by != RemoveNoOps.name() else None
         same = rule(node, follow) if rule else None
         if same is not None and not _is_returned(node):

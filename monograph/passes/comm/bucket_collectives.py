@@ -18,7 +18,7 @@ from monograph.graph.schedule import find_early_readers, find_late_arguments, mo
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass, Property
-from monograph.passes.config import BucketCollectivesConfig
+from monograph.passes.comm.bucket_collectives_options import BucketCollectivesConfig
 
 
 @dataclass(frozen=True)

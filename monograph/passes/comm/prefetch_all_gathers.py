@@ -14,7 +14,7 @@ from monograph.graph.schedule import find_early_readers, find_late_arguments, mo
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
-from monograph.passes.config import PrefetchAllGathersConfig
+from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
 
 
 @dataclass(frozen=True)

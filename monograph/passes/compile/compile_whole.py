@@ -8,7 +8,6 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag
 from monograph.passes.base import Pass
 from monograph.passes.compile.regions import compile_region, find_region, put_in_place
-from monograph.passes.config import CompileWholeConfig
 
 
 class CompileWhole(Pass):
@@ -20,11 +19,7 @@ class CompileWhole(Pass):
              graph can no longer be read op by op. Runs last.
     """
 
-    Config = CompileWholeConfig
     bitwise = False
-
-    def skip(self, facts: Facts) -> str:
-        return "" if self.config.enabled else "compile_whole.enabled is false"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         nodes = [node for node in graph.nodes if is_compute(node)]

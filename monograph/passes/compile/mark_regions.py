@@ -12,8 +12,8 @@ from monograph.graph.query import alias_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass, Property
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import can_compile, group_consecutive
-from monograph.passes.config import MarkRegionsConfig
 
 BLOCKS = "blocks"
 OUTSIDE = "outside"
@@ -32,9 +32,6 @@ class MarkRegions(Pass):
 
     Config = MarkRegionsConfig
     provides = (Property.REGIONS,)
-
-    def skip(self, facts: Facts) -> str:
-        return "" if self.config.regions else "mark_regions.regions is empty"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         bring_results_home(graph)

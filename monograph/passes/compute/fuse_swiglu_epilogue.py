@@ -17,7 +17,6 @@ from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.fusions import find_between, find_source, take_parts
-from monograph.passes.config import FuseSwigluEpilogueConfig
 
 
 class FuseSwigluEpilogue(Pass):
@@ -31,11 +30,7 @@ class FuseSwigluEpilogue(Pass):
              `all` have it. Bits change where such a kernel sums in another order than torch's matmuls.
     """
 
-    Config = FuseSwigluEpilogueConfig
     bitwise = False
-
-    def skip(self, facts: Facts) -> str:
-        return "" if self.config.enabled else "fuse_swiglu_epilogue.enabled is false"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         inside = graph.module.graph

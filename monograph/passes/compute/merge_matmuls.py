@@ -16,7 +16,7 @@ from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.matmuls import MatmulGroup, MatmulSum, plan_groups, plan_sums
-from monograph.passes.config import MergeMatmulsConfig
+from monograph.passes.compute.merge_matmuls_options import MergeMatmulsConfig
 
 
 class MergeMatmuls(Pass):
@@ -31,9 +31,6 @@ class MergeMatmuls(Pass):
 
     Config = MergeMatmulsConfig
     bitwise = False
-
-    def skip(self, facts: Facts) -> str:
-        return "" if self.config.enabled else "merge_matmuls.enabled is false"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         inside = graph.module.graph

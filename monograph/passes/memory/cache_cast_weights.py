@@ -7,7 +7,6 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass
-from monograph.passes.config import CacheCastWeightsConfig
 
 
 class CacheCastWeights(Pass):
@@ -20,10 +19,14 @@ class CacheCastWeights(Pass):
              weights are not resharded after forward, else that of all weights in the narrow dtype.
     """
 
-    Config = CacheCastWeightsConfig
-
     def skip(self, facts: Facts) -> str:
-        return "" if self.config.enabled else "cache_cast_weights.enabled is false"
+        if self.is_asked:
+            return ""
+        if facts.reshard:
+            return "parallelism.reshard_after_forward is true: cached copies would cost memory"
+        return (
+            "" if facts.is_single_pass else "the optimizer does not write the copies (implementation single_pass does)"
+        )
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         found = find_castings(graph)

@@ -10,7 +10,7 @@ from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass, Property
-from monograph.passes.config import ChooseSavedConfig
+from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.min_cut import plan_min_cut
 from monograph.passes.memory.policies import (
     GIB,

@@ -12,7 +12,6 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
-from monograph.passes.config import NarrowGradientsConfig
 
 
 class NarrowGradients(Pass):
@@ -24,10 +23,10 @@ class NarrowGradients(Pass):
              several micro-batches or ranks are added, they are added in the reduce dtype as before.
     """
 
-    Config = NarrowGradientsConfig
-
     def skip(self, facts: Facts) -> str:
-        return "" if self.config.enabled else "narrow_gradients.enabled is false"
+        return (
+            "" if facts.is_single_pass else "the optimizer reads wide gradients (implementation single_pass does not)"
+        )
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_narrow(graph)

@@ -14,7 +14,7 @@ from monograph.graph.query import find_storages, is_backward, is_compute, is_lau
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
-from monograph.passes.config import OffloadActivationsConfig
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.memory.policies import GIB
 
 
@@ -41,9 +41,6 @@ class OffloadActivations(Pass):
     """
 
     Config = OffloadActivationsConfig
-
-    def skip(self, facts: Facts) -> str:
-        return "" if self.config.budget_gib > 0 else "offload_activations.budget_gib is 0"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_offload_copies(graph, self.config)

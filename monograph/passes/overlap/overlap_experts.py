@@ -13,7 +13,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.log import get_log
 from monograph.passes.base import Pass
-from monograph.passes.config import OverlapExpertsConfig
+from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
 from monograph.passes.overlap.overlap_plan import plan_overlap
 from monograph.passes.overlap.simulate import MICROSECOND, SimulatedSchedule, is_exchange
 
@@ -33,9 +33,7 @@ class OverlapExperts(Pass):
     Config = OverlapExpertsConfig
 
     def skip(self, facts: Facts) -> str:
-        if not facts.overlap.is_on:
-            return "compile.expert_overlap.strategy is off"
-        return "" if facts.overlap.schedule == "on" else "compile.expert_overlap.schedule is off"
+        return "" if facts.overlap.is_on else "compile.expert_overlap.strategy is off"
 
     def reads_machine(self) -> bool:
         return True
@@ -58,9 +56,9 @@ class OverlapExperts(Pass):
         """The order, and what it costs by the model."""
         if not any(is_exchange(node) and tag_of(node).chunk is not None for node in graph.nodes):
             raise ConfigError(
-                "compile.expert_overlap.schedule is on, and no chunk exchanges rows",
+                "overlap_experts runs, and no chunk has an all_to_all",
                 why="there is nothing to hide",
-                do="--compile.expert_overlap.schedule off, or more ranks in parallelism.expert_parallel_degree",
+                do="--passes.off overlap_experts, or more ranks in parallelism.expert_parallel_degree",
             )
         sizes = LikelySizes(graph.module.graph)
         costs = find_node_costs(graph.module.graph, sizes, facts)

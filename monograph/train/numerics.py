@@ -1,0 +1,23 @@
+"""What a run promises about its numerics: passes, optimizer, attention and chunking together."""
+
+from collections.abc import Iterable, Iterator
+
+from monograph.passes.numerics import NumericsPromise, find_rounding_passes
+from monograph.train.config import TrainerConfig
+
+
+def promise_numerics(config: TrainerConfig, *, ran: Iterable[str], device: str) -> NumericsPromise:
+    """The promise of a run on this kind of device whose captured step went through the passes in `ran`."""
+    return NumericsPromise(tuple(_find_causes(config, list(ran), device)))
+
+
+def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator[str]:
+    yield from find_rounding_passes(ran)
+    if config.compile.expert_overlap.is_on and "chunk_experts" not in ran:
+        yield "compile.expert_overlap"
+    if config.compile.mode == "layer" and config.compile.backend == "inductor":
+        yield "compile.backend inductor"
+    if config.plan_optimizer().implementation == "single_pass":
+        yield "optimizer.implementation single_pass"
+    if device == "cuda" and not config.debug.deterministic:
+        yield "attention, whose backward adds in any order without debug.deterministic"

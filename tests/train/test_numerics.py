@@ -1,0 +1,121 @@
+"""What a run promises about its numerics, and what `compile.numerics` chooses."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from monograph.commands.request import read_request
+from monograph.config.configurable import BaseConfig, check_config
+from monograph.errors import ConfigError
+from monograph.execute.artifact.fields import STEP
+from monograph.execute.artifact.load import Artifact
+from monograph.passes.numerics import NumericsPromise, find_rounding_passes
+from monograph.passes.order import ORDER
+from monograph.run import build_step, train
+from monograph.train.numerics import promise_numerics
+from tests.execute.updates import one_rank, small
+from tests.train.kit import tiny_run
+
+SAME = "bitwise identical to eager"
+GRAPH = {"compile.mode": "graph", "model.n_layers": 1, "training.compute_dtype": "bfloat16"}
+FAST = {**GRAPH, "compile.numerics": "fast"}
+KEPT = {"parallelism.reshard_after_forward": False}
+FAST_PASSES = {name for name, entry in ORDER.items() if entry.default == "fast"}
+
+
+def read(flags):
+    return read_request(["deepseek_v3_debugmodel", *flags.split()], BaseConfig()).config
+
+
+def build(folder, changes):
+    """The step of a tiny model: what ran, why the rest did not, and the promise."""
+    config = small("llama3", folder, changes)
+    with one_rank(config) as groups:
+        step = build_step(config, groups)
+        notes = {record.name: (record.status, record.note) for record in step.records}
+        ran = set(step.ran_passes)
+        step.close()
+    return ran, notes, promise_numerics(config, ran=ran, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "promise"),
+    [
+        ("", SAME),
+        ("--compile.mode layer", "within rounding of eager: compile.backend inductor"),
+        ("--compile.mode layer --compile.backend aot_eager", SAME),
+        ("--optimizer.implementation single_pass", "within rounding of eager: optimizer.implementation single_pass"),
+        (
+            "--compile.expert_overlap.strategy trace --parallelism.fsdp graph --training.local_batch_size 4",
+            "within rounding of eager: compile.expert_overlap",
+        ),
+    ],
+)
+def test_without_passes_the_promise_follows_from_the_settings(flags, promise):
+    assert str(promise_numerics(read(flags), ran=(), device="cpu")) == promise
+
+
+def test_on_a_gpu_attention_keeps_bits_only_with_deterministic_kernels():
+    assert "attention" in str(promise_numerics(read(""), ran=(), device="cuda"))
+    assert promise_numerics(read("--debug.deterministic true"), ran=(), device="cuda").is_bitwise
+
+
+def test_passes_that_say_they_change_bits_are_named_and_unknown_ones_promise_nothing():
+    assert find_rounding_passes(["recompute", "merge_matmuls", "narrow_gradients"]) == ["merge_matmuls"]
+    assert find_rounding_passes(["somebody_elses"]) == ["somebody_elses"]
+    assert str(NumericsPromise(("a", "b"))) == "within rounding of eager: a, b"
+
+
+def test_exact_numerics_run_bitwise_passes_and_say_so(tmp_path):
+    ran, notes, promise = build(tmp_path, {**GRAPH, **KEPT})
+    assert not ran & FAST_PASSES and str(promise) == SAME
+    status, note = notes["cache_cast_weights"]
+    assert status == "skipped" and "single_pass" in note
+
+
+def test_fast_numerics_add_passes_the_single_pass_optimizer_and_cached_casts(tmp_path):
+    ran, _, promise = build(tmp_path, {**FAST, **KEPT})
+    assert ran >= FAST_PASSES | {"cache_cast_weights"}
+    assert set(promise.causes) == {"merge_matmuls", "fuse_swiglu_epilogue", "optimizer.implementation single_pass"}
+
+
+def test_an_optimizer_chosen_by_name_is_kept_and_what_needs_a_single_pass_is_skipped(tmp_path):
+    ran, notes, promise = build(tmp_path, {**FAST, **KEPT, "optimizer.implementation": "foreach"})
+    assert ran >= {"merge_matmuls", "fuse_swiglu_epilogue"}
+    for name in ("narrow_gradients", "cache_cast_weights"):
+        assert notes[name][0] == "skipped" and "single_pass" in notes[name][1]
+    assert "optimizer.implementation single_pass" not in promise.causes
+
+
+def test_resharded_weights_are_not_cached_unless_asked_for(tmp_path):
+    _, notes, _ = build(tmp_path, FAST)
+    assert notes["cache_cast_weights"] == (
+        "skipped",
+        "parallelism.reshard_after_forward is true: cached copies would cost memory",
+    )
+    ran, _, _ = build(tmp_path, {**GRAPH, "passes.on": ("cache_cast_weights",)})
+    assert "cache_cast_weights" in ran
+
+
+def test_auto_means_min_cut_with_fast_numerics_and_a_written_policy_stays():
+    options = ORDER["choose_saved"].options
+    assert (options().resolve("exact").policy, options().resolve("fast").policy) == ("default", "min_cut")
+    assert options(policy="default").resolve("fast").policy == "default"
+
+
+def test_narrow_gradients_asked_for_without_an_optimizer_that_reads_them_are_refused():
+    with pytest.raises(ConfigError, match="implementation single_pass"):
+        check_config(read("--compile.mode graph --passes.on narrow_gradients"))
+    check_config(read("--compile.mode graph --compile.numerics fast --passes.on narrow_gradients"))
+
+
+def test_a_run_says_and_writes_what_it_promises(tmp_path):
+    train(tiny_run(tmp_path, {"training.steps": 1, "compile.mode": "graph", "debug.log_level": "info"}, model="llama3"))
+    assert (tmp_path / "numerics.txt").read_text() == f"{SAME}\n"
+    assert f"numerics: {SAME}" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def test_a_run_from_an_artifact_promises_what_its_passes_do(tmp_path):
+    passes = [{"name": "recompute", "status": "ran"}, {"name": "merge_matmuls", "status": "off"}]
+    manifest = SimpleNamespace(sections={"passes": {STEP: passes}})
+    assert Artifact(tmp_path, manifest, None).ran_passes(STEP) == ["recompute"]

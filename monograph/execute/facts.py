@@ -2,8 +2,9 @@
 
 from monograph.axes import Axis, Group
 from monograph.execute.base import StepSettings
-from monograph.graph.facts import Facts
+from monograph.graph.facts import Chunking, Facts
 from monograph.parallel.groups import Groups
+from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import ParamTable
 
 
@@ -21,5 +22,17 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         device=groups.device.type,
         machine=settings.machine,
         for_artifact=groups.is_fake,
-        overlap=settings.compile.expert_overlap,
+        chunking=describe_chunks(settings.compile.expert_overlap),
+    )
+
+
+def describe_chunks(overlap: ExpertOverlapConfig) -> Chunking | None:
+    """How modules run chunk by chunk, if any do."""
+    if not overlap.is_on:
+        return None
+    return Chunking(
+        is_captured=overlap.strategy == "trace",
+        count=overlap.num_chunks,
+        dim=0 if overlap.chunk_dim == "batch" else 1,
+        is_summed_after_reduce=overlap.grad_sum == "after_reduce",
     )

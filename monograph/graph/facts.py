@@ -7,7 +7,20 @@ import torch
 
 from monograph.axes import Axis
 from monograph.machine import CPU, Machine
-from monograph.parallel.overlap_config import ExpertOverlapConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How modules run chunk by chunk, so that one chunk's all_to_all overlaps with another chunk's compute."""
+
+    is_captured: bool
+    """Whether modules were called once per chunk when the step was captured; otherwise a pass makes the chunks."""
+    count: int
+    """Chunks of a micro-batch."""
+    dim: int
+    """The dimension that is cut: 0 for the batch, 1 for the sequence."""
+    is_summed_after_reduce: bool = False
+    """Whether every chunk's gradient is reduced by itself, and the chunks are summed afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +47,13 @@ class Facts:
     """What costs are estimated for; that of rank 0 where ranks have different ones."""
     for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
-    overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
-    """What is run chunk by chunk, so that experts' all_to_alls overlap with compute."""
+    chunking: Chunking | None = None
+    """How chosen modules run chunk by chunk; None where nothing does."""
 
     def degree(self, axis: Axis) -> int:
         """Ranks along an axis; an axis that is not mentioned has one."""
         return self.degrees.get(axis, 1)
 
-    def place_of(self, slot: str) -> int:
-        """A parameter's place in the table."""
+    def slot_index(self, slot: str) -> int:
+        """A parameter's index in the table."""
         return self.slots.index(slot)

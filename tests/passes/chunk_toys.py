@@ -8,6 +8,7 @@ from monograph.capture.chunks import capture_chunk_nodes
 from monograph.capture.step import StepOutputs
 from monograph.capture.trace import trace
 from monograph.compat.ops import all_reduce
+from monograph.execute.facts import describe_chunks
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.parallel.groups import fake_groups
@@ -115,5 +116,11 @@ def capture_stack(layer=Plain, count=1, *, rows=8, mesh=None, reduce_dtype=torch
         capture_chunk_nodes(graph, step, model, inputs, config, roots)
     sizes = {group.value: mesh.group_size(group) for group in Group}
     degrees = {axis: mesh.degree(axis) for axis in Axis}
-    facts = Facts(degrees=degrees, group_sizes=sizes, slots=tuple(names), overlap=config, reduce_dtype=reduce_dtype)
+    facts = Facts(
+        degrees=degrees,
+        group_sizes=sizes,
+        slots=tuple(names),
+        chunking=describe_chunks(config),
+        reduce_dtype=reduce_dtype,
+    )
     return graph, facts

@@ -3,9 +3,8 @@
 import operator
 
 from monograph.compat.ops import ATEN
-from monograph.graph.facts import Facts
+from monograph.graph.facts import Chunking, Facts
 from monograph.graph.signature import InputKind
-from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.passes.overlap.merge_chunks import MergeChunks
 from tests.graph.by_hand import ByHand
 
@@ -60,5 +59,5 @@ def test_a_whole_that_others_read_stays():
 
 
 def test_it_has_nothing_to_do_where_a_pass_cuts_the_step():
-    assert "is graph" in MergeChunks().skip(Facts(overlap=ExpertOverlapConfig(strategy="graph")))
-    assert not MergeChunks().skip(Facts(overlap=ExpertOverlapConfig(strategy="trace")))
+    assert "chunk_experts" in MergeChunks().skip(Facts(chunking=Chunking(is_captured=False, count=2, dim=0)))
+    assert not MergeChunks().skip(Facts(chunking=Chunking(is_captured=True, count=2, dim=0)))

@@ -70,7 +70,7 @@ def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]
             found.setdefault((*key, times), []).append(node)
     buckets = []
     for launches in found.values():
-        ordered = sorted(launches, key=lambda node: facts.place_of(tag_of(node).slot))
+        ordered = sorted(launches, key=lambda node: facts.slot_index(tag_of(node).slot))
         buckets += [Bucket(tuple(part)) for part in cut(ordered, max_bytes) if len(part) > 1]
     return buckets
 

@@ -37,7 +37,7 @@ class SplitCommunicators(Pass):
 def plan_communicators(graph: StepGraph, facts: Facts) -> dict[Node, str]:
     """Launch -> its new group."""
     launches = [node for node in graph.nodes if is_launch(node) and group_of(node) == Group.EP.value]
-    found = {node: find_communicator(tag_of(node), has_chunks=facts.overlap.is_on) for node in launches}
+    found = {node: find_communicator(tag_of(node), has_chunks=facts.chunking is not None) for node in launches}
     return {node: group.value for node, group in found.items() if group is not None and group in facts.group_sizes}
 
 

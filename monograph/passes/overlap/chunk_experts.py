@@ -39,8 +39,9 @@ class ChunkExperts(Pass):
     bitwise = False
 
     def skip(self, facts: Facts) -> str:
-        strategy = facts.overlap.strategy
-        return "" if strategy == "graph" else f"compile.expert_overlap.strategy is {strategy}"
+        if facts.chunking is None:
+            return "nothing runs chunk by chunk"
+        return "the step was captured in chunks" if facts.chunking.is_captured else ""
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):

@@ -53,15 +53,17 @@ class ChunkPlan:
 
 def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
     """The body and its boundaries; what cannot be cut is refused with the node and its module."""
-    plan = ChunkPlan(facts.overlap.num_chunks)
+    chunking = facts.chunking
+    assert chunking is not None, "the pass is skipped where nothing is chunked"
+    plan = ChunkPlan(chunking.count)
     roots = sorted({chunk_node.root for node in graph.nodes if (chunk_node := find_chunk_node(node)) is not None})
-    dim = 0 if facts.overlap.chunk_dim == "batch" else 1
+    dim = chunking.dim
     for node in graph.nodes:
         root = find_root(node, plan, roots)
         if root and is_of_chunk(node, plan, dim):
             check_can_be_cut(node)
             plan.body[node] = root
-    add_tails(graph, plan, facts.reduce_dtype, is_reduced=facts.overlap.grad_sum == "after_reduce")
+    add_tails(graph, plan, facts.reduce_dtype, is_reduced=chunking.is_summed_after_reduce)
     counted = find_counted(graph)
     for node in plan.body:
         plan_exit(node, plan, dim, counted)

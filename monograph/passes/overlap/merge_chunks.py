@@ -33,8 +33,9 @@ class MergeChunks(Pass):
     """
 
     def skip(self, facts: Facts) -> str:
-        strategy = facts.overlap.strategy
-        return "" if strategy == "trace" else f"compile.expert_overlap.strategy is {strategy}"
+        if facts.chunking is None:
+            return "nothing runs chunk by chunk"
+        return "" if facts.chunking.is_captured else "chunk_experts makes the chunks"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         plan = plan_joins(graph)

@@ -33,7 +33,7 @@ class OverlapExperts(Pass):
     Config = OverlapExpertsConfig
 
     def skip(self, facts: Facts) -> str:
-        return "" if facts.overlap.is_on else "compile.expert_overlap.strategy is off"
+        return "nothing runs chunk by chunk" if facts.chunking is None else ""
 
     def reads_machine(self) -> bool:
         return True

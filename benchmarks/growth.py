@@ -40,9 +40,9 @@ from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
-from monograph.passes.runner import CapturedGraph, build_passes, run_passes
+from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_source, capture_graph, make_example
+from monograph.run import build_source, capture_and_optimize, make_example
 from monograph.train.config import TrainerConfig
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def time_compiling(recipe: str, layers: int) -> tuple[float, int]:
         facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
         start_workers()
         with compiler_folder(Path(folder)):
-            captured = capture_graph(source, inputs, facts, build_passes(settings.passes))
+            captured = capture_and_optimize(source, inputs, facts, build_passes(settings.passes))
     (record,) = [record for record in captured.records if record.name == "compile_regions"]
     return record.seconds, int(record.note.split()[2])
 
@@ -152,7 +152,7 @@ def measure_artifact(
 
     Making the graph a program comes after that, as it comes after a capture.
     """
-    graphs = {STEP: CapturedGraph(graph, ())}
+    graphs = {STEP: OptimizedGraph(graph, ())}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "artifact"
         sections = make_sections(config, mesh, table, CPU, graphs, facts.machine)

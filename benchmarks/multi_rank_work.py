@@ -82,7 +82,7 @@ def make_config(recipe: str, mesh: str, device: str, changes: Changes) -> Traine
 def run_updates(config: TrainerConfig, groups: Groups) -> tuple[dict[str, Any], bool]:
     """Every loss, norm and final tensor of a few updates, and whether a CUDA graph was replayed."""
     step = build_step(config, groups)
-    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
     found: dict[str, Any] = {}
     for number, batch in enumerate(read_batches(config, step, UPDATES), 1):
         loss = add_gradients(step, [batch])

@@ -121,7 +121,7 @@ def run_mode(
     startup.seconds.clear()
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
-        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, kept=step.kept)
+        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
     batches = make_batches(config, device)
     with startup.phase("step"):
         loss = step(batch := next(batches), count_batch(step, batch))

@@ -36,7 +36,7 @@ from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable, build_table
 from monograph.parallel.plan import DECODER_PLAN
 from monograph.passes.base import Pass
-from monograph.passes.runner import CapturedGraph, build_passes, run_passes
+from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
@@ -76,7 +76,7 @@ def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = 
 def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) -> GraphStep:
     """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes."""
     artifact: Artifact | None = None
-    graphs: Mapping[Part, CapturedGraph] = {}
+    graphs: Mapping[Part, OptimizedGraph] = {}
     if config.compile.artifact:
         with startup.phase("artifact"):
             artifact = open_artifact(config, config.compile, groups, find_run_machine(config, groups).machine)
@@ -91,7 +91,7 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
         if not graphs:
             artifact = None
             passes = build_passes(settings.passes, settings.compile.numerics)
-            graphs = {part: capture_graph(source, inputs, facts, passes, part=part) for part in parts}
+            graphs = {part: capture_and_optimize(source, inputs, facts, passes, part=part) for part in parts}
         for part, captured in graphs.items():
             groups.check_same(f"the captured {part}", captured.graph.digest(), text=captured.graph.text)
         if artifact is None or not artifact.load_custom_kernels():
@@ -103,15 +103,15 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
     return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
 
 
-def capture_graph(
+def capture_and_optimize(
     source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass], *, part: Part = "step"
-) -> CapturedGraph:
-    """The step, or the forward alone, captured for these inputs and changed by the passes."""
+) -> OptimizedGraph:
+    """The step, or the forward alone, captured for these inputs; the passes then change the graph in place."""
     start = time.perf_counter()
     graph = capture(source, inputs, part=part)
     seconds = time.perf_counter() - start
     records = run_passes(graph, passes, facts)
-    return CapturedGraph(graph, records, seconds)
+    return OptimizedGraph(graph, records, seconds)
 
 
 def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder, ParamTable, StepSettings]:
@@ -131,7 +131,7 @@ def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder
 def build_source(config: TrainerConfig, groups: Groups) -> tuple[StepSource, StepSettings]:
     """What graph mode captures from: the same, with this rank's shards."""
     if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
-        start_workers()  # early, because they take their time; a CPU has none to spare
+        start_workers()  # early, because starting them takes seconds; on a CPU they would compete with the model
     model, table, settings = build_parallel_model(config, groups)
     source = StepSource(
         model=model,

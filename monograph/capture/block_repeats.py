@@ -26,7 +26,7 @@ class BlockRepeat:
 
     @property
     def captured(self) -> tuple[int, int, int]:
-        """Those that stand for all: all between do what the second reads of the first and gives to the last."""
+        """The blocks that are traced: the first, the second (the template of all skipped ones) and the last."""
         return self.first, self.first + 1, self.last
 
     @property

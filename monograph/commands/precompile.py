@@ -33,7 +33,7 @@ from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.base import Pass
-from monograph.passes.runner import CapturedGraph, Record, build_passes, run_passes
+from monograph.passes.runner import OptimizedGraph, Record, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, make_example
 from monograph.train.command_line import CommandLine
@@ -48,7 +48,7 @@ COMPILERS = ("compile_regions", "compile_whole")
 class RankCapture:
     """What one rank captured."""
 
-    graphs: Mapping[str, CapturedGraph]
+    graphs: Mapping[str, OptimizedGraph]
     texts: Mapping[str, str]
     """Of the graphs before anything was compiled."""
     table: ParamTable
@@ -127,7 +127,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
                     calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
 
             records = improve(graph, passes, facts, look, is_compiled=is_compiled)
-            graphs[name] = CapturedGraph(graph, records)
+            graphs[name] = OptimizedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
         if config.plan_optimizer().implementation == "single_pass":
             calls += find_updates(graphs[STEP].graph)

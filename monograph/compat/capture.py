@@ -47,7 +47,7 @@ def fake_mode_of(value: Any) -> FakeTensorMode:
 
 @contextmanager
 def values_recomputed(mode: Any) -> Iterator[None]:
-    """Run captured ops again on their fake values; symbols that this invents belong to nobody and are forgotten."""
+    """Run captured ops again on their fake values; new unbacked symbols that this creates are discarded."""
     with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
         yield
 

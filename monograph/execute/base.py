@@ -73,7 +73,7 @@ class MeshStep(ABC):
     """This rank's shards by slot name: plain tensors, whoever does the sharding."""
     backend: CountingBackend | None = None
     """The compiler, when anything is compiled."""
-    kept: CastWeightCache | None = None
+    weight_cache: CastWeightCache | None = None
     """Copies of the parameters that this step reads instead of them."""
 
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:

@@ -1,4 +1,4 @@
-"""Weights as modules compute with them, kept from one update to the next (pass cache_cast_weights)."""
+"""Weights as modules compute with them, cast from one update to the next (pass cache_cast_weights)."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,10 @@ from monograph.graph.cast_weights import CachedCast
 
 
 class CastWeightCache:
-    """Narrow copies of parameters at addresses that never change, one for all programs of a step.
+    """Copies of parameters in the compute dtype, at addresses that never change, shared by all programs of a step.
 
-    They are made anew for every update, but for those that the optimizer says it has written itself. torch counts how
-    often a tensor was written, although not by all optimizers; whoever else changes the weights, a checkpoint or a
-    person, is noticed by that count.
+    They are cast again after every update, except those that the optimizer wrote itself. Weights that something else
+    changes, such as loading a checkpoint, are noticed by torch's version counters.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -25,21 +24,25 @@ class CastWeightCache:
         self._written: set[str] = set()
         """By the optimizer since the last refresh."""
 
-    def get(self, kept: CachedCast) -> Tensor:
-        """The memory of a kept value; it is filled by the next `refresh`."""
-        if kept not in self._buffers:
-            parts = [self._parameters[slot] for slot in kept.slots]
+    def get(self, cast: CachedCast) -> Tensor:
+        """The buffer of a cast weight; the next `refresh` fills it."""
+        if cast not in self._buffers:
+            parts = [self._parameters[slot] for slot in cast.slots]
             rows = sum(part.shape[0] for part in parts)
-            buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=kept.dtype, device=parts[0].device)
-            self._buffers[kept] = buffer
-            for slot, copy in zip(kept.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
+            buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=cast.dtype, device=parts[0].device)
+            self._buffers[cast] = buffer
+            for slot, copy in zip(cast.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
                 self._copies.setdefault(slot, []).append(copy)
                 self._versions.pop(slot, None)
-        return self._buffers[kept]
+        return self._buffers[cast]
 
     @torch.no_grad()
     def refresh(self, *, is_updated: bool) -> None:
-        """Before a step: copy what may have been written since the last one. Within an update every write is known."""
+        """Before a step: cast again what was written since the last one.
+
+        Between the micro-batches of an update the version counters tell; after an update every weight is cast again
+        unless the optimizer wrote the copy itself.
+        """
         for slot, copies in self._copies.items():
             version = version_of(self._parameters[slot])
             is_suspect = is_updated and slot not in self._written
@@ -49,8 +52,8 @@ class CastWeightCache:
                 self._versions[slot] = version
         self._written.clear()
 
-    def place_of(self, slot: str) -> Tensor | None:
-        """Where an optimizer may write a parameter's copy by itself: the only one there is, made of its last value."""
+    def find_copy(self, slot: str) -> Tensor | None:
+        """The copy that an optimizer may write with its parameter: one that is up to date, and the only one."""
         copies = self._copies.get(slot, ())
         is_current = self._versions.get(slot) == version_of(self._parameters[slot])
         return copies[0] if len(copies) == 1 and is_current else None

@@ -89,8 +89,9 @@ class RecordedGraph:
 class CudaGraphProgram:
     """A program that is run op by op during its first update, then recorded, and replayed from then on.
 
-    The first micro-batch of an update writes its gradients, the others add theirs, the second of them perhaps to
-    narrower ones: each kind has a recording, all in the same memory.
+    There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that add
+    to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. All share one
+    memory pool.
     """
 
     def __init__(self, program: Program, outputs: StepOutputBuffers, watchdog: ReplayWatchdog | None = None) -> None:
@@ -104,7 +105,7 @@ class CudaGraphProgram:
         """One call; loss and gradients are where an unrecorded program would leave them."""
         values = self.program.inputs.fill(inputs)
         is_first = self.gradients.is_empty
-        if not (self.is_warm and (is_first or self.recordings)):
+        if not self.is_warm or not (is_first or self.recordings):  # the whole first update runs op by op
             self.warm_up(values)
             return
         kind = is_first, self.gradients.is_narrow

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
-from monograph.graph.cast_weights import find_kept
+from monograph.graph.cast_weights import find_cached_casts
 from monograph.graph.checked_properties import find_gradients
 from monograph.graph.encode import GraphFileError, decode_form, encode_form
 from monograph.graph.forms import Form, form_of
@@ -61,9 +61,9 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCal
 def find_updates(graph: StepGraph) -> list[KernelCall]:
     """The optimizer's calls, one for all dtypes that a parameter, its gradient and its copy have, and the norm's."""
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
-    kept = {each for _, each in find_kept(graph)}
-    copied = Counter(slot for each in kept for slot in each.slots)
-    copies = {slot: each.dtype for each in kept for slot in each.slots if copied[slot] == 1}
+    casts = {each for _, each in find_cached_casts(graph)}
+    copied = Counter(slot for each in casts for slot in each.slots)
+    copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
     gradients = {slot: form_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
     found = dict.fromkeys((stored[slot], dtype, copies.get(slot)) for slot, dtype in gradients.items())
 

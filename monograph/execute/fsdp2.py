@@ -45,7 +45,7 @@ class Fsdp2Step(ModuleStep):
         return self.model(**inputs, **normalizers, call=self.call)
 
     def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
-        """Before FSDP2 wraps them: what blocks remember, and how they are compiled."""
+        """Apply activation checkpointing and per-block compile, before fully_shard wraps the blocks."""
         runner, config = find_runner(settings.remat), settings.compile
         for block in self.model.blocks():
             block.run = runner or block.run

@@ -36,7 +36,7 @@ class Gradients:
         """Add one micro-batch's gradient of a parameter."""
         parameter = self.parameters[name]
         if parameter.grad is None and self.keeps_dtype and gradient.stride() == parameter.stride():
-            parameter.grad = gradient  # perhaps a part of a larger one: all of it are gradients
+            parameter.grad = gradient  # may be a view of a bucket, which holds gradients only
         elif parameter.grad is None:
             parameter.grad = own(gradient if self.keeps_dtype else gradient.to(parameter.dtype), parameter)
         elif parameter.grad.dtype is parameter.dtype:

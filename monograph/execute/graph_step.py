@@ -16,19 +16,19 @@ from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.outputs import StepOutputBuffers
 from monograph.execute.program import Program
 from monograph.parallel.groups import Groups
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import OptimizedGraph
 
 
 class GraphStep(MeshStep):
     """Runs a training step as one program, and an evaluation as another, of the forward alone."""
 
-    kept: CastWeightCache
+    weight_cache: CastWeightCache
 
     def __init__(
         self,
         source: StepSource,
         groups: Groups,
-        graphs: Mapping[Part, CapturedGraph],
+        graphs: Mapping[Part, OptimizedGraph],
         program: StepProgram,
         evaluation: Program | None,
         outputs: StepOutputBuffers,
@@ -36,7 +36,7 @@ class GraphStep(MeshStep):
         artifact: Artifact | None = None,
     ) -> None:
         super().__init__(source.model, source.table, groups)
-        self.source, self.parameters, self.kept = source, source.parameters, cache
+        self.source, self.parameters, self.weight_cache = source, source.parameters, cache
         self.captured, self.graph, self.records = graphs["step"], graphs["step"].graph, graphs["step"].records
         self.metrics, self.outputs = outputs.metrics, outputs
         self.program: StepProgram | None = program
@@ -59,21 +59,21 @@ class GraphStep(MeshStep):
         """Add this micro-batch's gradients and return this rank's share of the loss."""
         assert self.program is not None, "the step was closed"
         inputs = self.source.inputs(self.inputs(batch), normalizers)
-        self.kept.refresh(is_updated=self.outputs.gradients.is_empty)
+        self.weight_cache.refresh(is_updated=self.outputs.gradients.is_empty)
         with failures_explained(self.artifact):
             self.program.run(inputs)
         return self.outputs.copy_loss()
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """This rank's share of the loss; nothing is counted and nothing is kept."""
+        """This rank's share of the loss; nothing is counted and nothing is weight_cache."""
         if self.evaluation is None:
             raise ConfigError(
                 "validator.interval is 0, so no evaluation was captured",
                 why="graph mode captures it with the step, before training begins",
                 do="--validator.interval 100",
             )
-        self.kept.refresh(is_updated=True)
+        self.weight_cache.refresh(is_updated=True)
         with failures_explained(self.artifact):
             self.evaluation.run(self.source.inputs(self.inputs(batch), normalizers))
         return self.outputs.copy_loss()

@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def find_memory_limits(device: torch.device) -> MemoryLimits:
-    """Of this machine and, on a GPU, of the device."""
+    """The memory of the host and, on a GPU, of the device."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no container, or one without a limit
         host = min(host, int(_CGROUP.read_text()))

@@ -200,8 +200,8 @@ def add_up(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> P
 
 
 def find_pieces(events: list[Any], kernels: list[tuple[int, str, float]] | None) -> Iterator[Piece]:
-    """All time once. Left out: calls of CUDA's runtime, whose numbers may be those of ops, and what a GPU lists beside
-    kernels, the ranges of the host seen from there. (Launching a compiled kernel is a range of the kernel's name.)"""
+    """Every kernel once. CUDA runtime calls are left out, because their ids can be those of ops, and so are host ranges
+    that the profiler repeats on the GPU's timeline. (Launching a compiled kernel is a range of the kernel's name.)"""
     if kernels is None:
         for event in events:
             yield from ((event, name, taken) for name, taken in _own_time(event))

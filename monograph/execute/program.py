@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from monograph.errors import ConfigError
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.graph.cast_weights import find_kept, is_once
+from monograph.graph.cast_weights import find_cached_casts, is_cached_cast
 from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
@@ -68,9 +68,11 @@ def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
 class Program:
     """Runs a graph; `take` gets every output as soon as it is computed."""
 
-    def __init__(self, graph: StepGraph, take: Take, inputs: StepInputs, kept: CastWeightCache | None = None) -> None:
+    def __init__(
+        self, graph: StepGraph, take: Take, inputs: StepInputs, weight_cache: CastWeightCache | None = None
+    ) -> None:
         self.inputs = StaticInputs(graph.inputs, inputs)
-        self.module = lower(graph, take, kept)
+        self.module = lower(graph, take, weight_cache)
 
     def run(self, inputs: StepInputs) -> None:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
@@ -84,7 +86,7 @@ class Program:
         self.inputs.values = []
 
 
-def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> GraphModule:
+def lower(graph: StepGraph, take: Take, weight_cache: CastWeightCache | None = None) -> GraphModule:
     """The graph as a module without results: each goes to its taker right after it was computed.
 
     What changes only with the weights is read from the cast weight cache, if there is one.
@@ -100,13 +102,13 @@ def lower(graph: StepGraph, take: Take, kept: CastWeightCache | None = None) -> 
             wanted.setdefault(node, []).append(index)
     inside = Graph()
     copies: dict[Node, Node] = {}
-    constants = dict(find_kept(graph)) if kept is not None else {}
+    constants = dict(find_cached_casts(graph)) if weight_cache is not None else {}
     for node in graph.nodes:
-        if node.op == "output" or (kept is not None and is_once(node) and node not in constants):
+        if node.op == "output" or (weight_cache is not None and is_cached_cast(node) and node not in constants):
             continue
-        if kept is not None and node in constants:
-            root.register_buffer(f"kept_{node.name}", kept.get(constants[node]))
-            copies[node] = inside.get_attr(f"kept_{node.name}")
+        if weight_cache is not None and node in constants:
+            root.register_buffer(f"cached_cast_{node.name}", weight_cache.get(constants[node]))
+            copies[node] = inside.get_attr(f"cached_cast_{node.name}")
         else:
             copies[node] = inside.node_copy(node, copies.__getitem__)
         for index in wanted.get(node, []):

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block forgets what it can recompute, and computes it again in backward."""
+"""Activation checkpointing: activations are dropped after forward and recomputed in backward."""
 
 from collections.abc import Callable
 from typing import Any, Literal

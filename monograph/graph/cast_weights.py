@@ -51,15 +51,15 @@ def is_dense(form: Form) -> bool:
     return all(stride == math.prod(sizes[index + 1 :]) for index, stride in enumerate(form.strides))
 
 
-def find_kept(graph: StepGraph) -> Iterator[tuple[Node, CachedCast]]:
+def find_cached_casts(graph: StepGraph) -> Iterator[tuple[Node, CachedCast]]:
     """The tagged nodes that others read, with what they are made of."""
     castings: dict[Node, CachedCast] | None = None
     for node in graph.nodes:
-        if is_once(node) and any(not is_once(user) for user in node.users):
+        if is_cached_cast(node) and any(not is_cached_cast(user) for user in node.users):
             castings = find_castings(graph) if castings is None else castings
             yield node, castings[node]
 
 
-def is_once(node: Node) -> bool:
+def is_cached_cast(node: Node) -> bool:
     """Whether a node's value changes only with the weights."""
     return node.op == "call_function" and tag_of(node).once

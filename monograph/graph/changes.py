@@ -1,4 +1,4 @@
-"""What changed between two looks at a graph: whatever did not needs no second check and costs what it did.
+"""The difference between two snapshots of a graph: only changed nodes are checked and costed again.
 
 Compared by identity, which fx changes with every edit: a node whose arguments, value and tag are the same objects as
 before is the same node.
@@ -87,7 +87,7 @@ class Changes:
 
 
 def find_changes(old: Snapshot, new: Snapshot) -> Changes:
-    """What is new, what is gone and what is another: everything, when something else than nodes changed."""
+    """The nodes that were added, removed, moved or altered; all nodes when something besides nodes changed."""
     altered, indices = [], []
     order = dict(zip(old.nodes, range(len(old.nodes)), strict=True))
     is_same = new.has_frame_of(old)

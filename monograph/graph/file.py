@@ -104,11 +104,11 @@ def parse_graph_file(content: bytes) -> Any:
     def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise GraphFileError("an object names something twice")
+            raise GraphFileError("a JSON object has a key twice")
         return found
 
     def refuse_constant(name: str) -> None:
-        raise GraphFileError(f"{name} is no number of JSON's")
+        raise GraphFileError(f"{name} is not valid JSON")
 
     try:
         return json.loads(content, object_pairs_hook=read_object, parse_constant=refuse_constant)

@@ -17,7 +17,7 @@ FormSize = int | str
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Of a tensor."""
+    """The metadata of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[FormSize, ...]

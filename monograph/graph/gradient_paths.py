@@ -51,7 +51,7 @@ SAME_RANKS = {
     Group.EP_COUNTS.value: Group.EP.value,
     Group.EP_DISPATCH.value: Group.EP.value,
 }
-"""Groups that are a second road between the same ranks: what is summed over either is the same."""
+"""Groups of the same ranks with a communicator of their own: a sum over either is the same."""
 
 _PACKS = frozenset({ATEN.cat.default, ATEN.stack.default})
 _COPIES = frozenset(
@@ -212,7 +212,7 @@ def _join(pieces: Pieces, node: Node) -> GradientPath:
 
 
 def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
-    """Compute ends a flow: of a parameter rightly, of a gradient never."""
+    """A compute op may read a parameter; one that reads a gradient is an error."""
     for each in node.all_input_nodes:
         for piece in of.get(each, ()):
             if _is_gradient((piece,)) and not reads_shape_only(node):

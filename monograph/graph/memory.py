@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from torch.fx import Graph, Node
 
-from monograph.graph.cast_weights import CachedCast, find_kept, is_once
+from monograph.graph.cast_weights import CachedCast, find_cached_casts, is_cached_cast
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_launch, value_of
@@ -79,7 +79,7 @@ def find_memory(graph: StepGraph, sizes: LikelySizes | None = None) -> Memory:
 def find_lasting(graph: StepGraph) -> set[Node]:
     """Casts of weights that are kept from one update to the next, each set of weights once."""
     found: dict[CachedCast, Node] = {}
-    for node, kept in find_kept(graph):
+    for node, kept in find_cached_casts(graph):
         found.setdefault(kept, node)
     return set(found.values())
 
@@ -104,7 +104,7 @@ def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -
     found = []
     for (node, part), needed in last.items():
         size = sizes.bytes_of(node, part)
-        if size and node.target is not TO_HOST and not (is_once(node) and node not in lasting):
+        if size and node.target is not TO_HOST and not (is_cached_cast(node) and node not in lasting):
             span = (0, end) if node.op == "placeholder" or node in lasting else (indices[node], needed)
             found.append(LiveMemory(node, part, size, *span))
     return found

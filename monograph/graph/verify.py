@@ -1,4 +1,4 @@
-"""The rules every graph keeps, checked after every pass: a broken graph is refused where it broke, not where it hurts.
+"""The rules of every graph, checked after every pass, so that an error names the pass that broke one.
 
     check_graph(graph, facts)
 

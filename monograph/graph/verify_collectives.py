@@ -101,7 +101,11 @@ def _check_splits(launch: Node) -> None:
     received: Any = launch.args[1]
     sent: Any = launch.args[2]
     if len(received) != len(sent):
-        raise broken(launch, "an exchange receives from more or fewer ranks than it sends to", why="peers are peers")
+        raise broken(
+            launch,
+            f"an all_to_all has {len(received)} output splits and {len(sent)} input splits",
+            why="it needs one of each for every rank of its group",
+        )
     for splits in (received, sent):
         constants = {size for size in splits if isinstance(size, int)}
         if constants and (len(constants) > 1 or any(isinstance(size, Node) for size in splits)):

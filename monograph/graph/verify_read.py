@@ -17,7 +17,7 @@ from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.compat.ops import READ_SIZE
 from monograph.graph.allowed_ops import FUNCTIONS, find_strings, name_of
-from monograph.graph.cast_weights import find_castings, is_once
+from monograph.graph.cast_weights import find_castings, is_cached_cast
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.forms import Form, NumberForm, SizeForm
@@ -148,7 +148,7 @@ def check_once(graph: StepGraph) -> None:
     """Only casts of parameters change as seldom as the weights."""
     castings = find_castings(graph)
     for node in graph.nodes:
-        if is_once(node) and node not in castings:
+        if is_cached_cast(node) and node not in castings:
             raise broken(node, "a node is to run once an update", why="it does more than to cast parameters")
 
 

@@ -1,4 +1,4 @@
-"""Matmuls tile by tile, in Gluon, for GPUs of compute capability 9: what all warps do but those that finish a tile.
+"""Matmuls tile by tile, in Gluon, for GPUs of compute capability 9: the producer and the MMA warps; epilogues are elsewhere.
 
 One warp fetches both operands, two groups of four warps multiply half of a tile's rows each and leave the result in
 shared memory. Who finishes it does so while the next tile is multiplied, and it takes no time of its own. Where the
@@ -8,7 +8,7 @@ multiplying warps finish a tile themselves (as Triton's do, and as cuBLAS would)
 from monograph.compat.triton import gl, gluon, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
-"""Of a tile, and of what both operands have in one step."""
+"""The tile is ROWS x COLUMNS; DEPTH is what one step reads of the dimension that is summed over."""
 STAGES = 3
 """Steps whose operands are in shared memory at a time; with one tile's result they nearly fill it."""
 PIECE = 32

@@ -7,7 +7,7 @@ from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 
 _NUMBERS = 2048
-"""That one program reads."""
+"""Elements per program."""
 
 
 @triton.jit

@@ -57,9 +57,9 @@ def parse_sealed(data: bytes, *, schema: int) -> dict[str, Any]:
 def _read_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("a JSON object has a key twice")
     return found
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not valid JSON")

@@ -119,7 +119,7 @@ class Groups:
         return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
-        """Refuse to go on when ranks disagree: what one rank does differently, all of them suffer later.
+        """Raise an error on every rank when ranks disagree; otherwise they would hang later.
 
         Only values travel, unless they differ: then the texts do, and the error shows the first line that differs.
         """

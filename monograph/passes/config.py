@@ -118,7 +118,7 @@ class PassesConfig(Configurable.Config):
                 raise ConfigError(
                     f"passes.off has {name} and passes.{name}.{options.switch} is set",
                     why=f"{options.switch} asks for the pass",
-                    do=f"take {name} out of passes.off, or {options.switch} back",
+                    do=f"remove {name} from passes.off, or passes.{name}.{options.switch}",
                 )
 
     def check_asked(self, numerics: Numerics) -> None:

@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class CapturedGraph:
+class OptimizedGraph:
     """A graph after its passes, with their records; one that was read from an artifact has none."""
 
     graph: StepGraph
@@ -76,7 +76,7 @@ def load_pass(entry: PassEntry) -> type[Pass]:
 
 
 def run_passes(graph: StepGraph, passes: Sequence[Pass], facts: Facts, *, watch: Watch | None = None) -> list[Record]:
-    """Run the passes; every one of them leaves a record, in order."""
+    """Run the passes on the graph, which they change in place; every one of them leaves a record, in order."""
     has: set[Property] = set()
     records: list[Record] = []
     meter = CostMeter(facts)

@@ -25,9 +25,9 @@ class Optimizer(Configurable):
     Config = OptimizerConfig
 
     def __init__(
-        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], kept: CastWeightCache | None = None
+        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], weight_cache: CastWeightCache | None = None
     ) -> None:
-        self.parameters, self._kept = dict(parameters), kept
+        self.parameters, self._weight_cache = dict(parameters), weight_cache
         decayed = [p for p in self.parameters.values() if p.ndim >= 2]
         plain = [p for p in self.parameters.values() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -62,7 +62,7 @@ class Optimizer(Configurable):
             self._update = self._in_one_pass(compile_function(update, backend, is_dynamic=True))
 
     def _in_one_pass(self, update: Update) -> SinglePass:
-        return SinglePass(self._adamw, self.parameters, update, self._kept)
+        return SinglePass(self._adamw, self.parameters, update, self._weight_cache)
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
         """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite.

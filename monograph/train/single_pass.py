@@ -24,9 +24,9 @@ class SinglePass:
         optimizer: torch.optim.AdamW,
         parameters: Mapping[str, Tensor],
         function: Update,
-        kept: CastWeightCache | None = None,
+        weight_cache: CastWeightCache | None = None,
     ) -> None:
-        self.optimizer, self.kept = optimizer, kept
+        self.optimizer, self.weight_cache = optimizer, weight_cache
         self._function = function
         device = next(iter(parameters.values())).device
         self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=device)
@@ -57,13 +57,13 @@ class SinglePass:
                         flat = [tensor.detach().view(-1).data for tensor in tensors]
                         own = [correction[index].data for correction in corrections]
                         name = self.names[id(parameter)]
-                        copy = None if self.kept is None else self.kept.place_of(name)
+                        copy = None if self.weight_cache is None else self.weight_cache.find_copy(name)
                         if copy is not None:
                             written.append(name)
                             copy = copy.view(-1)
                         self._function(*flat, rate, decay, *own, scale, broken, copy)
-            if self.kept is not None:
-                self.kept.trust(written)
+            if self.weight_cache is not None:
+                self.weight_cache.trust(written)
 
     def count(self, broken: Tensor) -> None:
         """One more update, for parameters that get one."""

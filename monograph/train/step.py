@@ -19,7 +19,7 @@ class Step(Protocol):
     """Which part of each global batch this process reads, and into how many it is divided."""
     backend: Any
     """The compiler of this step, None when it is not compiled."""
-    kept: Any
+    weight_cache: Any
     """Narrow copies of the parameters that the optimizer may write along with them; None when there are none."""
 
     @property

@@ -10,7 +10,7 @@ from monograph.execute.artifact.manifest import ArtifactError
 from monograph.graph.file import find_parts
 from monograph.graph.tags import Tag
 from monograph.passes.compile.regions import compile_region, find_region, put_in_place
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import OptimizedGraph
 from tests.execute.artifacts import make_sections, nothing_made, open_folder
 from tests.graph.captures import capture_chunk_nodes
 
@@ -43,7 +43,7 @@ def test_code_travels_with_its_kernels_and_is_loaded_without_a_compiler(tmp_path
     with compiler_folder(tmp_path / "compiler"):
         inputs = compile_sum(graph)
         wanted = find_parts(graph)["compiled_0"](*inputs)
-        files = make_files({"step": CapturedGraph(graph, ())}, facts, tmp_path / "compiler")
+        files = make_files({"step": OptimizedGraph(graph, ())}, facts, tmp_path / "compiler")
     sections = make_sections(["compiled_0"])
     assert "regions/step-compiled_0.bin" in files
     write_artifact(tmp_path / "artifact", sections, files)

@@ -15,8 +15,8 @@ from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import Groups
-from monograph.passes.runner import CapturedGraph, build_passes
-from monograph.run import build_source, capture_graph, make_example
+from monograph.passes.runner import OptimizedGraph, build_passes
+from monograph.run import build_source, capture_and_optimize, make_example
 from monograph.train.config import TrainerConfig
 
 
@@ -33,10 +33,10 @@ class Prepared:
         """The graph before any pass."""
         return capture(self.source, self.inputs, part=part, **options)
 
-    def capture_and_pass(self, part: Part = "step") -> CapturedGraph:
+    def capture_and_pass(self, part: Part = "step") -> OptimizedGraph:
         """The graph after all passes, with their records."""
         passes = build_passes(self.settings.passes, self.settings.compile.numerics)
-        return capture_graph(self.source, self.inputs, self.facts, passes, part=part)
+        return capture_and_optimize(self.source, self.inputs, self.facts, passes, part=part)
 
 
 def prepare(

@@ -7,7 +7,7 @@ import torch
 
 from monograph.compat.ops import ATEN
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.graph.cast_weights import CachedCast, find_kept, is_once
+from monograph.graph.cast_weights import CachedCast, find_cached_casts, is_cached_cast
 from monograph.graph.memory import find_memory
 from monograph.graph.signature import InputKind
 from monograph.parallel.mesh import Mesh
@@ -49,7 +49,7 @@ def test_casts_of_parameters_are_marked_and_nothing_else():
           return f.5
         """,
     )
-    kept = dict(find_kept(graph))
+    kept = dict(find_cached_casts(graph))
     assert set(kept.values()) == {CachedCast(("a", "b"), torch.bfloat16), CachedCast(("a",), torch.bfloat16)}
 
 
@@ -63,7 +63,7 @@ def test_casts_stay_out_of_compiled_regions():
     for name in ("cache_cast_weights", "mark_regions"):
         config = KEPT.replace(mark_regions=MarkRegionsConfig(regions=("blocks", "outside")))
         make_pass(name, config).run(graph, facts)
-    once = [node for node in graph.nodes if is_once(node)]
+    once = [node for node in graph.nodes if is_cached_cast(node)]
     assert once
     assert not [node for node in once if node.meta["monograph_tag"].compile]
 
@@ -111,19 +111,19 @@ def test_whatever_changes_the_weights_is_seen_by_the_next_step(step):
 
 def test_the_optimizer_writes_copies_and_nobody_copies_again(step, monkeypatch):
     config, step = step
-    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
     batches = read_batches(config, step, 1)
     loss = add_gradients(step, batches)
     apply_update(step, optimizer, loss=loss, lr=0.1, max_norm=1.0)
     name = "layers.0.feed_forward.w1.weight"
-    copy = step.kept.place_of(name)
+    copy = step.weight_cache.find_copy(name)
     assert copy is not None, "it is known to be current"
     assert torch.equal(copy, step.parameters[name].to(torch.bfloat16))
     copied = []
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other: copied.append(tuple(self.shape)))
-    step.kept.refresh(is_updated=True)
+    step.weight_cache.refresh(is_updated=True)
     assert copied == [], "all were written by the optimizer"
-    step.kept.refresh(is_updated=True)
+    step.weight_cache.refresh(is_updated=True)
     assert copied, "but not a second time: whoever updates has to say so again"
 
 
@@ -134,8 +134,8 @@ def test_two_copies_of_one_parameter_are_both_refreshed():
     assert kept.get(CachedCast(("a",), torch.bfloat16)) is alone
     kept.refresh(is_updated=False)
     parameters["a"].mul_(2.0)
-    assert kept.place_of("a") is None, "two places: the optimizer would write only one"
-    assert kept.place_of("b") is not None
+    assert kept.find_copy("a") is None, "two places: the optimizer would write only one"
+    assert kept.find_copy("b") is not None
     kept.refresh(is_updated=False)
     assert both.tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
     assert alone.tolist() == [[2.0] * 3] * 2
@@ -145,7 +145,7 @@ def test_joined_weights_are_kept_joined():
     graph, facts = capture_small("llama3", Mesh(), **BF16)
     config = PassesConfig(on=("cache_cast_weights", "merge_matmuls"))
     run_passes(graph, build_passes(config), facts)
-    slots = {kept.slots for _, kept in find_kept(graph)}
+    slots = {kept.slots for _, kept in find_cached_casts(graph)}
     assert ("layers.0.feed_forward.w1.weight", "layers.0.feed_forward.w3.weight") in slots
     assert ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight", "layers.0.attention.wv.weight") in slots
 
@@ -157,7 +157,7 @@ def test_memory_counts_kept_weights_all_the_time_and_each_once():
         run_passes(graph, build_passes(config), facts)
         memory = find_memory(graph)
         peaks.append(memory)
-    held = [each for each in peaks[1].held if is_once(each.node)]
+    held = [each for each in peaks[1].held if is_cached_cast(each.node)]
     stored = sum(math.prod(spec.shape) for spec in graph.inputs if spec.kind is InputKind.STATE)
     assert sum(each.bytes for each in held) == 2 * stored, "two bytes for every number, forward and backward share them"
     assert {(each.first, each.last) for each in held} == {(0, len(graph.nodes) - 1)}

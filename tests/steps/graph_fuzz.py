@@ -19,7 +19,7 @@ from monograph.graph.file import graph_from_data, graph_to_data
 from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import fake_groups
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import OptimizedGraph
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from tests.kit.capture import prepare
@@ -94,7 +94,7 @@ def check_file(graph: StepGraph) -> None:
         raise Failed("the graph file holds another graph")
 
 
-def check_trivial(captured: CapturedGraph, facts: Facts) -> None:
+def check_trivial(captured: OptimizedGraph, facts: Facts) -> None:
     """No collective over one rank is left by the pass that removes them."""
     nodes = [node for node in captured.graph.nodes if is_launch(node)]
     left = [node.name for node in nodes if facts.group_sizes[group_of(node)] == 1]

@@ -30,7 +30,7 @@ def compare_modes(graph: TrainerConfig, eager: TrainerConfig) -> list[str]:
 def make_updates(config: TrainerConfig, groups: Groups) -> dict[str, str]:
     """Digests of every loss, gradient, weight and buffer of a few updates; routing is pushed to one side meanwhile."""
     step = build_step(config, groups)
-    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
     seen: dict[str, str] = {}
     for number, batches in enumerate(read_batches(config, step, UPDATES)):
         push_routing(step, number)

@@ -54,7 +54,7 @@ def see_update(config: TrainerConfig) -> Any:
     """Loss, gradient norm, parameters and buffers of updates in eager mode, and the learning rates of the run."""
     with single_rank() as groups:
         step = build_step(config, groups)
-        optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+        optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
         scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
         seen: list[Any] = [[scheduler.lr(number) for number in range(1, config.training.steps + 1)]]
         for number in range(1, UPDATES + 1):

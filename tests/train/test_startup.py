@@ -86,7 +86,7 @@ from tests.kit.tiny import tiny
 config = tiny("deepseek_v3", Path(sys.argv[1]), {"optimizer.implementation": "single_pass"}, fsdp="graph")
 with joined_groups(Mesh(), torch.device("cpu")) as groups:
     step = build_step(config, groups)
-    optimizer = config.optimizer.build(parameters=step.parameters, kept=step.kept)
+    optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
     shape = (config.training.local_batch_size, config.training.seq_len)
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in step.model.batch_names}
     loss = step(batch, {name: torch.ones((), dtype=torch.int64) for name in step.model.normalizers})

@@ -31,7 +31,7 @@ from monograph.graph.verify_read import check_read_graph
 from monograph.machine import Machine
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import OptimizedGraph
 
 KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
@@ -57,7 +57,7 @@ def make_custom_kernels(calls: Sequence[KernelCall]) -> dict[str, bytes]:
     return {CUSTOM_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 
-def make_files(graphs: Mapping[str, CapturedGraph], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:
+def make_files(graphs: Mapping[str, OptimizedGraph], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:
     """Name -> content: each graph as data and as text, the code of each part, the kernels that code needs."""
     files: dict[str, bytes] = {}
     for name, captured in graphs.items():
@@ -99,7 +99,7 @@ def make_sections(
     mesh: Mesh,
     table: ParamTable,
     device: torch.device,
-    graphs: Mapping[str, CapturedGraph],
+    graphs: Mapping[str, OptimizedGraph],
     machine: Machine,
 ) -> dict[str, Any]:
     """What the manifest says about the artifact; about the machine only if a pass decided by it."""

@@ -1,4 +1,4 @@
-"""Opening an artifact: believe it, compare it, and agree with the other ranks before anything of it runs."""
+"""Opening an artifact: verify its files, compare it with this run, and agree with the other ranks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from monograph.log import get_log
 from monograph.machine import Machine
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
-from monograph.passes.runner import CapturedGraph
+from monograph.passes.runner import OptimizedGraph
 
 log = get_log("artifact")
 NAMES: dict[Part, str] = {"step": STEP, "forward": EVALUATION}
@@ -65,7 +65,7 @@ def read_graphs(
     inputs: StepInputs,
     parts: Sequence[Part],
     groups: Groups,
-) -> dict[Part, CapturedGraph]:
+) -> dict[Part, OptimizedGraph]:
     """The artifact's graphs, if they fit this run; none to capture instead.
 
     When one rank cannot read them, all of them stop, and that rank says why.
@@ -73,9 +73,9 @@ def read_graphs(
     if is_refused(settings, artifact.misfits(table, inputs.specs(), groups.device), groups):
         return {}
     error: ConfigError | None = None
-    graphs: dict[Part, CapturedGraph] = {}
+    graphs: dict[Part, OptimizedGraph] = {}
     try:
-        graphs = {part: CapturedGraph(read_graph(artifact, NAMES[part], facts, inputs)) for part in parts}
+        graphs = {part: OptimizedGraph(read_graph(artifact, NAMES[part], facts, inputs)) for part in parts}
     except ConfigError as refused:
         error = refused
     if groups.any(error is not None):

@@ -1,4 +1,4 @@
-"""No collectives among one."""
+"""Remove collectives over groups of one rank."""
 
 from torch.fx import Node
 

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.compat.capture import expression_of
 from monograph.compat.compiler import CompiledCode, compile_graph
-from monograph.graph.cast_weights import is_once
+from monograph.graph.cast_weights import is_cached_cast
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
@@ -49,7 +49,7 @@ _ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
 
 def can_compile(node: Node) -> bool:
     """Whether a node may be in a region: collectives stay visible, sizes stay on the host, sums keep an order."""
-    is_special = is_launch(node) or is_wait(node) or is_size(node) or is_once(node) or node.target in _ATOMIC
+    is_special = is_launch(node) or is_wait(node) or is_size(node) or is_cached_cast(node) or node.target in _ATOMIC
     return node.op == "call_function" and not is_special
 
 

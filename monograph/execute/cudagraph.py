@@ -89,9 +89,9 @@ class RecordedGraph:
 class CudaGraphProgram:
     """A program that is run op by op during its first update, then recorded, and replayed from then on.
 
-    There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that add
-    to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. All share one
-    memory pool.
+    There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that
+    add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. All share
+    one memory pool.
     """
 
     def __init__(self, program: Program, outputs: StepOutputBuffers, watchdog: ReplayWatchdog | None = None) -> None:

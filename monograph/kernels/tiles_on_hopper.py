@@ -1,4 +1,4 @@
-"""Matmuls tile by tile, in Gluon, for GPUs of compute capability 9: the producer and the MMA warps; epilogues are elsewhere.
+"""Matmuls tile by tile, in Gluon, for GPUs of compute capability 9: producer and MMA warps, without the epilogue.
 
 One warp fetches both operands, two groups of four warps multiply half of a tile's rows each and leave the result in
 shared memory. Who finishes it does so while the next tile is multiplied, and it takes no time of its own. Where the

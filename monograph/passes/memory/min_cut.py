@@ -1,8 +1,8 @@
 """The fewest bytes that have to cross from forward to backward, found as a minimum cut.
 
-Think of every value as a pipe whose width is its size. Matmuls, attention and exchanges are springs, backward is the
-sea; what has to be kept is where all flow_nodes between them are closed at the least width. Values that blocks hand on are
-kept anyway, so each block is a problem of its own, and equal blocks are solved once.
+Every forward node is an edge whose capacity is the size of its value in bytes. Ops that are never recomputed (matmuls,
+attention, all_to_all) are sources, backward is the sink, and the cut edges are the values to save. Values that blocks
+hand on are saved anyway, so each block is solved by itself, and identical blocks once.
 """
 
 from collections.abc import Callable, Hashable

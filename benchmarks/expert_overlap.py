@@ -96,7 +96,7 @@ def make_config(options: argparse.Namespace, way: dict[str, str], machine: str) 
         "parallelism.fsdp": "graph",
         "parallelism.expert_parallel_degree": options.ranks,
         "compile.mode": "graph",
-        "passes.choose_saved.policy": "all",
+        "activation_checkpoint.mode": "none",
         "debug.device": options.device,
         **{f"compile.expert_overlap.{name}": value for name, value in way.items()},
         "machine": machine,

@@ -40,8 +40,8 @@ def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Ch
     same = {
         "": fp32,
         "bf16": bf16,
-        "full": f"{fp32} --passes.choose_saved.policy full",
-        "min_cut": f"{bf16} --passes.choose_saved.policy min_cut",
+        "full": f"{fp32} --activation_checkpoint.mode full",
+        "min_cut": f"{bf16} --activation_checkpoint.mode min_cut",
         "offload": f"{bf16} --passes.offload_activations.budget_gib 1",
         "kept weights": f"{bf16} --passes.on cache_cast_weights",
         **recorded,

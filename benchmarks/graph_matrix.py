@@ -45,10 +45,10 @@ MESHES: dict[str, tuple[int, dict[str, int]]] = {
 Changes = dict[str, Any]
 DEFAULT: dict[str, Changes] = {"default": {}}
 POLICIES: dict[str, Changes] = {
-    "all": {"passes.choose_saved.policy": "all"},
-    "min_cut": {"passes.choose_saved.policy": "min_cut"},
-    "full": {"passes.choose_saved.policy": "full"},
-    "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.02},
+    "all": {"activation_checkpoint.mode": "none"},
+    "min_cut": {"activation_checkpoint.mode": "min_cut"},
+    "full": {"activation_checkpoint.mode": "full"},
+    "budget": {"activation_checkpoint.mode": "budget", "activation_checkpoint.budget_gib": 0.02},
     "offload": {"passes.offload_activations.budget_gib": 1.0},
 }
 PASSES: dict[str, Changes] = {

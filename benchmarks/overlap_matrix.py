@@ -30,7 +30,7 @@ MESHES: dict[int, list[dict[str, int]]] = {
 }
 """Ranks -> degrees; what is left of the ranks shards parameters."""
 ROUTINGS = ((), (0,), (2, 3), (3,), (0, 1))
-FULL = {"passes.choose_saved.policy": "full"}
+FULL = {"activation_checkpoint.mode": "full"}
 
 
 def find_ways(ranks: int, wanted: str) -> dict[str, dict[str, Any]]:

@@ -236,7 +236,7 @@ def _check_field(path: Path, name: str, value: Any) -> None:
 
 def write_machine(machine: Machine, path: Path) -> None:
     """Write the JSON file that `read_machine` reads."""
-    path.write_text(json.dumps(asdict(machine), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(machine), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

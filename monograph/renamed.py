@@ -4,6 +4,7 @@ The old name is not accepted; whoever wrote it is told the new one. Nothing else
 """
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 RENAMED = {
     # passes and their options
@@ -17,14 +18,45 @@ RENAMED = {
     "fuse_products": "fuse_swiglu_epilogue",
     # other fields
     "slice_tokens": "chunk_tokens",
-    # classes of Configs
-    "OffloadSavedConfig": "OffloadActivationsConfig",
-    "PrefetchGathersConfig": "PrefetchAllGathersConfig",
-    "JoinProductsConfig": "MergeMatmulsConfig",
-    "KeepWeightsConfig": "CacheCastWeightsConfig",
-    "FuseProductsConfig": "FuseSwigluEpilogueConfig",
 }
-"""Old name -> new name: of a field, a pass or a class of a Config."""
+"""Old name -> new name: of a field or a pass."""
+
+RENAMED_CLASSES = {
+    "monograph.passes.config:OffloadSavedConfig": (
+        "monograph.passes.memory.offload_activations_options:OffloadActivationsConfig"
+    ),
+    "monograph.passes.config:BucketCollectivesConfig": (
+        "monograph.passes.comm.bucket_collectives_options:BucketCollectivesConfig"
+    ),
+    "monograph.passes.config:PrefetchGathersConfig": (
+        "monograph.passes.comm.prefetch_all_gathers_options:PrefetchAllGathersConfig"
+    ),
+    "monograph.passes.config:OverlapExpertsConfig": (
+        "monograph.passes.overlap.overlap_experts_options:OverlapExpertsConfig"
+    ),
+    "monograph.passes.config:JoinProductsConfig": "monograph.passes.compute.merge_matmuls_options:MergeMatmulsConfig",
+    "monograph.passes.config:MarkRegionsConfig": "monograph.passes.compile.mark_regions_options:MarkRegionsConfig",
+}
+"""Old place and name -> new ones, of the class of a Config."""
+
+REPLACED = {
+    "passes.*.enabled": "name the pass in passes.on or passes.off instead",
+    "passes.narrow_gradients": "name it in passes.on, or write compile.numerics fast",
+    "passes.cache_cast_weights": "it follows parallelism.reshard_after_forward; name it in passes.on or passes.off",
+    "passes.keep_weights": "it is called cache_cast_weights, and follows parallelism.reshard_after_forward",
+    "passes.compile_whole": "name it in passes.on",
+    "passes.fuse_products": "it is called fuse_swiglu_epilogue: name it in passes.on, or write compile.numerics fast",
+    "passes.choose_saved": "activation_checkpoint has mode, save and budget_gib now",
+    "passes.choose_saved.policy": "write activation_checkpoint.mode (all is called none, default is called selective)",
+    "passes.choose_saved.save": "write activation_checkpoint.save",
+    "passes.choose_saved.budget_gib": "write activation_checkpoint.budget_gib",
+    "passes.overlap_experts.tflops": "write machine: a name, or a .json file",
+    "passes.overlap_experts.memory_tb_per_second": "write machine: a name, or a .json file",
+    "passes.overlap_experts.link_*": "write machine: a name, or a .json file",
+    "compile.partition": "write activation_checkpoint.mode min_cut",
+    "compile.expert_overlap.schedule": "to switch it off, name overlap_experts in passes.off",
+}
+"""Fields that are gone -> what to do instead; `*` stands for any part of a name."""
 
 RENAMED_OPS = {
     "gate": "swiglu",
@@ -40,6 +72,11 @@ RENAMED_OPS = {
     "sliced_loss": "chunked_cross_entropy",
 }
 """Old name -> new name of a custom op, without its namespace."""
+
+
+def find_replacement(old: str) -> str:
+    """What to do instead of setting a field that is gone, or an empty string."""
+    return next((do for pattern, do in REPLACED.items() if fnmatchcase(old, pattern)), "")
 
 
 def find_new_name(old: str, choices: Iterable[str], renamed: Mapping[str, str] = RENAMED) -> str:

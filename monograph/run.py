@@ -25,7 +25,7 @@ from monograph.execute.graph_step import GraphStep
 from monograph.execute.outputs import StepOutputBuffers
 from monograph.execute.program import Program
 from monograph.execute.sharded import ShardedStep, make_shards
-from monograph.graph.facts import Facts
+from monograph.graph.facts import Facts, SavedActivations
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
@@ -169,7 +169,11 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: M
         starts=starts,
         seed=config.debug.seed,
         is_single_pass=config.plan_optimizer().implementation == "single_pass",
-        remat=config.activation_checkpoint.mode,
+        activations=SavedActivations(
+            mode=config.activation_checkpoint.resolve(config.compile),
+            save=config.activation_checkpoint.save,
+            budget_gib=config.activation_checkpoint.budget_gib,
+        ),
         compile=config.compile,
         passes=config.passes,
         machine=machine,

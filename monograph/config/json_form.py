@@ -25,6 +25,7 @@ from monograph.config.annotations import (
 from monograph.config.configurable import BaseConfig
 from monograph.config.references import find_loaded, name_of
 from monograph.errors import ConfigError, did_you_mean
+from monograph.renamed import find_replacement
 
 _CONTAINERS: dict[str, type] = {"$list": list, "$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
@@ -171,7 +172,8 @@ def _decode_config(data: dict[str, Any], path: str) -> BaseConfig:
             continue
         where = f"{path}.{name}" if path else name
         if name not in annotations:
-            raise ConfigError(f"there is no field {where}", why="another version?", do=did_you_mean(name, annotations))
+            do = find_replacement(where) or did_you_mean(name, annotations)
+            raise ConfigError(f"there is no field {where}", why="another version?", do=do)
         values[name] = _decode(item, annotations[name], where)
         if not is_valid(values[name], annotations[name]):
             excess = find_excess(values[name])

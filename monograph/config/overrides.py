@@ -23,7 +23,7 @@ from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_le
 from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
 from monograph.config.text import format_words
 from monograph.errors import ConfigError, find_nearest
-from monograph.renamed import find_new_name
+from monograph.renamed import find_new_name, find_replacement
 
 _SIMILAR = 0.45
 """Below this two names are different words, and suggesting one for the other would only confuse."""
@@ -170,6 +170,8 @@ def _make_unknown(override: Override, config: BaseConfig, paths: Sequence[str]) 
             why=f"{override.path} is a section, not a value",
             do=f"set one of its fields, such as --{inside[0]}" if inside else "",
         )
+    if do := find_replacement(override.path):
+        return ConfigError(str(override), why=f"there is no field {override.path}", do=do)
     if new := find_new_name(override.path, paths):
         return ConfigError(str(override), why=f"there is no field {override.path}", do=f"it is called --{new} now")
     found = find_similar(override.path, paths)

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from monograph.errors import ConfigError, MonographError, find_nearest
-from monograph.renamed import find_new_name
+from monograph.renamed import RENAMED_CLASSES
 
 _OURS = "monograph"
 
@@ -85,8 +85,8 @@ def find_loaded(reference: str) -> Any:
         )
     found = _follow(sys.modules[module], name)
     if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
-        new = find_new_name(name, vars(sys.modules[module]))
-        do = f"it is called {module}:{new} now" if new else ""
+        new = RENAMED_CLASSES.get(reference)
+        do = f"it is called {new} now" if new else ""
         raise ConfigError(f"'{reference}' does not exist", why=f"module {module} defines no {name}", do=do)
     return found
 

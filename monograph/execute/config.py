@@ -1,9 +1,11 @@
 """How the step is run: op by op, or compiled; and what backward keeps. Loads without torch."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
@@ -74,7 +76,59 @@ class CompileConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class ActivationCheckpointConfig(Configurable.Config):
-    """What a block keeps for backward, and what it recomputes."""
+    """What forward saves for backward, and what backward recomputes; the same setting in every compile.mode."""
 
-    mode: Literal["none", "full", "selective"] = "none"
-    """none keeps all; full keeps a block's input; selective also keeps matmuls, attention, top-k and exchanges."""
+    mode: Literal["auto", "none", "selective", "full", "min_cut", "budget"] = "auto"
+    """none saves all; selective: matmuls, attention, top-k, all_to_alls; full: block inputs; and in graph mode min_cut:
+    what selective saves or less, in the fewest bytes; budget: what fits. auto: none in eager and layer mode, selective
+    in graph mode, min_cut with compile.numerics fast."""
+    save: tuple[str, ...] = ()
+    """graph mode, full: also save these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
+    budget_gib: float = 0.0
+    """graph mode, budget: the most that may cross from forward to backward, on one rank."""
+
+    def check(self) -> None:
+        if self.save and self.mode != "full":
+            raise ConfigError(
+                f"save is {list(self.save)} with mode {self.mode}",
+                why="selectors say what full recomputation should save",
+                do="--activation_checkpoint.mode full",
+            )
+        for selector in self.save:
+            path, found, op = selector.partition("::")
+            if not (path and found and op):
+                raise ConfigError(
+                    f"{selector!r} selects nothing", why="a selector is PATH::OP", do="e.g. layers.*.attention.wo::mm"
+                )
+        check_range(self, "budget_gib", 1e-9, 1e9, zero="for no budget")
+        if (self.mode == "budget") != (self.budget_gib > 0):
+            raise ConfigError(
+                f"mode is {self.mode} and budget_gib is {self.budget_gib}",
+                why="a budget is used by mode budget, and only there",
+                do="--activation_checkpoint.mode budget --activation_checkpoint.budget_gib 8",
+            )
+
+    def check_run(self, compile: CompileConfig, off: Collection[str]) -> None:
+        """Refuse what the way the step runs, or a pass that is off, cannot do."""
+        needs_graph = ("mode", self.mode) if self.mode in ("min_cut", "budget") else ("save", " ".join(self.save))
+        if compile.mode != "graph" and needs_graph[1]:
+            raise ConfigError(
+                f"activation_checkpoint.{needs_graph[0]} is {needs_graph[1]} and compile.mode is {compile.mode}",
+                why="it is decided for the captured step",
+                do="--compile.mode graph, or --activation_checkpoint.mode selective",
+            )
+        missing = [name for name in ("choose_saved", "recompute") if name in off]
+        if compile.mode == "graph" and self.mode not in ("auto", "none") and missing:
+            raise ConfigError(
+                f"activation_checkpoint.mode is {self.mode} and passes.off has {missing[0]}",
+                why=f"without {missing[0]} everything is saved",
+                do=f"remove {missing[0]} from passes.off, or --activation_checkpoint.mode none",
+            )
+
+    def resolve(self, compile: CompileConfig) -> Literal["none", "selective", "full", "min_cut", "budget"]:
+        """The mode with auto decided."""
+        if self.mode != "auto":
+            return self.mode
+        if compile.mode != "graph":
+            return "none"
+        return "min_cut" if compile.numerics == "fast" else "selective"

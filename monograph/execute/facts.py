@@ -21,6 +21,7 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         is_single_pass=settings.is_single_pass,
         device=groups.device.type,
         machine=settings.machine,
+        activations=settings.activations,
         for_artifact=groups.is_fake,
         chunking=describe_chunks(settings.compile.expert_overlap),
     )

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
 from monograph.compat.modules import has_parameter_meshes, placements_on, release_groups
+from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
-from monograph.execute.remat import find_runner
 from monograph.models.decoder import Decoder, DecoderOutput, call_module
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.groups import Groups
@@ -46,7 +46,7 @@ class Fsdp2Step(ModuleStep):
 
     def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
         """Apply activation checkpointing and per-block compile, before fully_shard wraps the blocks."""
-        runner, config = find_runner(settings.remat), settings.compile
+        runner, config = find_runner(settings.activations.mode), settings.compile
         for block in self.model.blocks():
             block.run = runner or block.run
         if config.mode == "eager":

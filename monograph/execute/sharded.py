@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from monograph.compat.capture import fake_tensors
+from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
-from monograph.execute.remat import find_runner
 from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
@@ -52,7 +52,7 @@ class ShardedStep(ModuleStep):
     def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.parameters = make_shards(table, groups, settings)
-        runner = find_runner(settings.remat)
+        runner = find_runner(settings.activations.mode)
         self.call = FsdpUnitRunner(
             model,
             table,

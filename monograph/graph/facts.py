@@ -2,11 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
 from monograph.axes import Axis
 from monograph.machine import CPU, Machine
+
+SaveMode = Literal["none", "selective", "full", "min_cut", "budget"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedActivations:
+    """Which activations forward saves for backward; the others are recomputed."""
+
+    mode: SaveMode = "selective"
+    """As in `activation_checkpoint.mode`, with auto decided."""
+    save: tuple[str, ...] = ()
+    """With full: values that are saved nevertheless, each as PATH::OP."""
+    budget_gib: float = 0.0
+    """With budget: the most that may cross from forward to backward, on one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +62,8 @@ class Facts:
     """What costs are estimated for; that of rank 0 where ranks have different ones."""
     for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
+    activations: SavedActivations = field(default_factory=SavedActivations)
+    """What forward saves for backward."""
     chunking: Chunking | None = None
     """How chosen modules run chunk by chunk; None where nothing does."""
 

@@ -52,7 +52,7 @@ class Pass(Configurable, ABC):
         """Why there is nothing to do on this mesh or with these options; empty when there is."""
         return ""
 
-    def reads_machine(self) -> bool:
+    def reads_machine(self, facts: Facts) -> bool:
         """Whether what this pass decides depends on `facts.machine`: an artifact then fits that machine only."""
         return False
 

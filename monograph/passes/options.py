@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 
@@ -23,7 +23,3 @@ class PassOptions(Configurable.Config):
         """Whether the options ask for the pass, so that no other switch is needed."""
         (default,) = [each.default for each in dataclasses.fields(self) if each.name == self.switch] or [None]
         return bool(self.switch) and getattr(self, self.switch) != default
-
-    def resolve(self, numerics: Numerics) -> Self:
-        """The options with every `auto` decided for these numerics."""
-        return self

@@ -7,7 +7,6 @@ from monograph.passes.comm.bucket_collectives_options import BucketCollectivesCo
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compute.merge_matmuls_options import MergeMatmulsConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.options import PassOptions
 from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
@@ -35,7 +34,7 @@ ORDER = {
     "dedupe_all_gathers": PassEntry("monograph.passes.clean.dedupe_all_gathers:DedupeAllGathers"),
     "elide_trivial_collectives": PassEntry("monograph.passes.comm.elide_trivial_collectives:ElideTrivialCollectives"),
     "merge_chunks": PassEntry("monograph.passes.overlap.merge_chunks:MergeChunks"),
-    "choose_saved": PassEntry("monograph.passes.memory.choose_saved:ChooseSaved", ChooseSavedConfig),
+    "choose_saved": PassEntry("monograph.passes.memory.choose_saved:ChooseSaved"),
     "recompute": PassEntry("monograph.passes.memory.recompute:Recompute"),
     "offload_activations": PassEntry(
         "monograph.passes.memory.offload_activations:OffloadActivations", OffloadActivationsConfig, default="off"

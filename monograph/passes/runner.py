@@ -62,9 +62,7 @@ def build_passes(config: PassesConfig, numerics: Numerics = "exact") -> list[Pas
     """All passes in order with their options; those that do not run say why in `off`."""
     off = config.find_off(numerics)
     return [
-        load_pass(entry)(
-            config.options_of(name).resolve(numerics), off=off.get(name, ""), is_asked=config.is_asked(name)
-        )
+        load_pass(entry)(config.options_of(name), off=off.get(name, ""), is_asked=config.is_asked(name))
         for name, entry in config.order.items()
     ]
 
@@ -123,5 +121,5 @@ def run_pass(
         check_graph(graph, facts, changes)
     after = before.cost if changes.is_nothing else meter.measure(graph, changes.touched)
     counts: dict[str, Any] = {"added": changes.added, "removed": changes.removed, "moved": changes.moved}
-    told |= {"note": note, "seconds": seconds, "after": after, "reads_machine": each.reads_machine()}
+    told |= {"note": note, "seconds": seconds, "after": after, "reads_machine": each.reads_machine(facts)}
     return Record(**told, **counts, status="ran"), MeasuredGraph(look, after)

@@ -260,6 +260,7 @@ class TrainerConfig(Configurable.Config):
                 do="--parallelism.fsdp auto",
             )
         self.check_graph_mode()
+        self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,
             fsdp=self.parallelism.fsdp,
@@ -308,10 +309,4 @@ class TrainerConfig(Configurable.Config):
                 f"passes.on has narrow_gradients and optimizer.implementation is {self.optimizer.implementation}",
                 why="torch's own loops want gradients of their parameters' dtype",
                 do="--optimizer.implementation single_pass",
-            )
-        if self.activation_checkpoint.mode != "none":
-            raise ConfigError(
-                f"compile.mode is graph and activation_checkpoint.mode is {self.activation_checkpoint.mode}",
-                why="in graph mode a pass decides what backward computes again",
-                do="--activation_checkpoint.mode none, and --passes.choose_saved.policy full (or default, or budget)",
             )

@@ -77,7 +77,7 @@ def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([TINY, "--modes", "eager,exac"], "did you mean exact?"),
+        ([TINY, "--modes", "eager,exac"], "did you mean 'exact'?"),
         ([TINY, "--steps", "0"], "nothing to measure"),
         (["llama3_debugmodel", "--balanced-routing"], "this model has no experts"),
     ],

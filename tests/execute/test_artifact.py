@@ -140,8 +140,8 @@ def test_the_machine_is_written_down_only_if_a_pass_decided_by_it(folder):
     config = make_config(folder)
     for path, value in changes.items():
         config = replace_leaf(config, path, value)
-    for schedule, wanted in (("on", "B200"), ("off", None)):
-        changed = replace_leaf(config, "compile.expert_overlap.schedule", schedule)
+    for off, wanted in (((), "B200"), (("overlap_experts",), None)):
+        changed = replace_leaf(config, "passes.off", off)
         capture = capture_as(0, changed, MESH, CPU, is_compiled=True)
         sections = make_sections(changed, MESH, capture.table, CPU, capture.graphs, capture.facts.machine)
         assert sections["machine"].get("planned_for.name") == wanted

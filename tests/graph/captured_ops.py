@@ -17,12 +17,11 @@ import torch
 
 from monograph.execute.device import deterministic_kernels
 from monograph.graph import allowed_ops
-from monograph.graph.facts import Facts
+from monograph.graph.facts import Facts, SavedActivations, SaveMode
 from monograph.graph.step_graph import StepGraph
 from monograph.models.config import LossConfig, SdpaConfig
 from monograph.parallel.groups import fake_groups
 from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
@@ -39,10 +38,10 @@ PIPELINES = {
         offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
         on=("narrow_gradients", "merge_matmuls", "cache_cast_weights", "fuse_swiglu_epilogue"),
     ),
-    "full recomputation": PassesConfig(choose_saved=ChooseSavedConfig(policy="full")),
+    "full recomputation": PassesConfig(),
     "no pass": PassesConfig(off=tuple(ORDER)),
 }
-"""What runs on every captured step. Compilers are left out: what they are given becomes code, not nodes."""
+"""What runs on every captured step, by name. Compilers are left out: what they are given becomes code, not nodes."""
 BFLOAT16 = {"training.compute_dtype": "bfloat16"}
 FUSED = {**BFLOAT16, "model.kernels": "fused", "model.mask": "document"}
 GROUPED = {"model.moe.experts.backend": "grouped_mm"}
@@ -170,7 +169,8 @@ def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) ->
     """The graphs of a case: its step after every pipeline, and its evaluation after the default one."""
     for pipeline, config in pipelines.items():
         graph, facts = capture_case(name)
-        graph, facts = clone(graph), replace(facts, is_single_pass=True)
+        mode: SaveMode = "full" if pipeline == "full recomputation" else "selective"
+        graph, facts = clone(graph), replace(facts, is_single_pass=True, activations=SavedActivations(mode=mode))
         run_passes(graph, build_passes(config), facts)
         yield pipeline, graph, facts
     graph, facts = capture_case(name, is_forward=True)

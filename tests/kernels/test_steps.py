@@ -33,8 +33,8 @@ def test_a_graph_of_fused_ops_keeps_the_bits_of_eager_mode(model, tmp_path):
         "eager": FUSED,
         "graph": {**GRAPH, **FUSED},
         "layer": {**FUSED, "compile.mode": "layer", "compile.backend": "aot_eager"},
-        "less memory": {**GRAPH, **FUSED, "passes.choose_saved.policy": "full"},
-        "min-cut": {**GRAPH, **FUSED, "passes.choose_saved.policy": "min_cut"},
+        "less memory": {**GRAPH, **FUSED, "activation_checkpoint.mode": "full"},
+        "min-cut": {**GRAPH, **FUSED, "activation_checkpoint.mode": "min_cut"},
     }.items():
         config = small(model, tmp_path, changes)
         with one_rank(config) as groups:

@@ -1,12 +1,13 @@
-"""choose_saved: each policy keeps what it says, and what crosses to backward shrinks accordingly."""
+"""choose_saved: each mode saves what it says, and what crosses to backward shrinks accordingly."""
+
+from dataclasses import replace
 
 import pytest
 
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
+from monograph.graph.facts import SavedActivations
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.policies import is_gathered
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 from tests.passes.kit import capture_small, make_pass
@@ -15,11 +16,11 @@ from tests.passes.written import BACKWARD, ByHand, check_text, run
 ALONE = Mesh()
 
 
-def choose(policy, model="deepseek_v3", mesh=ALONE, **options):
-    """The kept nodes under a policy, and how many bytes cross."""
+def choose(mode, model="deepseek_v3", mesh=ALONE, **options):
+    """The saved nodes in a mode, and how many bytes cross."""
     graph, facts = capture_small(model, mesh)
-    config = PassesConfig(choose_saved=ChooseSavedConfig(policy=policy, **options))
-    kept = make_pass("choose_saved", config).plan(graph, facts)
+    facts = replace(facts, activations=SavedActivations(mode=mode, **options))
+    kept = make_pass("choose_saved").plan(graph, facts)
     return kept, count_saved_bytes(graph, find_crossing(graph, kept)), graph
 
 
@@ -47,13 +48,13 @@ def test_matmuls_are_kept_and_what_follows_cheaply_is_computed_again():
     )
 
 
-def test_policies_are_ordered_by_what_they_keep():
-    sizes = {policy: choose(policy)[1] for policy in ("all", "default", "min_cut", "full")}
-    assert sizes["full"] < sizes["min_cut"] <= sizes["default"] < sizes["all"]
+def test_modes_are_ordered_by_what_they_save():
+    sizes = {mode: choose(mode)[1] for mode in ("none", "selective", "min_cut", "full")}
+    assert sizes["full"] < sizes["min_cut"] <= sizes["selective"] < sizes["none"]
 
 
 def test_a_budget_is_kept_and_used():
-    least, most = choose("full")[1], choose("default")[1]
+    least, most = choose("full")[1], choose("selective")[1]
     budget = (least + most) / 2
     _, used, _ = choose("budget", budget_gib=budget / 2**30)
     assert least < used <= budget
@@ -80,13 +81,13 @@ def test_a_selector_that_finds_nothing_is_refused_and_told_where_the_op_runs():
     assert "mm runs in" in refused.value.why
 
 
-@pytest.mark.parametrize("policy", ["all", "default", "full"])
-def test_gathered_parameters_are_kept_only_without_resharding(policy):
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_gathered_parameters_are_kept_only_without_resharding(mode):
     mesh = Mesh(dp_shard=2)
     graph, facts = capture_small("llama3", mesh)
-    chosen = make_pass("choose_saved", PassesConfig(choose_saved=ChooseSavedConfig(policy=policy)))
+    chosen = make_pass("choose_saved")
     for reshard in (True, False):
-        changed = type(facts)(**{**vars(facts), "reshard": reshard})
+        changed = replace(facts, reshard=reshard, activations=SavedActivations(mode=mode))
         kept = chosen.plan(graph, changed)
         gathered = [node for node in graph.nodes if is_gathered(node)]
         assert {node in kept for node in gathered} == {not reshard}

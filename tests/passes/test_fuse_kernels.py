@@ -20,7 +20,6 @@ from monograph.kernels.swiglu import (
 from monograph.kernels.wide import ADD_WIDE
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
 from tests.passes.kit import capture_small
@@ -52,8 +51,7 @@ def test_norms_gates_and_sums_of_a_dense_model_become_one_kernel_each():
 
 @pytest.mark.parametrize("mesh", [NONE, Mesh(dp_shard=2)], ids=["one device", "weights gathered in buckets"])
 def test_gradients_of_joined_projections_are_written_side_by_side(mesh):
-    passes = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), on=JOINED)
-    ops, _ = count_ops("llama3", passes, mesh)
+    ops, _ = count_ops("llama3", PassesConfig(on=JOINED), mesh, **{"activation_checkpoint.mode": "min_cut"})
     assert (ops[SWIGLU_BACKWARD_RECOMPUTE], ops[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (0, BLOCKS)
     assert (ops[ROPE], ops[ROPE_PACKED]) == (2 * BLOCKS, BLOCKS), "queries and keys; both gradients beside the values'"
     if mesh is NONE:
@@ -85,22 +83,22 @@ def test_equal_blocks_still_read_alike():
 
 
 @pytest.mark.parametrize(
-    ("policy", "is_joined"),
+    ("mode", "is_joined"),
     [
-        ("default", False),
+        ("selective", False),
         ("min_cut", True),
         *(
-            pytest.param(policy, is_joined, marks=pytest.mark.long)
-            for policy, is_joined in itertools.product(("all", "default", "min_cut", "full"), (False, True))
-            if (policy, is_joined) not in (("default", False), ("min_cut", True))
+            pytest.param(mode, is_joined, marks=pytest.mark.long)
+            for mode, is_joined in itertools.product(("none", "selective", "min_cut", "full"), (False, True))
+            if (mode, is_joined) not in (("selective", False), ("min_cut", True))
         ),
     ],
 )
-def test_every_bit_stays(policy, is_joined, tmp_path):
+def test_every_bit_stays(mode, is_joined, tmp_path):
     joined = {"passes.on": JOINED} if is_joined else {}
     made = {}
     for name, off in (("fused", ()), ("apart", ("fuse_kernels",))):
-        changes = {**GRAPH, **FUSED, **joined, "passes.choose_saved.policy": policy, "model.n_layers": BLOCKS}
+        changes = {**GRAPH, **FUSED, **joined, "activation_checkpoint.mode": mode, "model.n_layers": BLOCKS}
         changes |= {"passes.off": off, "model.tied_embeddings": True}
         config = small("llama3", tmp_path, changes)
         with one_rank(config) as groups:

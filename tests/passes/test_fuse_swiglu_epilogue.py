@@ -14,14 +14,18 @@ from monograph.kernels.matmul_swiglu import MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWAR
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
 from tests.passes.kit import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
-FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.n_layers": 2}
-JOINED = PassesConfig(choose_saved=ChooseSavedConfig(policy="min_cut"), on=("merge_matmuls",))
+FUSED = {
+    "model.kernels": "fused",
+    "training.compute_dtype": "bfloat16",
+    "model.n_layers": 2,
+    "activation_checkpoint.mode": "min_cut",
+}
+JOINED = PassesConfig(on=("merge_matmuls",))
 ASKED = JOINED.replace(on=("merge_matmuls", "fuse_swiglu_epilogue"))
 GATED = (SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE, MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWARD)
 
@@ -57,7 +61,7 @@ def test_on_a_cpu_every_bit_stays(model, tmp_path):
     for is_fused in (False, True):
         on = ("merge_matmuls", "fuse_swiglu_epilogue") if is_fused else ("merge_matmuls",)
         changes = {"compile.mode": "graph", "parallelism.fsdp": "graph", **FUSED}
-        changes |= {"passes.choose_saved.policy": "min_cut", "passes.on": on}
+        changes |= {"passes.on": on}
         config = small(model, tmp_path, changes)
         with one_rank(config) as groups:
             made[is_fused] = make_updates(config, groups)

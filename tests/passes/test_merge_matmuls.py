@@ -8,7 +8,6 @@ from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from tests.execute.updates import normalizers_of, one_rank, read_batches, small
@@ -86,11 +85,11 @@ def count(graph):
 
 
 def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
-    graph, facts = capture_small("llama3", Mesh(), **{"training.compute_dtype": "bfloat16"})
-    config = ASKED.replace(choose_saved=ChooseSavedConfig(policy="min_cut"))
-    before = find_memory(graph_after(graph, facts, config, "merge_matmuls")).peak_bytes
-    graph, facts = capture_small("llama3", Mesh(), **{"training.compute_dtype": "bfloat16"})
-    run_passes(graph, build_passes(config), facts)
+    changes = {"training.compute_dtype": "bfloat16", "activation_checkpoint.mode": "min_cut"}
+    graph, facts = capture_small("llama3", Mesh(), **changes)
+    before = find_memory(graph_after(graph, facts, ASKED, "merge_matmuls")).peak_bytes
+    graph, facts = capture_small("llama3", Mesh(), **changes)
+    run_passes(graph, build_passes(ASKED), facts)
     copies = [
         node for node in graph.nodes if tag_of(node).made_by == "merge_matmuls" and node.target is ATEN.clone.default
     ]
@@ -115,7 +114,7 @@ def results_of(config):
 
 
 @pytest.mark.parametrize(
-    ("model", "policy"),
+    ("model", "mode"),
     [
         ("llama3", "full"),
         ("deepseek_v3", "min_cut"),
@@ -125,8 +124,8 @@ def results_of(config):
         pytest.param("deepseek_v3", "full", marks=pytest.mark.long),
     ],
 )
-def test_loss_and_gradients_are_the_same_within_rounding(model, policy, tmp_path):
-    changes = {"compile.mode": "graph", "passes.choose_saved.policy": policy}
+def test_loss_and_gradients_are_the_same_within_rounding(model, mode, tmp_path):
+    changes = {"compile.mode": "graph", "activation_checkpoint.mode": mode}
     wanted = results_of(small(model, tmp_path, changes))
     found = results_of(small(model, tmp_path, {**changes, **JOINED}))
     largest = max(value.abs().max() for value in wanted.values())

@@ -5,7 +5,6 @@ import re
 from monograph.parallel.mesh import Mesh
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
 from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.passes.kit import capture_small, make_pass
 
@@ -27,8 +26,10 @@ def order_of_events(graph):
 
 
 def prepared(**options):
-    graph, facts = capture_small("llama3", Mesh(dp_shard=2), **{"model.n_layers": 3})
-    config = PassesConfig(choose_saved=ChooseSavedConfig(policy="full"), **options)
+    graph, facts = capture_small(
+        "llama3", Mesh(dp_shard=2), **{"model.n_layers": 3, "activation_checkpoint.mode": "full"}
+    )
+    config = PassesConfig(**options)
     names = (
         "remove_dead_code",
         "dedupe_all_gathers",

@@ -5,8 +5,6 @@ from monograph.compat.ops import ATEN, READ_SIZE
 from monograph.graph.query import is_size
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from monograph.passes.config import PassesConfig
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
@@ -41,13 +39,12 @@ def test_a_value_lives_again_just_before_backward_reads_it():
 
 
 def test_sizes_and_counters_are_never_computed_twice():
-    graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
+    graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2), **{"activation_checkpoint.mode": "full"})
     make_pass("remove_dead_code").run(graph, facts)
     reads = sum(node.target is READ_SIZE for node in graph.nodes)
     assert reads
-    config = PassesConfig(choose_saved=ChooseSavedConfig(policy="full"))
     for name in ("choose_saved", "recompute"):
-        make_pass(name, config).run(graph, facts)
+        make_pass(name).run(graph, facts)
     copies = [node for node in graph.nodes if tag_of(node).made_by == "recompute"]
     assert copies and all(tag_of(node).direction is Direction.BACKWARD for node in copies)
     assert sum(node.target is READ_SIZE for node in graph.nodes) == reads

@@ -165,19 +165,19 @@ def draw_overlap(pick: random.Random, mesh: Mesh) -> dict[str, Any]:
 def draw_memory(pick: random.Random) -> dict[str, Any]:
     """What is saved, recomputed or offloaded."""
     kind = pick.choice(("none", "all", "min_cut", "full", "selected", "budget", "offload"))
-    saved = "passes.choose_saved"
+    saved = "activation_checkpoint"
     return {
         "none": {},
-        "all": {f"{saved}.policy": "all"},
-        "min_cut": {f"{saved}.policy": "min_cut"},
-        "full": {f"{saved}.policy": "full"},
-        "selected": {f"{saved}.policy": "full", f"{saved}.save": ("layers.*.attention.wo::mm",)},
-        "budget": {f"{saved}.policy": "budget", f"{saved}.budget_gib": pick.choice((0.0005, 0.002, 1.0))},
+        "all": {f"{saved}.mode": "none"},
+        "min_cut": {f"{saved}.mode": "min_cut"},
+        "full": {f"{saved}.mode": "full"},
+        "selected": {f"{saved}.mode": "full", f"{saved}.save": ("layers.*.attention.wo::mm",)},
+        "budget": {f"{saved}.mode": "budget", f"{saved}.budget_gib": pick.choice((0.0005, 0.002, 1.0))},
         "offload": {
             "passes.offload_activations.budget_gib": pick.choice((0.00001, 1.0)),
             "passes.offload_activations.min_bytes": pick.choice((1, 64, 4096)),
             "passes.offload_activations.prefetch_blocks": pick.choice((0, 1, 3)),
-            **({f"{saved}.policy": pick.choice(("full", "min_cut"))} if pick.random() < 0.5 else {}),
+            **({f"{saved}.mode": pick.choice(("full", "min_cut"))} if pick.random() < 0.5 else {}),
         },
     }[kind]
 

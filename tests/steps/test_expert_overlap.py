@@ -17,14 +17,14 @@ WAYS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "mode", "chunks", "policy"),
+    ("model", "mode", "chunks", "saved"),
     [
         ("deepseek_v3", "block batch", 2, "full"),
-        ("qwen3_moe", "experts seq", 4, "default"),
+        ("qwen3_moe", "experts seq", 4, "selective"),
     ],
 )
-def test_both_strategies_are_eager_chunking_bit_for_bit_on_one_rank(tmp_path, model, mode, chunks, policy):
-    ways = {name: {**way, "passes.choose_saved.policy": policy} for name, way in WAYS.items()}
+def test_both_strategies_are_eager_chunking_bit_for_bit_on_one_rank(tmp_path, model, mode, chunks, saved):
+    ways = {name: {**way, "activation_checkpoint.mode": saved} for name, way in WAYS.items()}
     options = {**MODES[mode], "num_chunks": chunks}
     found = compare_strategies(model, str(tmp_path), options, ways, routings=((), (2, 3)))
     assert found == {name: [] for name in ways}

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 TOKENS = (2, 256)
 
 
-def measure_peak(recipe, mode, **options):
+def measure_peak(recipe, mode, saved="auto"):
     """Bytes one micro-batch holds at most, beside weights and tables."""
     config = load_recipe(recipe)
     config = config.replace(
@@ -22,7 +22,7 @@ def measure_peak(recipe, mode, **options):
         training=config.training.replace(local_batch_size=TOKENS[0], seq_len=TOKENS[1]),
         parallelism=config.parallelism.replace(fsdp="graph"),
         compile=config.compile.replace(mode=mode),
-        passes=config.passes.replace(choose_saved=config.passes.choose_saved.replace(**options)),
+        activation_checkpoint=config.activation_checkpoint.replace(mode=saved),
     )
     batch = {name: torch.zeros(TOKENS, dtype=torch.int64) for name in ("tokens", "labels", "positions", "documents")}
     with joined_groups(Mesh(), CPU) as groups:
@@ -40,6 +40,6 @@ def measure_peak(recipe, mode, **options):
 )
 def test_the_default_pipeline_needs_no_more_memory_than_eager_and_full_recomputation_much_less(recipe):
     eager, default = measure_peak(recipe, "eager"), measure_peak(recipe, "graph")
-    full = measure_peak(recipe, "graph", policy="full")
+    full = measure_peak(recipe, "graph", saved="full")
     assert default <= eager
     assert full < 0.6 * eager

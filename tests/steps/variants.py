@@ -11,11 +11,11 @@ from tests.execute.updates import CPU, differences, make_updates, small
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 POLICIES = {
     "default": {},
-    "all": {"passes.choose_saved.policy": "all"},
-    "min_cut": {"passes.choose_saved.policy": "min_cut"},
-    "full": {"passes.choose_saved.policy": "full"},
-    "selected": {"passes.choose_saved.policy": "full", "passes.choose_saved.save": ("layers.*.attention.wo::mm",)},
-    "budget": {"passes.choose_saved.policy": "budget", "passes.choose_saved.budget_gib": 0.0002},
+    "all": {"activation_checkpoint.mode": "none"},
+    "min_cut": {"activation_checkpoint.mode": "min_cut"},
+    "full": {"activation_checkpoint.mode": "full"},
+    "selected": {"activation_checkpoint.mode": "full", "activation_checkpoint.save": ("layers.*.attention.wo::mm",)},
+    "budget": {"activation_checkpoint.mode": "budget", "activation_checkpoint.budget_gib": 0.0002},
     "offload": {"passes.offload_activations.budget_gib": 1.0, "passes.offload_activations.min_bytes": 64},
 }
 WITHOUT = {f"no {name}": {"passes.off": (name,)} for name in ORDER}

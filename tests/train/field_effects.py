@@ -18,8 +18,7 @@ import torch
 from monograph.errors import DataError
 from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.runner import build_passes, run_passes
-from monograph.run import build_step, find_device, make_example, train
+from monograph.run import build_step, find_device, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -27,6 +26,7 @@ from monograph.train.data.source import open_stream
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
+from tests.kit.capture import prepare
 from tests.train.kit import open_trainer, read_exact, read_records
 
 UPDATES = 2
@@ -69,11 +69,7 @@ def see_graph(config: TrainerConfig) -> str:
     """The captured step after all passes, as rank 0 of the mesh that the degrees ask for."""
     mesh = plan_run_mesh(config, count_ranks(config.parallelism))
     with fake_groups(mesh, 0, CPU) as groups:
-        step: Any = build_step(config, groups)
-        graph = step.trace(*make_example(config, step))
-        passes = step.settings.passes
-        run_passes(graph, build_passes(passes), passes.off, step.facts())
-        return graph.text(folded=False)
+        return prepare(config, groups).capture_and_pass().graph.text(folded=False)
 
 
 def see_step(config: TrainerConfig) -> Any:

@@ -36,7 +36,6 @@ SHOWN_BY = {
     "compile.artifact_key_file": "execute/test_artifact_keys.py::test_show_and_check_say_what_is_known_of_a_signature",
     "compile.artifact_trust_shared_folder": "execute/test_artifact_sharing.py::"
     "test_code_that_other_users_could_have_written_is_refused_by_path_mode_and_remedy",
-    "activation_checkpoint.mode": "execute/test_remat.py::test_full_keeps_least_and_none_keeps_most",
     "dataloader.verify_shards": "train/data/test_shards.py::test_comparing_sizes_does_not_read_the_tokens",
     "tokenizer.path": "train/data/test_tokenizer.py::test_a_folder_with_a_tokenizer_is_enough",
     "tokenizer.bos_token": "train/data/test_tokenizer.py::test_the_user_decides_before_tokenizer_config_json",
@@ -77,7 +76,7 @@ CHUNKED = {**EXPERTS, "training.local_batch_size": 4, "compile.expert_overlap.st
 STRETCHED = {"model.rope.scaling": "llama3", "model.rope.factor": 4.0, "model.rope.original_max_seq_len": 1024}
 YARN = {"model.attention.qk_rope_head_dim": 32, "model.rope.original_max_seq_len": 1024}
 NARROW = {"training.compute_dtype": "bfloat16"}
-MERGED = {**GRAPH, "passes.merge_matmuls.enabled": True}
+MERGED = {**GRAPH, "passes.on": ("merge_matmuls",)}
 PASSES, OVERLAP, MOE = "passes", "compile.expert_overlap", "model.moe"
 
 
@@ -173,38 +172,29 @@ def graph_flips() -> Iterator[Flip]:
     )
     yield Flip("parallelism.reshard_after_forward", False, given=SHARDED, is_long=True, **llama)
     yield Flip("parallelism.reduce_dtype", "bfloat16", given=SHARDED, is_long=True, **llama)
-    yield Flip("compile.partition", "min_cut", given=GRAPH, **llama)
+    yield Flip("compile.numerics", "fast", given={**GRAPH, **NARROW}, **llama)
     yield Flip(f"{OVERLAP}.strategy", "trace", given={**EXPERTS, "training.local_batch_size": 4}, **moe)
     yield Flip(f"{OVERLAP}.chunk_dim", "seq", given={**CHUNKED, f"{OVERLAP}.modules": "layers.*.moe"}, **moe)
     yield Flip(f"{OVERLAP}.modules", "layers.*.moe", given=CHUNKED, **moe)
     yield Flip(f"{OVERLAP}.num_chunks", 4, given=CHUNKED, **moe)
     yield Flip(f"{OVERLAP}.grad_sum", "after_reduce", given=CHUNKED, **moe)
-    yield Flip(f"{OVERLAP}.schedule", "off", given=CHUNKED, **moe)
-    machine = {"tflops": 0.001, "memory_tb_per_second": 0.0001, "link_gb_per_second": 0.0001, "link_latency_us": 1e6}
-    for name, value in {**machine, "max_extra_bytes": 0}.items():
-        yield Flip(f"{PASSES}.overlap_experts.{name}", value, given=CHUNKED, **moe)
+    yield Flip("machine", "h100", given=CHUNKED, **moe)
+    yield Flip(f"{PASSES}.overlap_experts.max_extra_bytes", 0, given=CHUNKED, **moe)
+    yield Flip(f"{PASSES}.on", ("merge_matmuls",), given=GRAPH, **llama)
     yield Flip(f"{PASSES}.off", ("remove_no_ops",), given=GRAPH, **llama)
-    yield Flip(f"{PASSES}.choose_saved.policy", "full", given=GRAPH, **llama)
-    full = {**GRAPH, f"{PASSES}.choose_saved.policy": "full"}
-    yield Flip(f"{PASSES}.choose_saved.save", ("layers.*.feed_forward.w1::mm",), given=full, is_long=True, **llama)
-    budget = {**GRAPH, f"{PASSES}.choose_saved.policy": "budget", f"{PASSES}.choose_saved.budget_gib": 1.0}
-    yield Flip(f"{PASSES}.choose_saved.budget_gib", 1e-5, given=budget, is_long=True, **llama)
+    yield Flip("activation_checkpoint.mode", "full", given=GRAPH, **llama)
+    full = {**GRAPH, "activation_checkpoint.mode": "full"}
+    yield Flip("activation_checkpoint.save", ("layers.*.feed_forward.w1::mm",), given=full, is_long=True, **llama)
+    budget = {**GRAPH, "activation_checkpoint.mode": "budget", "activation_checkpoint.budget_gib": 1.0}
+    yield Flip("activation_checkpoint.budget_gib", 1e-5, given=budget, is_long=True, **llama)
     offload = {**GRAPH, f"{PASSES}.offload_activations.budget_gib": 1.0, f"{PASSES}.offload_activations.min_bytes": 64}
     for name, value in {"budget_gib": 1e-5, "prefetch_blocks": 2, "min_bytes": 1 << 13}.items():
         given = {**offload, "model.n_layers": 4}
         yield Flip(f"{PASSES}.offload_activations.{name}", value, given=given, is_long=True, **llama)
-    single = {**GRAPH, **NARROW, "optimizer.implementation": "single_pass"}
-    yield Flip(f"{PASSES}.narrow_gradients.enabled", True, given=single, is_long=True, **llama)
     yield Flip(f"{PASSES}.bucket_collectives.max_bytes", 1, given=SHARDED, is_long=True, **llama)
     yield Flip(f"{PASSES}.prefetch_all_gathers.ahead", 2, given={**SHARDED, "model.n_layers": 4}, is_long=True, **llama)
-    yield Flip(f"{PASSES}.merge_matmuls.enabled", True, given=GRAPH, is_long=True, **llama)
     yield Flip(f"{PASSES}.merge_matmuls.max_columns", 1, given=MERGED, is_long=True, **llama)
-    unsharded = {**GRAPH, **NARROW, "parallelism.reshard_after_forward": False}
-    yield Flip(f"{PASSES}.cache_cast_weights.enabled", True, given=unsharded, is_long=True, **llama)
     yield Flip(f"{PASSES}.mark_regions.regions", ("blocks",), given=GRAPH, is_long=True, **llama)
-    yield Flip(f"{PASSES}.compile_whole.enabled", True, given=GRAPH, is_long=True, **llama)
-    fused = {**MERGED, "model.kernels": "fused", f"{PASSES}.merge_matmuls.max_columns": 1 << 16}
-    yield Flip(f"{PASSES}.fuse_swiglu_epilogue.enabled", True, given=fused, is_long=True, **llama)
 
 
 def data_flips(folder: Path) -> Iterator[Flip]:

@@ -124,8 +124,8 @@ def test_a_run_trains_with_every_extreme_number_that_is_accepted(model, path, tm
 def run_pass_with(path: str, value: float, folder: Path) -> None:
     """In graph mode; a budget that nothing fits in is refused by name when the step is captured."""
     changes = {"compile.mode": "graph", path: value}
-    if path == "passes.choose_saved.budget_gib" and value:
-        changes["passes.choose_saved.policy"] = "budget"
+    if path == "activation_checkpoint.budget_gib" and value:
+        changes["activation_checkpoint.mode"] = "budget"
     try:
         train(tiny_run(folder, changes))
     except MonographError as error:

@@ -9,6 +9,7 @@ from monograph.config.configurable import BaseConfig, check_config
 from monograph.errors import ConfigError
 from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.load import Artifact
+from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.passes.numerics import NumericsPromise, find_rounding_passes
 from monograph.passes.order import ORDER
 from monograph.run import build_step, train
@@ -97,10 +98,11 @@ def test_resharded_weights_are_not_cached_unless_asked_for(tmp_path):
     assert "cache_cast_weights" in ran
 
 
-def test_auto_means_min_cut_with_fast_numerics_and_a_written_policy_stays():
-    options = ORDER["choose_saved"].options
-    assert (options().resolve("exact").policy, options().resolve("fast").policy) == ("default", "min_cut")
-    assert options(policy="default").resolve("fast").policy == "default"
+def test_which_activations_auto_saves_depends_on_how_the_step_runs_and_a_written_mode_stays():
+    ways = {"eager": {"mode": "eager"}, "exact": {"mode": "graph"}, "fast": {"mode": "graph", "numerics": "fast"}}
+    found = {name: ActivationCheckpointConfig().resolve(CompileConfig(**way)) for name, way in ways.items()}
+    assert found == {"eager": "none", "exact": "selective", "fast": "min_cut"}
+    assert ActivationCheckpointConfig(mode="full").resolve(CompileConfig(**ways["fast"])) == "full"
 
 
 def test_narrow_gradients_asked_for_without_an_optimizer_that_reads_them_are_refused():

@@ -10,14 +10,13 @@ from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass, Property
-from monograph.passes.memory.choose_saved_options import ChooseSavedConfig
 from monograph.passes.memory.min_cut import plan_min_cut
 from monograph.passes.memory.policies import (
     GIB,
     is_always_kept,
     is_gathered,
-    keep_default,
     keep_selected,
+    keep_selective,
     keep_within,
 )
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
@@ -28,18 +27,17 @@ class ChooseSaved(Pass):
 
     Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
     After:   a = mm(x, w)  # kept;  b = silu(a)
-    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to recompute. Policies:
-             all keeps everything; default keeps matmuls, attention, top-k and exchanges; min_cut never repeats those
-             either, and keeps the fewest bytes that allow it; full keeps what blocks hand on and what selectors name;
-             budget keeps what is slowest to repeat within a number of GiB. Gathered parameters are kept only if they
+    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to recompute. By mode:
+             none saves everything; selective saves matmuls, attention, top-k and all_to_alls; min_cut does not repeat
+             those either, and saves the fewest bytes that allow it; full saves block inputs and what selectors name;
+             budget saves what is slowest to repeat within a number of GiB. Gathered parameters are saved only if they
              are not resharded after forward.
     """
 
-    Config = ChooseSavedConfig
     provides = (Property.SAVED_PLAN,)
 
-    def reads_machine(self) -> bool:
-        return self.config.policy == "budget"
+    def reads_machine(self, facts: Facts) -> bool:
+        return facts.activations.mode == "budget"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         kept = self.plan(graph, facts)
@@ -49,9 +47,8 @@ class ChooseSaved(Pass):
         crossing = find_crossing(graph, kept)
         before = count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))) / GIB
         after = count_saved_bytes(graph, crossing) / GIB
-        return (
-            f"{self.config.policy}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.again)}"
-        )
+        mode = facts.activations.mode
+        return f"{mode}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.again)}"
 
     def plan(self, graph: StepGraph, facts: Facts) -> set[Node]:
         """The forward nodes that are kept."""
@@ -60,14 +57,14 @@ class ChooseSaved(Pass):
         fixed = {node for node in forward if node not in parameters and is_always_kept(node)}
         if not facts.reshard:
             fixed |= parameters
-        policy = self.config.policy
-        if policy == "all":
+        asked = facts.activations
+        if asked.mode == "none":
             return set(forward) - (parameters if facts.reshard else set())
-        if policy == "budget":
-            return keep_within(graph, facts, fixed, self.config.budget_gib * GIB)
-        if policy == "min_cut":
-            return plan_min_cut(graph, fixed, lambda node: keep_default(node) and node not in parameters)
-        wanted = keep_default if policy == "default" else keep_selected(self.config.save, graph)
+        if asked.mode == "budget":
+            return keep_within(graph, facts, fixed, asked.budget_gib * GIB)
+        if asked.mode == "min_cut":
+            return plan_min_cut(graph, fixed, lambda node: keep_selective(node) and node not in parameters)
+        wanted = keep_selective if asked.mode == "selective" else keep_selected(asked.save, graph)
         return fixed | {node for node in forward if node not in parameters and wanted(node)}
 
 

@@ -63,19 +63,19 @@ def is_part_of_costly(node: Node) -> bool:
     return isinstance(source, Node) and isinstance(value_of(source), list | tuple) and is_costly(source)
 
 
-def keep_default(node: Node) -> bool:
-    """The policy `default`."""
+def keep_selective(node: Node) -> bool:
+    """The mode `selective`."""
     return is_costly(node) or is_part_of_costly(node)
 
 
 def keep_selected(selectors: tuple[str, ...], graph: StepGraph) -> Callable[[Node], bool]:
-    """The policy `full` with exceptions, each PATH::OP; a selector that finds nothing is an error."""
+    """The mode `full` with exceptions, each PATH::OP; a selector that finds nothing is an error."""
     pairs = [selector.split("::") for selector in selectors]
     for (path, op), selector in zip(pairs, selectors, strict=True):
         if not any(matches(node, path, op) for node in graph.nodes if is_compute(node)):
             paths = sorted({tag_of(node).path for node in graph.nodes if name_op(node) == op and tag_of(node).path})
             raise ConfigError(
-                f"passes.choose_saved.save has {selector}, which no node of the step matches",
+                f"activation_checkpoint.save has {selector}, which no node of the step matches",
                 why=f"{op} runs in {', '.join(paths[:4])}, ..." if paths else f"the step has no op {op}",
                 do="`monograph inspect` shows the step with paths and ops",
             )
@@ -95,7 +95,7 @@ def name_op(node: Node) -> str:
 
 
 def keep_within(graph: StepGraph, facts: Facts, fixed: set[Node], budget_bytes: float) -> set[Node]:
-    """The policy `budget`: keep what costs most time per byte to recompute, as long as it fits.
+    """The mode `budget`: keep what costs most time per byte to recompute, as long as it fits.
 
     Values are ranked once; how many of the ranked ones fit is found by bisection, each time counting what really
     crosses, because keeping one value can make another unnecessary.
@@ -112,9 +112,9 @@ def keep_within(graph: StepGraph, facts: Facts, fixed: set[Node], budget_bytes: 
     least = saved_bytes(0)
     if least > budget_bytes:
         raise ConfigError(
-            f"passes.choose_saved.budget_gib is {budget_bytes / GIB:.3f}",
+            f"activation_checkpoint.budget_gib is {budget_bytes / GIB:.3f}",
             why=f"even with everything recomputed, {least / GIB:.3f} GiB cross from forward to backward",
-            do=f"--passes.choose_saved.budget_gib {math.ceil(least / GIB * 1000) / 1000}",
+            do=f"--activation_checkpoint.budget_gib {math.ceil(least / GIB * 1000) / 1000}",
         )
     low, high = 0, len(ranked)
     while low < high:

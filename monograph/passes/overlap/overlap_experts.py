@@ -35,7 +35,7 @@ class OverlapExperts(Pass):
     def skip(self, facts: Facts) -> str:
         return "nothing runs chunk by chunk" if facts.chunking is None else ""
 
-    def reads_machine(self) -> bool:
+    def reads_machine(self, facts: Facts) -> bool:
         return True
 
     def run(self, graph: StepGraph, facts: Facts) -> str:

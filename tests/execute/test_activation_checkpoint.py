@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from monograph.errors import ConfigError
 from monograph.parallel.groups import joined_groups
 from monograph.run import build_step
 from monograph.train.layout import plan_run_mesh
@@ -131,3 +132,29 @@ def test_full_keeps_least_and_none_keeps_most(way):
         print(way, none, full, selective)
         assert full < 0.5 * none
         assert full < selective < none
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "do"),
+    [
+        ({"mode": "min_cut"}, "mode is min_cut and compile.mode is eager", "--compile.mode graph"),
+        ({"mode": "budget", "budget_gib": 1.0}, "mode is budget and compile.mode is eager", "--compile.mode graph"),
+        ({"mode": "full", "save": ("layers.*.attention.wo::mm",)}, "compile.mode is eager", "--compile.mode graph"),
+        ({"mode": "selective", "save": ("layers.*.attention.wo::mm",)}, "with mode selective", "mode full"),
+        ({"mode": "full", "save": ("wo",)}, "'wo' selects nothing", "layers"),
+        ({"mode": "budget"}, "mode is budget and budget_gib is 0.0", "budget_gib 8"),
+        ({"budget_gib": 2.0}, "mode is auto and budget_gib is 2.0", "--activation_checkpoint.mode budget"),
+    ],
+)
+def test_what_a_mode_cannot_do_is_refused_with_a_way_out(changes, what, do, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        small("llama3", tmp_path, {f"activation_checkpoint.{name}": value for name, value in changes.items()})
+    assert what in error.value.what and do in error.value.do
+
+
+@pytest.mark.parametrize("name", ["choose_saved", "recompute"])
+def test_recomputation_is_refused_without_the_passes_that_do_it(name, tmp_path):
+    changes = {"compile.mode": "graph", "passes.off": (name,), "activation_checkpoint.mode": "full"}
+    with pytest.raises(ConfigError, match=f"passes.off has {name}"):
+        small("llama3", tmp_path, changes)
+    small("llama3", tmp_path, {**changes, "activation_checkpoint.mode": "auto"})

@@ -1,13 +1,12 @@
 """Activation checkpointing: activations are dropped after forward and recomputed in backward."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from monograph.compat.ops import READ_SIZE, costly_ops, find_collective_ops
-
-Remat = Literal["none", "full", "selective"]
+from monograph.graph.facts import SaveMode
 
 
 def find_kept_ops() -> set[Any]:
@@ -41,6 +40,6 @@ def run_selective(function: Callable[..., Any], *args: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts)
 
 
-def find_runner(mode: Remat) -> Callable[..., Any] | None:
+def find_runner(mode: SaveMode) -> Callable[..., Any] | None:
     """How a block's work is run under a mode; None is the plain way."""
     return {"none": None, "full": run_full, "selective": run_selective}[mode]

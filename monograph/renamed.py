@@ -22,22 +22,14 @@ RENAMED = {
 """Old name -> new name: of a field or a pass."""
 
 RENAMED_CLASSES = {
-    "monograph.passes.config:OffloadSavedConfig": (
-        "monograph.passes.memory.offload_activations_options:OffloadActivationsConfig"
-    ),
-    "monograph.passes.config:BucketCollectivesConfig": (
-        "monograph.passes.comm.bucket_collectives_options:BucketCollectivesConfig"
-    ),
-    "monograph.passes.config:PrefetchGathersConfig": (
-        "monograph.passes.comm.prefetch_all_gathers_options:PrefetchAllGathersConfig"
-    ),
-    "monograph.passes.config:OverlapExpertsConfig": (
-        "monograph.passes.overlap.overlap_experts_options:OverlapExpertsConfig"
-    ),
-    "monograph.passes.config:JoinProductsConfig": "monograph.passes.compute.merge_matmuls_options:MergeMatmulsConfig",
-    "monograph.passes.config:MarkRegionsConfig": "monograph.passes.compile.mark_regions_options:MarkRegionsConfig",
+    "passes.config:OffloadSavedConfig": "passes.memory.offload_activations_options:OffloadActivationsConfig",
+    "passes.config:BucketCollectivesConfig": "passes.comm.bucket_collectives_options:BucketCollectivesConfig",
+    "passes.config:PrefetchGathersConfig": "passes.comm.prefetch_all_gathers_options:PrefetchAllGathersConfig",
+    "passes.config:OverlapExpertsConfig": "passes.overlap.overlap_experts_options:OverlapExpertsConfig",
+    "passes.config:JoinProductsConfig": "passes.compute.merge_matmuls_options:MergeMatmulsConfig",
+    "passes.config:MarkRegionsConfig": "passes.compile.mark_regions_options:MarkRegionsConfig",
 }
-"""Old place and name -> new ones, of the class of a Config."""
+"""Old module and name within the package -> new ones, of the class of a Config."""
 
 REPLACED = {
     "passes.*.enabled": "name the pass in passes.on or passes.off instead",

@@ -47,9 +47,9 @@ def test_every_new_name_exists_and_no_old_name_does():
         assert [name for name in renamed.values() if name not in known] == []
         assert [name for name in renamed if name in known] == []
     for old, new in RENAMED_CLASSES.items():
-        assert issubclass(find_loaded(new), BaseConfig)
+        assert issubclass(find_loaded(f"monograph.{new}"), BaseConfig)
         with pytest.raises(ConfigError, match="defines no"):
-            find_loaded(old)
+            find_loaded(f"monograph.{old}")
     assert [path for path in FIELDS if find_replacement(path)] == []
 
 

@@ -85,8 +85,8 @@ def find_loaded(reference: str) -> Any:
         )
     found = _follow(sys.modules[module], name)
     if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
-        new = RENAMED_CLASSES.get(reference)
-        do = f"it is called {new} now" if new else ""
+        new = RENAMED_CLASSES.get(reference.removeprefix(f"{_OURS}."))
+        do = f"it is called {_OURS}.{new} now" if new else ""
         raise ConfigError(f"'{reference}' does not exist", why=f"module {module} defines no {name}", do=do)
     return found
 

@@ -9,7 +9,7 @@ import torch
 
 from monograph.capture.capture import Part, capture
 from monograph.capture.source import StepSource
-from monograph.capture.step import buffers_of
+from monograph.capture.step import Record, buffers_of
 from monograph.compat.compiler import start_workers
 from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
@@ -62,18 +62,25 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
     return model
 
 
-def build_step(config: TrainerConfig, groups: Groups, startup: Startup | None = None) -> MeshStep:
-    """What `train`, `evaluate`, `verify` and `bench` run: one path that cannot drift."""
+def build_step(
+    config: TrainerConfig, groups: Groups, startup: Startup | None = None, *, record: Record | None = None
+) -> MeshStep:
+    """What `train`, `evaluate`, `verify` and `bench` run: one path that cannot drift.
+
+    With `record`, a captured step puts out what that finds, too.
+    """
     startup = startup or Startup()
     if config.compile.mode == "graph":
-        return build_graph_step(config, groups, startup)
+        return build_graph_step(config, groups, startup, record=record)
     with startup.phase("model"):
         model, table, settings = build_parallel_model(config, groups)
         kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
         return kind(model, table, groups, settings)
 
 
-def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) -> GraphStep:
+def build_graph_step(
+    config: TrainerConfig, groups: Groups, startup: Startup, *, record: Record | None = None
+) -> GraphStep:
     """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes."""
     artifact: Artifact | None = None
     graphs: Mapping[Part, OptimizedGraph] = {}
@@ -81,7 +88,7 @@ def build_graph_step(config: TrainerConfig, groups: Groups, startup: Startup) ->
         with startup.phase("artifact"):
             artifact = open_artifact(config, config.compile, groups, find_run_machine(config, groups).machine)
     with startup.phase("model"):
-        source, settings = build_source(config, groups)
+        source, settings = build_source(config, groups, record=record)
     facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
     parts: tuple[Part, ...] = ("step", "forward") if config.validator.interval else ("step",)
     if artifact is not None:
@@ -128,7 +135,9 @@ def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder
     return model, table, settings
 
 
-def build_source(config: TrainerConfig, groups: Groups) -> tuple[StepSource, StepSettings]:
+def build_source(
+    config: TrainerConfig, groups: Groups, *, record: Record | None = None
+) -> tuple[StepSource, StepSettings]:
     """What graph mode captures from: the same, with this rank's shards."""
     if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
         start_workers()  # early, because starting them takes seconds; on a CPU they would compete with the model
@@ -142,6 +151,7 @@ def build_source(config: TrainerConfig, groups: Groups) -> tuple[StepSource, Ste
         compute_dtype=settings.compute_dtype,
         reduce_dtype=settings.reduce_dtype,
         overlap=settings.compile.expert_overlap,
+        record=record,
     )
     return source, settings
 

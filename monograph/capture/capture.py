@@ -1,7 +1,7 @@
 """Capture: the training step, or the forward alone, as a graph for batches of one shape."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +34,7 @@ def capture(
     `has_sources` nodes know the line of model code they come from, which takes longer.
     """
     if repeats is None:
-        repeats = [] if source.overlap.is_on else find_block_repeats(source.model, source.table)
+        repeats = [] if source.overlap.is_on or source.record else find_block_repeats(source.model, source.table)
     try:
         graph = _trace(source, inputs, part, repeats, has_sources=has_sources)
     except BlocksDiffer as reason:
@@ -56,12 +56,12 @@ def _trace(
 
 
 def _make_function(source: StepSource, part: Part, repeats: Sequence[BlockRepeat]) -> StepFunction:
-    make = make_step if part == "step" else make_forward
-    return make(
-        source.model,
-        source.table,
-        compute_dtype=source.compute_dtype,
-        reduce_dtype=source.reduce_dtype,
-        chunks=find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
-        skipped=find_skipped_blocks(source.model, repeats),
-    )
+    settings: dict[str, Any] = {
+        "compute_dtype": source.compute_dtype,
+        "reduce_dtype": source.reduce_dtype,
+        "chunks": find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
+        "skipped": find_skipped_blocks(source.model, repeats),
+    }
+    if part == "step":
+        return make_step(source.model, source.table, record=source.record, **settings)
+    return make_forward(source.model, source.table, **settings)

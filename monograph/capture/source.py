@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from monograph.capture.step import Record
 from monograph.graph.inputs import StepInputs
 from monograph.models.decoder import Decoder
 from monograph.parallel.overlap_config import ExpertOverlapConfig
@@ -28,6 +29,8 @@ class StepSource:
     reduce_dtype: torch.dtype
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """Which modules run chunk by chunk."""
+    record: Record | None = None
+    """What else a captured step should put out."""
 
     def inputs(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepInputs:
         """All inputs of a step on this batch."""

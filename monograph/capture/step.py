@@ -8,6 +8,7 @@ the traced text is the same on every rank.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -31,9 +32,13 @@ class StepOutputs(NamedTuple):
     """One per slot, in the reduce dtype, summed over every rank that has a part of it."""
     metrics: dict[str, Tensor]
     """Sums over this rank's tokens, such as the experts' load: added up over micro-batches and ranks."""
+    recorded: Mapping[str, Tensor] = {}
+    """Intermediate values that someone wants to see, by name."""
 
 
 StepFunction = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]
+Record = Callable[[Decoder], AbstractContextManager[Mapping[str, Tensor]]]
+"""Watches a model while its step runs: what it finds by then are further outputs of the step."""
 
 
 def make_model_call(
@@ -80,20 +85,26 @@ def make_forward(model: Decoder, table: ParamTable, **settings: Any) -> StepFunc
 
 
 def make_step(
-    model: Decoder, table: ParamTable, *, skipped: frozenset[nn.Module] = frozenset(), **settings: Any
+    model: Decoder,
+    table: ParamTable,
+    *,
+    skipped: frozenset[nn.Module] = frozenset(),
+    record: Record | None = None,
+    **settings: Any,
 ) -> StepFunction:
     """The whole step: forward, and the gradient of the objective; settings as in `make_model_call`."""
     call_model = make_model_call(model, table, skipped=skipped, **settings)
     slots = [slot for slot in table if model.get_submodule(slot.unit) not in skipped]
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
-        output = call_model(state, buffers, batch, coords, scalars)
         wanted = [state[slot.name] for slot in slots]
-        mark_backward(output.objective)
-        with annotate_direction(Direction.BACKWARD):
-            gradients = torch.autograd.grad(output.objective, wanted)
+        with record(model) if record else nullcontext({}) as recorded:
+            output = call_model(state, buffers, batch, coords, scalars)
+            mark_backward(output.objective)
+            with annotate_direction(Direction.BACKWARD):
+                gradients = torch.autograd.grad(output.objective, wanted)
         named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
-        return StepOutputs(output.value.detach(), named, output.metrics)
+        return StepOutputs(output.value.detach(), named, output.metrics, recorded)
 
     return step
 

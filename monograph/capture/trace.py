@@ -46,8 +46,9 @@ def trace(
             OutputSpec(kind=OutputKind.LOSS),
             *(OutputSpec(kind=OutputKind.GRADIENT, name=name) for name in found.gradients),
             *(OutputSpec(kind=OutputKind.METRIC, name=name) for name in found.metrics),
+            *(OutputSpec(kind=OutputKind.RECORDED, name=name) for name in found.recorded),
         ]
-        return [found.loss, *found.gradients.values(), *found.metrics.values()]
+        return [found.loss, *found.gradients.values(), *found.metrics.values(), *found.recorded.values()]
 
     with mode or fake_tensors() as fake, paths_recorded(model):
         tensors = [

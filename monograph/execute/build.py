@@ -13,6 +13,7 @@ from monograph.execute.outputs import StepOutputBuffers
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.inputs import StepInputs
+from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import Groups
 
@@ -29,7 +30,8 @@ def build_program(
 ) -> StepProgram:
     """The training step, ready to run on inputs of these shapes."""
     program = Program(graph, outputs.take, inputs, cache)
-    if not can_record(graph, settings.compile.cuda_graph, groups.device):
+    is_recorded = any(spec.kind is OutputKind.RECORDED for spec in graph.outputs)
+    if is_recorded or not can_record(graph, settings.compile.cuda_graph, groups.device):
         return program
     watchdog = None
     if groups.has_peers:

@@ -16,7 +16,7 @@ CompileComponent = Literal["model", "loss", "optimizer"]
 class CompileConfig(Configurable.Config):
     """What is compiled, and by whom."""
 
-    mode: Literal["eager", "layer", "graph"] = "eager"
+    mode: Literal["eager", "layer", "graph"] = "graph"
     """eager: op by op; layer: every block is compiled; graph: the whole step is captured once and run as one graph."""
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
     """inductor: fused kernels; aot_eager, eager: the same graphs op by op, to find out what changes numbers."""

@@ -13,6 +13,8 @@ class StepOutputBuffers:
     def __init__(self, gradients: Gradients, metrics: MetricSums) -> None:
         self.gradients, self.metrics = gradients, metrics
         self.loss: Tensor | None = None
+        self.recorded: dict[str, list[Tensor]] = {}
+        """Recorded values by name, one entry for every micro-batch, in the host's memory."""
 
     def take(self, spec: OutputSpec, value: Tensor) -> None:
         """One output of a training step."""
@@ -20,6 +22,8 @@ class StepOutputBuffers:
             self.metrics.add(spec.name, value)
         elif spec.kind is OutputKind.GRADIENT:
             self.gradients.add(spec.name, value)
+        elif spec.kind is OutputKind.RECORDED:
+            self.recorded.setdefault(spec.name, []).append(value.to("cpu", copy=True))
         else:
             self.loss = value
 
@@ -27,6 +31,11 @@ class StepOutputBuffers:
         """One output of an evaluation: metrics are not counted."""
         if spec.kind is OutputKind.LOSS:
             self.loss = value
+
+    def take_recorded(self) -> dict[str, list[Tensor]]:
+        """What was recorded since the last call."""
+        found, self.recorded = self.recorded, {}
+        return found
 
     def copy_loss(self) -> Tensor:
         """The last loss, in memory that the next call does not overwrite."""

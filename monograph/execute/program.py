@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from monograph.errors import ConfigError
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.failed_node import describe_failed_node, find_failed_node
 from monograph.graph.cast_weights import find_cached_casts, is_cached_cast
 from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
@@ -77,8 +78,13 @@ class Program:
     def run(self, inputs: StepInputs) -> None:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
         values = self.inputs.fill(inputs)
-        with torch.no_grad():
-            self.module(*values)
+        try:
+            with torch.no_grad():
+                self.module(*values)
+        except Exception as error:
+            if node := find_failed_node(error, self.module.graph):
+                error.add_note(describe_failed_node(node))
+            raise
 
     def close(self) -> None:
         """Let go of everything a graph may hold, before the groups it talks over are gone."""

@@ -23,6 +23,7 @@ class OutputKind(StrEnum):
     LOSS = "loss"
     GRADIENT = "gradient"
     METRIC = "metric"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """One output; gradients carry the name of their slot, metrics their own."""
+    """One output; gradients carry the name of their slot, metrics and recorded values their own."""
 
     kind: OutputKind
     name: str = ""

@@ -8,6 +8,7 @@ from torch import Tensor
 from monograph.errors import EXIT_FAILED
 from monograph.execute.base import MeshStep
 from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.graph_step import GraphStep
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
@@ -24,7 +25,7 @@ from monograph.verify.reference import Reference, buffers_of
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import LocalTrace, assemble, gather_traces, gradients_of, snapshot
 from monograph.verify.verdict import Verdict
-from monograph.verify.watch import ModuleRecording, can_record, recorded
+from monograph.verify.watch import ModuleRecording, can_record, recorded, traced
 
 log = get_log("verify")
 TOLERANCE = 1e-5
@@ -65,7 +66,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         seed=config.debug.seed,
         split="train",
     )
-    step = build_step(config, groups)
+    step = build_step(config, groups, record=traced if can_record(config) else None)
     optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
     scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
     is_judge = groups.rank == 0
@@ -79,8 +80,11 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         for number in range(1, steps + 1):
             lr = scheduler.lr(number)
             before = snapshot(step.parameters)
-            with recorded(step.model, is_open=can_record(config)) as recording:
+            is_module_by_module = can_record(config) and not isinstance(step, GraphStep)
+            with recorded(step.model, is_open=is_module_by_module) as recording:
                 loss = _add_gradients(step, [next(mine) for _ in range(micro)], recording, number)
+            if isinstance(step, GraphStep):
+                recording.add_outputs(step.outputs.take_recorded())
             gradients = snapshot(gradients_of(step))
             updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)
             local = LocalTrace(
@@ -111,7 +115,7 @@ def _add_gradients(step: MeshStep, batches: list[Batch], recording: ModuleRecord
     try:
         return add_gradients(step, batches)
     except Exception as error:
-        error.add_note(f"verify: step {number} failed {recording.where()}")
+        error.add_note(f"verify: step {number} failed {recording.where()}".rstrip())
         raise
 
 

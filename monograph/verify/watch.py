@@ -1,7 +1,7 @@
 """Records what modules produce while a step runs, so that two runs can be compared module by module."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from monograph.models.router import Choice, Router
 from monograph.train.config import TrainerConfig
 
 _FIRST = "embedding"
+_OUTPUT, _GRADIENT, _CHOICE = "output", "gradient", "choice"
 _PARTS = ("attention_norm", "attention", "ffn_norm", "feed_forward", "moe")
 
 
@@ -39,41 +40,86 @@ class ModuleRecording:
         if self._reached:
             return
         if isinstance(result, Choice):
-            self.choices.setdefault(path, []).append(result.experts.detach().cpu())
+            self.add(_CHOICE, path, result.experts)
             return
         stream = result[0] if isinstance(result, tuple) else result
-        self.outputs.setdefault(path, []).append(stream.detach().float().cpu())
+        self.add(_OUTPUT, path, stream)
         if stream.requires_grad:
             stream.register_hook(lambda gradient: self._keep_gradient(path, gradient))
 
+    def add(self, kind: str, path: str, value: Tensor) -> None:
+        """One value of one micro-batch."""
+        kept = {_OUTPUT: self.outputs, _GRADIENT: self.gradients, _CHOICE: self.choices}[kind]
+        value = value.detach().cpu()
+        kept.setdefault(path, []).append(value.float() if value.is_floating_point() else value)
+
+    def add_outputs(self, recorded: Mapping[str, Sequence[Tensor]]) -> None:
+        """What a captured step put out, by the names that `traced` gave."""
+        for name, values in recorded.items():
+            kind, _, path = name.partition(" ")
+            for value in values:
+                self.add(kind, path, value)
+
     def _keep_gradient(self, path: str, gradient: Tensor) -> None:
         self._reached = path
-        self.gradients.setdefault(path, []).append(gradient.detach().float().cpu())
+        self.add(_GRADIENT, path, gradient)
 
     def where(self) -> str:
-        """What is going on, for the report of a step that fails."""
+        """What is going on, for the report of a step that fails; empty where modules do not run one by one."""
         if self._running:
             return f"in {self._running[-1]}"
-        return f"in the backward of {self._reached}" if self._reached else "after the last block"
+        if self._reached:
+            return f"in the backward of {self._reached}"
+        return "after the last block" if self.outputs else ""
+
+
+class TracedRecording(ModuleRecording):
+    """The same values as outputs of a captured step: tensors by name, taken while the step is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Tensor] = {}
+
+    def add(self, kind: str, path: str, value: Tensor) -> None:
+        self.found[f"{kind} {path}"] = value
 
 
 def can_record(config: TrainerConfig) -> bool:
-    """Whether modules run one by one, each on the whole micro-batch: not in a graph, and not chunk by chunk."""
-    return config.compile.mode == "eager" and not config.compile.expert_overlap.is_on
+    """Whether module outputs can be compared: each module runs on the whole micro-batch, and nobody compiled it before.
+
+    A CUDA graph that was asked for is verified as it is, without further outputs.
+    """
+    if config.compile.mode == "graph" and (config.compile.artifact or config.compile.cuda_graph == "full"):
+        return False
+    return config.compile.mode != "layer" and not config.compile.expert_overlap.is_on
+
+
+@contextmanager
+def traced(model: Decoder) -> Iterator[dict[str, Tensor]]:
+    """What modules put out while a step is captured, by kind and path."""
+    recording = TracedRecording()
+    with _watched(model, recording):
+        yield recording.found
 
 
 @contextmanager
 def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[ModuleRecording]:
     """Record the embedding, every block with its parts, and the routers while the block runs; nothing if not open."""
     recording = ModuleRecording()
+    with _watched(model, recording) if is_open else nullcontext():
+        yield recording
+
+
+@contextmanager
+def _watched(model: Decoder, recording: ModuleRecording) -> Iterator[None]:
     handles = []
-    for path, module in watched_modules(model) if is_open else []:
+    for path, module in watched_modules(model):
         handles += [
             module.register_forward_pre_hook(lambda _m, _a, path=path: recording.enter(path)),
             module.register_forward_hook(lambda _m, _a, result, path=path: recording.leave(path, result)),
         ]
     try:
-        yield recording
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -39,6 +39,7 @@ _EVERYWHERE = {
     "model.feed_forward.hidden_dim": 96,
     "model.loss": LossConfig(chunk_tokens=24),
     "model.rope.max_seq_len": 64,
+    "compile.mode": "eager",
     "training.seq_len": 32,
     "training.local_batch_size": 1,
     "training.steps": 4,

@@ -22,3 +22,37 @@ def test_a_planted_bug_is_caught_and_located(name, tmp_path):
     verdict = pool.run(bug.ranks, verify_with_bug, config, name, timeout_seconds=60)[0]
     assert not verdict.is_equal
     assert re.match(bug.blame, verdict.blame), verdict.blame
+
+
+REFUSED = {
+    "doubled_tied_gradient": "the finished gradient of embedding.weight is changed",
+    "averaged_twice": "the finished gradient of layers.0.attention.wo.weight is changed",
+    "expert_gradients_scaled_by_ep": "the finished gradient of layers.1.moe.experts.w2 is changed",
+    "split_sizes_swapped_in_backward": r"rows sends(.|\n)*layers.2.moe, backward",
+    "split_sizes_swapped_on_the_way_home": r"rows sends(.|\n)*layers.1.moe, forward",
+}
+"""Bugs that the checks of a captured graph find, before it runs."""
+FAILS = {"exchanged_over_the_wrong_group": "in layers.1.moe, forward"}
+"""Bugs that a captured graph fails with, and the note on where."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "missing_sum_of_a_norm" else pytest.mark.long)
+        for name in BUGS
+        if "fsdp2" not in name
+    ],
+)
+def test_a_planted_bug_is_caught_and_located_in_a_captured_step(name, tmp_path):
+    bug = BUGS[name]
+    config = tiny(bug.model, tmp_path, {"compile.mode": "graph"}, **{**bug.degrees, "fsdp": "auto"})
+    if name in REFUSED or name in FAILS:
+        with pytest.raises(Exception, match=REFUSED.get(name, "")) as caught:
+            pool.run(bug.ranks, verify_with_bug, config, name, timeout_seconds=60)
+        notes = getattr(caught.value, "__notes__", [])
+        assert name in REFUSED or any(note.startswith(FAILS[name]) for note in notes)
+        return
+    verdict = pool.run(bug.ranks, verify_with_bug, config, name, timeout_seconds=60)[0]
+    assert not verdict.is_equal
+    assert re.match(bug.blame, verdict.blame), verdict.blame

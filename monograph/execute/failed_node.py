@@ -1,0 +1,24 @@
+"""Which node of a graph an exception came from: the code of a graph has one line for each."""
+
+import re
+import traceback
+
+from torch.fx import Graph, Node
+
+from monograph.graph.tags import tag_of
+
+
+def find_failed_node(error: BaseException, graph: Graph) -> Node | None:
+    """The node whose line of the generated code raised the error; None when it came from elsewhere."""
+    nodes = {node.name: node for node in graph.nodes}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = re.match(r"\s*(\w+)(:.*?)? = ", frame.line or "")
+        if name and frame.name == "forward" and name[1] in nodes:
+            return nodes[name[1]]
+    return None
+
+
+def describe_failed_node(node: Node) -> str:
+    """Where a node is in the model, and what it calls."""
+    tag = tag_of(node)
+    return f"in {tag.path or 'no module'}, {tag.direction}: {node.target}"

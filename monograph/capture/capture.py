@@ -7,9 +7,11 @@ import torch
 
 from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, find_skipped_blocks
 from monograph.capture.chunks import capture_chunk_nodes
+from monograph.capture.failure import check_repeatable, explain_failure
 from monograph.capture.source import StepSource
 from monograph.capture.step import StepFunction, make_forward, make_step
 from monograph.capture.trace import trace
+from monograph.errors import MonographError
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
@@ -40,6 +42,7 @@ def capture(
     except BlocksDiffer as reason:
         log.debug("all blocks are captured: %s", reason)
         graph = _trace(source, inputs, part, [], has_sources=has_sources)
+    check_repeatable(graph)
     if source.overlap.strategy == "graph" and part == "step":
         roots = [chunks.path for chunks in find_chunks(source.model, source.overlap).values()]
         step = _make_function(source, part, [])
@@ -51,8 +54,13 @@ def _trace(
     source: StepSource, inputs: StepInputs, part: Part, repeats: Sequence[BlockRepeat], *, has_sources: bool
 ) -> StepGraph:
     step = _make_function(source, part, repeats)
-    with torch.set_grad_enabled(part == "step"):
-        return trace(step, source.model, inputs, has_sources=has_sources, repeats=repeats)
+    try:
+        with torch.set_grad_enabled(part == "step"):
+            return trace(step, source.model, inputs, has_sources=has_sources, repeats=repeats)
+    except (MonographError, BlocksDiffer):
+        raise
+    except Exception as error:
+        raise explain_failure(error) from error
 
 
 def _make_function(source: StepSource, part: Part, repeats: Sequence[BlockRepeat]) -> StepFunction:

@@ -6,26 +6,28 @@ would forbid moving, copying and sharing nodes; the arithmetic is the same eithe
 
 from torch.fx import GraphModule, Node
 
+from monograph.annotate import PATH
+from monograph.capture.failure import refuse_random, refuse_write
 from monograph.compat.capture import find_pure_form
-from monograph.graph.query import alias_of, is_mutation
+from monograph.graph.query import alias_of, is_mutation, is_random
 
 
 def make_pure(module: GraphModule) -> None:
-    """Replace every write by its pure form; a write with another reader is an error."""
+    """Replace every write by its pure form; random numbers, and a write with another reader, are refused."""
     for node in [node for node in module.graph.nodes if is_mutation(node)]:
+        path = (node.meta.get("custom") or {}).get(PATH, "")
+        if is_random(node):
+            raise refuse_random(node, path)
         written = node.args[0]
         assert isinstance(written, Node)
-        check_is_private(written, node)
+        if is_seen_elsewhere(written, node):
+            raise refuse_write(node, path)
         node.target = find_pure_form(node.target)
         for user in [user for user in written.users if node < user]:
             user.replace_input_with(written, node)
 
 
-def check_is_private(written: Node, node: Node) -> None:
-    """Refuse a write into an input, or into memory that another value shares."""
+def is_seen_elsewhere(written: Node, node: Node) -> bool:
+    """Whether a write goes into an input, or into memory that another value shares."""
     is_shared = any(alias_of(user) is written for user in written.users if user is not node)
-    if written.op == "placeholder" or alias_of(written) is not None or is_shared:
-        raise ValueError(
-            f"the step writes in place: {node.target} into {written.name}, which is also seen elsewhere; "
-            "return the new value instead"
-        )
+    return written.op == "placeholder" or alias_of(written) is not None or is_shared

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from monograph.annotate import Direction, annotate_direction
+from monograph.capture.failure import CaptureError
 from monograph.compat.capture import mark_backward
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.parallel.chunks import ByUnit
@@ -102,11 +103,24 @@ def make_step(
             output = call_model(state, buffers, batch, coords, scalars)
             mark_backward(output.objective)
             with annotate_direction(Direction.BACKWARD):
-                gradients = torch.autograd.grad(output.objective, wanted)
+                gradients = torch.autograd.grad(output.objective, wanted, allow_unused=True)
         named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
+        check_used(named)
         return StepOutputs(output.value.detach(), named, output.metrics, recorded)
 
     return step
+
+
+def check_used(gradients: Mapping[str, Tensor | None]) -> None:
+    """Refuse parameters that the loss does not depend on."""
+    unused = [name for name, gradient in gradients.items() if gradient is None]
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise CaptureError(
+            f"the loss does not depend on {', '.join(unused[:3])}{more}",
+            why="a captured step has a gradient for every parameter",
+            do="use or remove them, or train op by op: --compile.mode eager",
+        )
 
 
 def buffers_of(model: Decoder) -> dict[str, Tensor]:

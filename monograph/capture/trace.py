@@ -143,24 +143,28 @@ def paths_recorded(model: nn.Module) -> Iterator[None]:
     it would be closed in the middle of the next capture, whose ops would lose their paths.
     """
     running = ExitStack()
-    open_paths: list[ExitStack] = []
+    open_paths: list[tuple[str, ExitStack]] = []
 
     def enter(path: str) -> None:
         scope = ExitStack()
         scope.enter_context(annotate_path(path))
-        open_paths.append(scope)
+        open_paths.append((path, scope))
 
     with annotations_restored(), running:
         for path, module in model.named_modules():
             if path:
                 before = module.register_forward_pre_hook(lambda _m, _a, path=path: enter(path), prepend=True)
-                after = module.register_forward_hook(lambda _m, _a, _r: open_paths.pop().close())
+                after = module.register_forward_hook(lambda _m, _a, _r: open_paths.pop()[1].close())
                 running.callback(before.remove)
                 running.callback(after.remove)
         try:
             yield
+        except Exception as error:
+            if open_paths:
+                error.add_note(f"in {open_paths[-1][0]}")
+            raise
         finally:
-            for scope in reversed(open_paths):
+            for _, scope in reversed(open_paths):
                 with suppress(KeyError):  # one around it was closed before it, and took the annotations along
                     scope.close()
 

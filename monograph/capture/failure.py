@@ -1,0 +1,66 @@
+"""Why a step cannot be captured, in words: the op, the module and the line of model code it comes from."""
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch.fx import Node
+
+from monograph.errors import EXIT_WRONG_INPUT, MonographError
+from monograph.graph.query import is_random
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+
+_TORCH = str(Path(torch.__file__).parent)
+DO = "change that line, or train op by op: --compile.mode eager"
+
+
+class CaptureError(MonographError):
+    """The model does something that cannot be a node of a graph."""
+
+    exit_code = EXIT_WRONG_INPUT
+
+
+def explain_failure(error: Exception) -> CaptureError:
+    """What stopped a capture; torch's own reports run over many lines and name neither module nor remedy."""
+    op = getattr(error, "func", None)
+    place = next((note.removeprefix("in ") for note in getattr(error, "__notes__", []) if note.startswith("in ")), "")
+    frame = find_model_frame(error)
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    what = f"{op or 'a line'} of {place or 'the model'} cannot be captured"
+    return CaptureError(
+        f"{what}: {frame.line}" if frame and frame.line else what,
+        why=f"{type(error).__name__}: {reason}" + (f" ({frame.filename}:{frame.lineno})" if frame else ""),
+        do=DO,
+    )
+
+
+def find_model_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost frame that is not torch's own: what a user can change."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TORCH)]
+    return frames[-1] if frames else None
+
+
+def check_repeatable(graph: StepGraph) -> None:
+    """Refuse random numbers."""
+    for node in graph.nodes:
+        if is_random(node):
+            raise refuse_random(node, tag_of(node).path)
+
+
+def refuse_random(node: Node, path: str) -> CaptureError:
+    """The error about an op that draws random numbers."""
+    return CaptureError(
+        f"{node.target} of {path or 'the model'} cannot be captured",
+        why="it draws random numbers, and where the step is recomputed it would draw others",
+        do="leave it out, or train op by op: --compile.mode eager",
+    )
+
+
+def refuse_write(node: Node, path: str) -> CaptureError:
+    """The error about an op that writes into memory that others read."""
+    return CaptureError(
+        f"{node.target} of {path or 'the model'} cannot be captured",
+        why="it writes in place, into a value that is also seen elsewhere",
+        do="return the new value instead, or train op by op: --compile.mode eager",
+    )

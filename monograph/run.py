@@ -15,15 +15,14 @@ from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.open import open_artifact, read_graphs
 from monograph.execute.base import MeshStep, MetricSums, StepSettings
-from monograph.execute.build import build_program, find_custom_calls, make_gradients
+from monograph.execute.build import build_program, find_custom_calls, make_gradients, make_recorder
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.custom_kernels import build_calls
 from monograph.execute.device import deterministic_kernels, find_device, warn_of_slow_matmuls
 from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
-from monograph.execute.graph_step import GraphStep
-from monograph.execute.outputs import StepOutputBuffers
-from monograph.execute.program import Program
+from monograph.execute.graph_step import Evaluation, GraphStep
+from monograph.execute.outputs import LossBuffer, StepOutputBuffers
 from monograph.execute.sharded import ShardedStep, make_shards
 from monograph.graph.facts import Facts, SavedActivations
 from monograph.graph.inputs import StepInputs
@@ -105,8 +104,12 @@ def build_graph_step(
             build_calls(find_custom_calls(graphs["step"].graph, settings))
         cache = CastWeightCache(source.parameters)
         outputs = StepOutputBuffers(make_gradients(source.parameters, settings), MetricSums())
-        program = build_program(graphs["step"].graph, inputs, outputs, cache, settings, groups)
-        evaluation = Program(graphs["forward"].graph, outputs.take_loss, inputs, cache) if "forward" in parts else None
+        recorder = make_recorder(settings, groups)
+        program = build_program(graphs["step"].graph, inputs, outputs, cache, recorder)
+        evaluation = None
+        if "forward" in parts:
+            losses = LossBuffer()
+            evaluation = Evaluation(build_program(graphs["forward"].graph, inputs, losses, cache, recorder), losses)
     return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from monograph.passes.runner import Record, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, describe, find_run_machine, make_example
+from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
@@ -99,7 +100,11 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         ran = [record.name for record in records if record.status == "ran"]
         numerics = str(promise_numerics(config, ran=ran, device=device.type))
         final = collect_graph(graph, facts)
-        notes = list_notes(device, facts.machine, reason, peak_bytes=final["cost"]["peak_bytes"])
+        peaks = {"a step": final["cost"]["peak_bytes"]}
+        if config.validator.interval:
+            evaluation = capture_and_optimize(source, make_example(config, source), facts, passes, part="forward")
+            peaks["an evaluation"] = evaluation.records[-1].after.peak_bytes
+        notes = list_notes(device, facts.machine, reason, peaks)
         report = {
             "run": describe_run(config, mesh, device)
             | {"machine": facts.machine.describe(), "notes": notes}
@@ -130,16 +135,18 @@ def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dic
     }
 
 
-def list_notes(device: torch.device, machine: Machine, reason: str, *, peak_bytes: int) -> list[str]:
-    """What a reader should know before trusting a number; `reason` is why this machine was chosen for them."""
+def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mapping[str, int]) -> list[str]:
+    """What a reader should know before trusting a number; `reason` is why this machine was chosen for them, `peaks` are
+    the most bytes that each kind of step has in memory."""
     name = f"{machine.name} ({reason})" if reason else machine.name
     notes = [
         f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
         "Rows are taken to be routed evenly over the experts.",
     ]
-    if peak_bytes > machine.memory_bytes:
-        fit = f"{format_bytes(peak_bytes)}, is more than the {format_bytes(machine.memory_bytes)}"
-        notes.append(f"The estimated peak of memory, {fit} of {machine.name}.")
+    shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())
+    fits = max(peaks.values()) <= machine.memory_bytes
+    limit = "" if fits else f", more than the {format_bytes(machine.memory_bytes)} of {machine.name}"
+    notes.append(f"Estimated peak of memory: {shown}{limit}.")
     if device.type == "cpu":
         notes.append("Captured on a CPU, with its kernels: a GPU's attention may keep less for backward.")
     return notes

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.cudagraph import CudaGraphProgram, can_record
+from monograph.execute.cudagraph import CudaGraphProgram, Recorder
 from monograph.execute.custom_kernels import UPDATE, KernelCall, find_calls, find_updates
 from monograph.execute.gradients import Gradients
-from monograph.execute.outputs import StepOutputBuffers
+from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.inputs import StepInputs
@@ -21,22 +21,26 @@ StepProgram = Program | CudaGraphProgram
 
 
 def build_program(
-    graph: StepGraph,
-    inputs: StepInputs,
-    outputs: StepOutputBuffers,
-    cache: CastWeightCache,
-    settings: StepSettings,
-    groups: Groups,
+    graph: StepGraph, inputs: StepInputs, outputs: LossBuffer, cache: CastWeightCache, recorder: Recorder | None
 ) -> StepProgram:
-    """The training step, ready to run on inputs of these shapes."""
+    """A captured step or evaluation, ready to run on inputs of these shapes; recorded where there is a recorder and
+    every node can be."""
     program = Program(graph, outputs.take, inputs, cache)
-    is_recorded = any(spec.kind is OutputKind.RECORDED for spec in graph.outputs)
-    if is_recorded or not can_record(graph, settings.compile.cuda_graph, groups.device):
+    is_watched = any(spec.kind is OutputKind.RECORDED for spec in graph.outputs)
+    if recorder is None or is_watched or not recorder.accepts(graph):
         return program
+    return CudaGraphProgram(program, outputs, recorder)
+
+
+def make_recorder(settings: StepSettings, groups: Groups) -> Recorder | None:
+    """What records CUDA graphs; None where they are switched off, or `auto` finds no GPU."""
+    wanted = settings.compile.cuda_graph
+    if wanted == "off" or (wanted == "auto" and groups.device.type != "cuda"):
+        return None
     watchdog = None
-    if groups.has_peers:
+    if groups.has_peers and groups.device.type == "cuda":
         watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank)
-    return CudaGraphProgram(program, outputs, watchdog)
+    return Recorder(is_required=wanted == "full", watchdog=watchdog)
 
 
 def make_gradients(parameters: Mapping[str, Tensor], settings: StepSettings) -> Gradients:

@@ -6,7 +6,8 @@ silently: `auto` reports the reasons, `full` refuses to run.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.fx import Node
 
 from monograph.compat.ops import READ_SIZE
 from monograph.errors import ConfigError
-from monograph.execute.outputs import StepOutputBuffers
+from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
 from monograph.graph.forms import Form
@@ -28,18 +29,6 @@ from monograph.log import get_log
 log = get_log("graph")
 SHOWN = 8
 """Reasons an error shows; the report has all."""
-
-
-def can_record(graph: StepGraph, wanted: Literal["off", "auto", "full"], device: torch.device) -> bool:
-    """Whether the step runs as a CUDA graph: as asked for, with the reasons when it cannot."""
-    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
-        return False
-    obstacles = find_obstacles(graph)
-    if obstacles and wanted == "full":
-        raise refuse(obstacles)
-    if obstacles:
-        log.info("no CUDA graph: %d nodes cannot be recorded, first %s", len(obstacles), obstacles[0])
-    return not obstacles
 
 
 def find_obstacles(graph: StepGraph, device: str = "cuda") -> list[str]:
@@ -86,62 +75,102 @@ class RecordedGraph:
     gradients: dict[str, Tensor]
 
 
+class Recorder:
+    """What all recordings of a run share: a stream, one memory pool, and a timeout for collectives in replays.
+
+    They can share memory because replays follow each other, and what outlives one (loss, gradients) is referred to, so
+    that its memory is not used again.
+    """
+
+    def __init__(self, *, is_required: bool = False, watchdog: ReplayWatchdog | None = None) -> None:
+        self.is_required, self.watchdog = is_required, watchdog
+
+    def accepts(self, graph: StepGraph) -> bool:
+        """Whether every node of a graph can be recorded; where that is required, an error lists those that cannot."""
+        obstacles = find_obstacles(graph)
+        if obstacles and self.is_required:
+            raise refuse(obstacles)
+        if obstacles:
+            log.info("no CUDA graph: %d nodes cannot be recorded, first %s", len(obstacles), obstacles[0])
+        return not obstacles
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Where warm-ups and recordings run."""
+        return torch.cuda.Stream()
+
+    @cached_property
+    def pool(self) -> Any:
+        """The memory of all recordings."""
+        return torch.cuda.graph_pool_handle()
+
+    def warm_up(self, program: Program, values: list[Tensor]) -> None:
+        """Run op by op on the stream of the recordings, so that its libraries are ready."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            program.module(*values)
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def record(self, program: Program, values: list[Tensor]) -> torch.cuda.CUDAGraph:
+        """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
+        because a recording has memory of its own."""
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
+        with quiet, torch.cuda.graph(graph, pool=self.pool, stream=self.stream), torch.no_grad():
+            program.module(*values)
+        return graph
+
+    def replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Launch a recording."""
+        graph.replay()
+        if self.watchdog is not None:
+            self.watchdog.add()
+
+    def close(self) -> None:
+        """Wait for what runs; nothing is replayed afterwards."""
+        torch.cuda.synchronize()
+        if self.watchdog is not None:
+            self.watchdog.close()
+
+
 class CudaGraphProgram:
     """A program that is run op by op during its first update, then recorded, and replayed from then on.
 
     There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that
-    add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. All share
-    one memory pool.
+    add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first.
     """
 
-    def __init__(self, program: Program, outputs: StepOutputBuffers, watchdog: ReplayWatchdog | None = None) -> None:
+    def __init__(self, program: Program, outputs: LossBuffer, recorder: Recorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
-        self.watchdog = watchdog
+        self.recorder = recorder
         self.is_warm = False
         self.recordings: dict[tuple[bool, bool], RecordedGraph] = {}
-        self.stream = torch.cuda.Stream()
 
     def run(self, inputs: StepInputs) -> None:
         """One call; loss and gradients are where an unrecorded program would leave them."""
         values = self.program.inputs.fill(inputs)
         is_first = self.gradients.is_empty
         if not self.is_warm or not (is_first or self.recordings):  # the whole first update runs op by op
-            self.warm_up(values)
+            self.recorder.warm_up(self.program, values)
+            self.is_warm = True
             return
         kind = is_first, self.gradients.is_narrow
         if kind not in self.recordings:
             self.recordings[kind] = self.record(values)
         recording = self.recordings[kind]
-        recording.graph.replay()
-        if self.watchdog is not None:
-            self.watchdog.add()
+        self.recorder.replay(recording.graph)
         self.outputs.loss = recording.loss
         self.gradients.restore(recording.gradients)
 
-    def warm_up(self, values: list[Tensor]) -> None:
-        """Run on the stream of the recording, so that its libraries are ready."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            self.program.module(*values)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.is_warm = True
-
     def record(self, values: list[Tensor]) -> RecordedGraph:
-        """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
-        because a recording has memory of its own."""
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        pool = next((recording.graph.pool() for recording in self.recordings.values()), None)
-        quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
-        with quiet, torch.cuda.graph(graph, pool=pool, stream=self.stream), torch.no_grad():
-            self.program.module(*values)
+        """Record, and remember where the results will be."""
+        graph = self.recorder.record(self.program, values)
         assert self.outputs.loss is not None
         return RecordedGraph(graph, self.outputs.loss, self.gradients.taken())
 
     def close(self) -> None:
         """Drop the recordings before the communicators inside of them are destroyed."""
-        torch.cuda.synchronize()
-        if self.watchdog is not None:
-            self.watchdog.close()
+        self.recorder.close()
         self.recordings = {}
         self.program.close()

@@ -1,6 +1,7 @@
 """The step of graph mode: runs the programs that were built from captured graphs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,10 +14,17 @@ from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep
 from monograph.execute.build import StepProgram
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.outputs import StepOutputBuffers
-from monograph.execute.program import Program
+from monograph.execute.outputs import LossBuffer, StepOutputBuffers
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import OptimizedGraph
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The program of the forward alone, and where its loss is afterwards."""
+
+    program: StepProgram
+    losses: LossBuffer
 
 
 class GraphStep(MeshStep):
@@ -30,7 +38,7 @@ class GraphStep(MeshStep):
         groups: Groups,
         graphs: Mapping[Part, OptimizedGraph],
         program: StepProgram,
-        evaluation: Program | None,
+        evaluation: Evaluation | None,
         outputs: StepOutputBuffers,
         cache: CastWeightCache,
         artifact: Artifact | None = None,
@@ -66,7 +74,7 @@ class GraphStep(MeshStep):
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """This rank's share of the loss; nothing is counted and nothing is weight_cache."""
+        """This rank's share of the loss; no gradient and no metric is added."""
         if self.evaluation is None:
             raise ConfigError(
                 "validator.interval is 0, so no evaluation was captured",
@@ -75,14 +83,15 @@ class GraphStep(MeshStep):
             )
         self.weight_cache.refresh(is_updated=True)
         with failures_explained(self.artifact):
-            self.evaluation.run(self.source.inputs(self.inputs(batch), normalizers))
-        return self.outputs.copy_loss()
+            self.evaluation.program.run(self.source.inputs(self.inputs(batch), normalizers))
+        return self.evaluation.losses.copy_loss()
 
     def close(self) -> None:
-        """Let go of what was captured, while the groups it communicates over still exist."""
-        for program in (self.program, self.evaluation):
-            if program is not None:
-                program.close()
+        """Release what was captured, while the groups it communicates over still exist."""
+        if self.program is not None:
+            self.program.close()
+        if self.evaluation is not None:
+            self.evaluation.program.close()
         self.program = self.evaluation = None
         if self.artifact is not None:
             self.artifact.close()

@@ -75,7 +75,7 @@ def tiny_run(folder: Path, changes: Mapping[str, Any] | None = None, *, model: s
     """A few quiet steps of a tiny model in `folder`; `changes` are fields by dotted name."""
     config = make_debug_run("tiny", MODELS[model]())
     quiet = {"metrics.progress": "off", "debug.log_level": "warning", "debug.device": "cpu", "validator.interval": 0}
-    small = {"training.steps": 3, "training.seq_len": 32, "training.local_batch_size": 2}
+    small = {"compile.mode": "eager", "training.steps": 3, "training.seq_len": 32, "training.local_batch_size": 2}
     for path, value in {
         **quiet,
         **small,

@@ -12,7 +12,7 @@ from typing import Any
 from monograph import __version__
 from monograph.commands.request import read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
-from monograph.commands.table import COMMANDS, FOLLOWS, LAUNCHER, Command, find_command
+from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
 from monograph.config.references import load_reference
@@ -88,7 +88,7 @@ def run_command(command: Command, rest: list[str]) -> int:
     keywords: dict[str, Any] = {}
     if command.takes_recipe:
         with early_phase("config"):
-            words = add_implied(command, place_leading(command, rest))
+            words = place_leading(command, rest)
             request = read_request(words, make_options(command), uses=command.uses)
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
@@ -101,14 +101,6 @@ def run_command(command: Command, rest: list[str]) -> int:
     if command.has_ranks and keywords["ranks"] > 0:
         return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
     return load_reference(command.function)(*positional, **keywords) or 0
-
-
-def add_implied(command: Command, rest: list[str]) -> list[str]:
-    """The words with the flag that the command stands for, behind the recipe."""
-    flags = [word.split("=")[0] for word in rest]
-    implied = [command.implies, *(pair for flag, pair in FOLLOWS.items() if flag in flags)]
-    added = dict.fromkeys(pair for pair in implied if pair and pair[0] not in flags)
-    return [*rest[:1], *(word for pair in added for word in pair), *rest[1:]] if rest else rest
 
 
 def place_leading(command: Command, rest: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.graph_step import Evaluation, GraphStep
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
 from monograph.execute.sharded import ShardedStep, make_shards
-from monograph.graph.facts import Facts, SavedActivations
+from monograph.graph.facts import Facts, SavePolicy
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
@@ -182,7 +182,7 @@ def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: M
         starts=starts,
         seed=config.debug.seed,
         is_single_pass=config.plan_optimizer().implementation == "single_pass",
-        activations=SavedActivations(
+        activations=SavePolicy(
             mode=config.activation_checkpoint.resolve(config.compile),
             save=config.activation_checkpoint.save,
             budget_gib=config.activation_checkpoint.budget_gib,

@@ -30,7 +30,7 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
     """inspect: there is a graph to show, of a mesh that the model fits, and a folder for it."""
     if config.compile.mode != "graph":
         raise ConfigError(
-            f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="leave it out"
+            f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="--compile.mode graph"
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     if Path(out).exists() and not Path(out).is_dir():
@@ -41,7 +41,9 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
     """precompile: there is a step to capture, a key to sign with, and room for the artifact."""
     if config.compile.mode != "graph":
         raise ConfigError(
-            f"compile.mode is {config.compile.mode}", why="an artifact holds the captured step", do="leave it out"
+            f"compile.mode is {config.compile.mode}",
+            why="an artifact holds the captured step",
+            do="--compile.mode graph",
         )
     if config.compile.artifact:
         raise ConfigError(

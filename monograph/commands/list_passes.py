@@ -23,8 +23,8 @@ def list_passes(arguments: PassesArguments) -> int:
     print_title("Passes", "in the order they run, with what happens to the numbers, and their options")
     rows = [row for each in passes for row in make_rows(each)]
     print_rows(rows, ("bold cyan", "green", "none"))
-    print_plain("\nLeave some out: monograph train RECIPE --compile.mode graph --passes.off bucket_collectives")
-    print_plain("Add others:     monograph train RECIPE --compile.mode graph --passes.on merge_matmuls")
+    print_plain("\nLeave some out: monograph train RECIPE --passes.off bucket_collectives")
+    print_plain("Add others:     monograph train RECIPE --passes.on merge_matmuls")
     print_plain("See their work: monograph inspect RECIPE --out DIR")
     return 0
 

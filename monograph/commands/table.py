@@ -46,8 +46,6 @@ class Command:
     """What the function wants to know besides the configuration: fields of a Request, passed by keyword."""
     uses: tuple[str, ...] = ()
     """Fields that the command reads for itself, also where a run with this configuration would not."""
-    implies: tuple[str, ...] = ()
-    """Flag and value that the command stands for, unless they are written."""
     leading: tuple[str, ...] = ()
     """Fields of `arguments` that are written without a flag, before the recipe."""
     arguments: type[BaseConfig] | None = None
@@ -58,9 +56,6 @@ class Command:
 
 LAUNCHER = "monograph.launch:launch"
 """Starts the ranks of a command."""
-
-FOLLOWS = {"--compile.artifact": ("--compile.mode", "graph")}
-"""Flag -> flag and value that go without saying beside it, unless they are written."""
 
 COMMANDS = (
     Command(
@@ -93,7 +88,6 @@ COMMANDS = (
         check=check_inspect,
         takes_recipe=True,
         needs=("recipe", "words"),
-        implies=("--compile.mode", "graph"),
         arguments=InspectOptions,
     ),
     Command(
@@ -115,7 +109,6 @@ COMMANDS = (
         takes_recipe=True,
         uses=("compile.artifact_key_file",),
         needs=("words",),
-        implies=("--compile.mode", "graph"),
         arguments=PrecompileOptions,
     ),
     Command(
@@ -133,7 +126,6 @@ COMMANDS = (
         function="monograph.commands.artifact:check_artifact",
         takes_recipe=True,
         uses=("compile.artifact_key_file", "compile.artifact_on_mismatch", "compile.artifact_trust_shared_folder"),
-        implies=("--compile.mode", "graph"),
         leading=("folder",),
         arguments=ArtifactCheckOptions,
     ),

@@ -11,7 +11,7 @@ from torch import Tensor
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
-from monograph.graph.facts import SavedActivations
+from monograph.graph.facts import SavePolicy
 from monograph.machine import CPU, Machine
 from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import Start
@@ -38,7 +38,7 @@ class StepSettings:
     seed: int
     is_single_pass: bool = False
     """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
-    activations: SavedActivations = field(default_factory=SavedActivations)
+    activations: SavePolicy = field(default_factory=SavePolicy)
     """What forward saves for backward."""
     compile: CompileConfig = field(default_factory=CompileConfig)
     passes: PassesConfig = field(default_factory=PassesConfig)

@@ -13,7 +13,7 @@ SaveMode = Literal["none", "selective", "full", "min_cut", "budget"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedActivations:
+class SavePolicy:
     """Which activations forward saves for backward; the others are recomputed."""
 
     mode: SaveMode = "selective"
@@ -62,7 +62,7 @@ class Facts:
     """What costs are estimated for; that of rank 0 where ranks have different ones."""
     for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
-    activations: SavedActivations = field(default_factory=SavedActivations)
+    activations: SavePolicy = field(default_factory=SavePolicy)
     """What forward saves for backward."""
     chunking: Chunking | None = None
     """How chosen modules run chunk by chunk; None where nothing does."""

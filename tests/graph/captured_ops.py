@@ -17,7 +17,7 @@ import torch
 
 from monograph.execute.device import deterministic_kernels
 from monograph.graph import allowed_ops
-from monograph.graph.facts import Facts, SavedActivations, SaveMode
+from monograph.graph.facts import Facts, SaveMode, SavePolicy
 from monograph.graph.step_graph import StepGraph
 from monograph.models.config import LossConfig, SdpaConfig
 from monograph.parallel.groups import fake_groups
@@ -170,7 +170,7 @@ def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) ->
     for pipeline, config in pipelines.items():
         graph, facts = capture_case(name)
         mode: SaveMode = "full" if pipeline == "full recomputation" else "selective"
-        graph, facts = clone(graph), replace(facts, is_single_pass=True, activations=SavedActivations(mode=mode))
+        graph, facts = clone(graph), replace(facts, is_single_pass=True, activations=SavePolicy(mode=mode))
         run_passes(graph, build_passes(config), facts)
         yield pipeline, graph, facts
     graph, facts = capture_case(name, is_forward=True)

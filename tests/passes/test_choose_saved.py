@@ -6,7 +6,7 @@ import pytest
 
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
-from monograph.graph.facts import SavedActivations
+from monograph.graph.facts import SavePolicy
 from monograph.parallel.mesh import Mesh
 from monograph.passes.memory.policies import is_gathered
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
@@ -19,7 +19,7 @@ ALONE = Mesh()
 def choose(mode, model="deepseek_v3", mesh=ALONE, **options):
     """The saved nodes in a mode, and how many bytes cross."""
     graph, facts = capture_small(model, mesh)
-    facts = replace(facts, activations=SavedActivations(mode=mode, **options))
+    facts = replace(facts, activations=SavePolicy(mode=mode, **options))
     kept = make_pass("choose_saved").plan(graph, facts)
     return kept, count_saved_bytes(graph, find_crossing(graph, kept)), graph
 
@@ -87,7 +87,7 @@ def test_gathered_parameters_are_kept_only_without_resharding(mode):
     graph, facts = capture_small("llama3", mesh)
     chosen = make_pass("choose_saved")
     for reshard in (True, False):
-        changed = replace(facts, reshard=reshard, activations=SavedActivations(mode=mode))
+        changed = replace(facts, reshard=reshard, activations=SavePolicy(mode=mode))
         kept = chosen.plan(graph, changed)
         gathered = [node for node in graph.nodes if is_gathered(node)]
         assert {node in kept for node in gathered} == {not reshard}

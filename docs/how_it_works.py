@@ -44,6 +44,7 @@ def chapter_1_config(folder: Path) -> TrainerConfig:
     config.training.local_batch_size = 2
     config.training.global_batch_size = 4  # two micro-batches an update
     config.model.n_layers = 3
+    config.compile.mode = "eager"  # op by op, like any PyTorch program; the default, one graph, is the last chapter
     config.checkpoint.interval = 4
     config.validator.interval = 8
     config.metrics.progress = "off"
@@ -158,7 +159,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def chapter_6_graph(config: TrainerConfig) -> None:
     """The same step as one graph: captured once on shapes alone, improved by passes, and run with the same bits."""
-    # Graph mode is a setting. It gathers parameters by explicit ops, so that a capture sees them.
+    # Graph mode is the default of every recipe. It gathers parameters by explicit ops, so that a capture sees them.
     eager = config.replace(parallelism=config.parallelism.replace(fsdp="graph"))
     graph = eager.replace(compile=config.compile.replace(mode="graph"))
     tokens = torch.randint(0, 256, (2, config.training.seq_len), generator=torch.Generator().manual_seed(6))

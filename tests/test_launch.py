@@ -198,6 +198,7 @@ def test_a_launcher_asked_to_stop_leaves_one_checkpoint_of_all_ranks(tmp_path):
     assert find_processes(str(folder)) == {}
 
 
+@pytest.mark.long
 def test_ranks_end_when_their_launcher_dies_without_a_word(tmp_path):
     folder = tmp_path / "run"
     process = start(folder, "--ranks", "2", *LONG)

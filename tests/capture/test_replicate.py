@@ -121,6 +121,7 @@ def test_every_block_has_names_of_its_own_for_sizes_that_depend_on_data(exchangi
     assert counts[0] == counts[1]
 
 
+@pytest.mark.long
 def test_an_unfolded_step_with_sizes_from_data_passes_every_check(tmp_path):
     config, fake = build("deepseek_v3", tmp_path, mesh=Mesh(dp_shard=2, ep=2), layers=5)
     with fake as groups:
@@ -151,6 +152,7 @@ def test_a_block_that_differs_in_anything_is_captured_itself(change, tmp_path):
     check_same(unfolded, whole)
 
 
+@pytest.mark.long
 def test_captured_blocks_that_turn_out_to_differ_lead_to_a_whole_capture(tmp_path, monkeypatch):
     """What modules do not show: something that depends on how often it was called."""
     calls = []
@@ -188,6 +190,7 @@ def with_number():
     library._destroy()
 
 
+@pytest.mark.long
 def test_ops_that_yield_numbers_as_well_are_copied(with_number, tmp_path, monkeypatch):
     honest = FeedForward.forward
     monkeypatch.setattr(FeedForward, "forward", lambda self, x: with_number(honest(self, x))[0])

@@ -90,6 +90,7 @@ def count_on_ranks(configs):
         return [count_graphs(config, groups) for config in configs]
 
 
+@pytest.mark.long
 def test_tensor_parallel_borders_and_exchanges_do_not_keep_layers_from_sharing_a_graph(tmp_path):
     """Boundaries are hooks, of which each module has its own."""
     changes = [{**CAPTURED, "model.n_layers": layers} for layers in (2, 5)]

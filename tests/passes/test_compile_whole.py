@@ -10,6 +10,7 @@ from tests.passes.test_compile_regions import run_graph
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_step_becomes_one_call_that_computes_the_same_within_rounding():
     plain, facts = capture_small("llama3", Mesh(), **{"model.n_layers": 1})
     for name in ("remove_no_ops", "remove_dead_code", "elide_trivial_collectives"):

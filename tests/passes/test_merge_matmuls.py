@@ -117,7 +117,7 @@ def results_of(config):
     ("model", "mode"),
     [
         ("llama3", "full"),
-        ("deepseek_v3", "min_cut"),
+        pytest.param("deepseek_v3", "min_cut", marks=pytest.mark.long),
         pytest.param("llama3", "min_cut", marks=pytest.mark.long),
         pytest.param("qwen3_moe", "full", marks=pytest.mark.long),
         pytest.param("qwen3_moe", "min_cut", marks=pytest.mark.long),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from monograph.errors import ConfigError
+from monograph.graph.facts import Facts
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
@@ -108,7 +109,7 @@ def test_the_machine_decides_the_order():
         plan = OverlapExperts(ROOMY).plan(graph, facts)
         orders.append([node.name for node in plan.order])
     assert orders[0] != orders[1]
-    assert OverlapExperts().reads_machine()
+    assert OverlapExperts().reads_machine(Facts())
 
 
 def test_a_schedule_for_chunks_that_exchange_nothing_is_refused():

@@ -6,9 +6,9 @@ from tests.kit.fuzzing import REFUSED
 from tests.steps.graph_draw import draw
 from tests.steps.graph_fuzz import check_seed
 
-SEEDS = (30225,)
-MORE = (0, 1030, 20415, 30218, 10015, 10108, 11035, *range(2000, 2040))
-"""The first ones, all but 0, failed once."""
+SEEDS = (0,)
+MORE = (30225, 1030, 20415, 30218, 10015, 10108, 11035, *range(2000, 2040))
+"""The first ones failed once."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -24,7 +24,7 @@ LLAMA, QWEN, EXPERTS, DEEPSEEK = (
 )
 OVERLAP = "compile.expert_overlap"
 STRETCHED, YARN = (f"--model.rope.scaling {kind} --model.rope.factor 4" for kind in ("llama3", "yarn"))
-TRACE = f"--{OVERLAP}.strategy trace --parallelism.fsdp graph"
+TRACE = f"--{OVERLAP}.strategy trace --passes.off overlap_experts"
 
 REFUSED = [
     # recipe, flag without effect, the flags that leave it without, the setting that is named, what gives it an effect
@@ -59,7 +59,7 @@ REFUSED = [
     (DEEPSEEK, f"--{OVERLAP}.chunk_dim seq", "", f"{OVERLAP}.strategy", ""),
     (DEEPSEEK, f"--{OVERLAP}.modules layers.2", "", f"{OVERLAP}.strategy", TRACE),
     (DEEPSEEK, f"--{OVERLAP}.grad_sum after_reduce", "", f"{OVERLAP}.strategy", TRACE),
-    (LLAMA, "--passes.off recompute", "", "compile.mode", "--compile.mode graph"),
+    (LLAMA, "--passes.off recompute", "--compile.mode eager", "compile.mode", ""),
     (LLAMA, "--passes.bucket_collectives.max_bytes 9", "--compile.mode layer", "compile.mode", ""),
     (LLAMA, "--passes.bucket_collectives.max_bytes 9", "--compile.mode graph --passes.off bucket_collectives",
      "passes.off", ""),
@@ -73,9 +73,9 @@ REFUSED = [
      "--passes.on merge_matmuls"),
     (LLAMA, "--passes.merge_matmuls.max_columns 9", "--compile.mode graph --passes.off merge_matmuls",
      "passes.off", ""),
-    (LLAMA, "--compile.numerics fast", "", "compile.mode", "--compile.mode graph"),
+    (LLAMA, "--compile.numerics fast", "--compile.mode eager", "compile.mode", ""),
     (LLAMA, "--compile.numerics fast", "--compile.mode layer", "compile.mode", ""),
-    (LLAMA, "--compile.cuda_graph full", "", "compile.mode", "--compile.mode graph"),
+    (LLAMA, "--compile.cuda_graph full", "--compile.mode eager", "compile.mode", ""),
     (LLAMA, "--compile.cuda_graph off", "--compile.mode layer", "compile.mode", ""),
     (DEEPSEEK, "--passes.overlap_experts.max_extra_bytes 9", "--compile.mode graph", f"{OVERLAP}.strategy", ""),
     (DEEPSEEK, "--passes.overlap_experts.max_extra_bytes 9",

@@ -110,11 +110,11 @@ def measure(entry: Entry, root: Path, steps: int, device: str) -> dict[str, str]
     """One row of the table."""
     flags = entry.flags(steps, device)
     artifact = root / "artifact"
-    graph = ["--compile.mode", "graph", *entry.more]
+    graph = entry.more
     made = run(["precompile", entry.recipe, "--out", str(artifact), "--ranks", str(entry.ranks), *flags, *graph])
     ways = {ARTIFACT: ["--compile.artifact", str(artifact), *graph], CAPTURED: graph}
     if entry.has_eager:
-        ways[EAGER] = []
+        ways[EAGER] = ["--compile.mode", "eager"]
     found = {}
     for name, more in ways.items():
         folder = ["--job.dump_folder", str(root / name)]

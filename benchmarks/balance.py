@@ -49,8 +49,6 @@ def make_config(recipe: str, options: argparse.Namespace, folder: Path) -> Train
     }
     if options.layers:
         changes["model.n_layers"] = options.layers
-    if options.device == "cuda":
-        changes["compile.mode"] = "graph"
     for path, value in changes.items():
         config = replace_leaf(config, path, value)
     return config

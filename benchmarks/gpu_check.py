@@ -19,7 +19,8 @@ from pathlib import Path
 from monograph.train.records import read_records
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
-FAST = "--compile.mode graph --compile.numerics fast"
+FAST = "--compile.numerics fast"
+EAGER = "--compile.mode eager"
 RANKS = "several ranks"
 SHORT = "--training.steps 8 --training.seq_len 128 --validator.interval 0 --metrics.progress off"
 
@@ -56,7 +57,9 @@ def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Ch
     pairs += [(name, fp32, line, ["--tolerance", "1e-4"]) for name, line in close.items()]
     return [
         *(
-            Check(f"eager/one graph {name} {recipe}", ["compare", base, f"{line} --compile.mode graph", *more])
+            Check(
+                f"eager/one graph {name} {recipe}", ["compare", f"{base} {EAGER} --parallelism.fsdp graph", line, *more]
+            )
             for name, base, line, more in pairs
         ),
         Check(f"fast/fast with kept weights {recipe}", ["compare", fast, f"{fast} {kept}"]),
@@ -75,27 +78,28 @@ def plan_checks(steps: int, device: str) -> list[Check]:
     ]
     for recipe in ("llama3_debugmodel", "deepseek_v3_debugmodel", "qwen3_debugmodel_moe"):
         for label, precision in (("fp32", ""), ("bf16", bf16)):
-            base = f"{recipe} {on} {SHORT} {precision} {exact}"
-            layer = f"{base} --compile.mode layer"
+            same = f"{recipe} {on} {SHORT} {precision} {exact}"
+            base, layer = f"{same} {EAGER}", f"{same} --compile.mode layer"
             found.append(Check(f"eager twice {recipe} {label}", ["compare", base, base]))
             found.append(
                 Check(f"eager/aot_eager {recipe} {label}", ["compare", base, f"{layer} --compile.backend aot_eager"])
             )
             tolerance = "1e-4" if label == "fp32" else "2e-2"
             found.append(Check(f"eager/inductor {recipe} {label}", ["compare", base, layer, "--tolerance", tolerance]))
-        base = f"{recipe} {on} {SHORT} {exact}"
+        same = f"{recipe} {on} {SHORT} {exact}"
+        base = f"{same} {EAGER}"
         found.append(Check(f"fsdp2/graph {recipe}", ["compare", base, f"{base} --parallelism.fsdp graph"]))
-        explicit = f"{base} --parallelism.fsdp graph"
-        found += plan_graph_checks(recipe, explicit, f"{explicit} {bf16}", device)
+        found += plan_graph_checks(recipe, same, f"{same} {bf16}", device)
     meshes = {
         "dp2": "--ranks 2",
         "dp2 tp2": "--ranks 4 --parallelism.tensor_parallel_degree 2",
         "dp2 tp2 ep2": "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_parallel_degree 2",
     }
     for mesh, flags in meshes.items():
-        for kind in ("fsdp2", "graph"):
+        kinds = {kind: f"{EAGER} --parallelism.fsdp {kind}" for kind in ("fsdp2", "graph")} | {"captured": ""}
+        for kind, mode in kinds.items():
             recipe = "deepseek_v3_debugmodel" if "ep2" in mesh else "qwen3_debugmodel"
-            words = f"verify {recipe} {flags} {on} --parallelism.fsdp {kind} --training.seq_len 64".split()
+            words = f"verify {recipe} {flags} {on} {mode} --training.seq_len 64".split()
             found.append(Check(f"verify {mesh} {kind}", words))
     return found
 

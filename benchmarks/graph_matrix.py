@@ -2,7 +2,7 @@
 
     python benchmarks/graph_matrix.py [--meshes 1 dp2 ...] [--recipes ...] [--variants default policies passes]
 
-What `monograph compare "R" "R --compile.mode graph ..."` says and more: loss and gradient norm of every update, and at
+What `monograph compare "R --compile.mode eager" "R ..."` says and more: loss and gradient norm of every update, and at
 the end every weight and buffer, on all ranks. The ranks live on from entry to entry and the eager run is made once for
 all variants of a model on a mesh. A pass that the default pipeline leaves out there (it has nothing to do) is not
 switched off once more. Sequences are short; everything else is as in the recipes, but for `--layers`.
@@ -108,7 +108,7 @@ def run_updates(config: TrainerConfig, groups: Groups) -> tuple[Numbers, set[str
 
 def compare(recipe: str, mesh: str, size: Size, variants: dict[str, Changes]) -> dict[str, tuple[list[str], float]]:
     """On one rank: for each variant, the numbers that differ from eager's, and the seconds it took."""
-    eager = make_config(recipe, mesh, size, {})
+    eager = make_config(recipe, mesh, size, {"compile.mode": "eager"})
     with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
         wanted, _ = run_updates(eager, groups)
         found: dict[str, tuple[list[str], float]] = {}

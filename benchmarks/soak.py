@@ -50,12 +50,16 @@ CHUNKED = {
 }
 KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
     "graph, dp2 tp2 ep2": ("train", MOE, {**SPREAD, "compile.mode": "graph"}),
-    "eager, dp2 tp2 ep2": ("train", MOE, SPREAD),
+    "eager, dp2 tp2 ep2": ("train", MOE, {**SPREAD, "compile.mode": "eager"}),
     "graph, chunked experts, ep4": ("train", MOE, CHUNKED),
     "eager, hsdp 2x2, saved checkpoint": (
         "train",
         "llama3_debugmodel",
-        {"parallelism.data_parallel_replicate_degree": "2", "checkpoint.enabled": "true"},
+        {
+            "compile.mode": "eager",
+            "parallelism.data_parallel_replicate_degree": "2",
+            "checkpoint.enabled": "true",
+        },
     ),
     "verify, tp2 etp2": ("verify", MOE, {**SPREAD, "parallelism.expert_tensor_parallel_degree": "2"}),
 }

@@ -46,7 +46,9 @@ class Entry:
     def words(self, folder: Path, device: str) -> list[str]:
         """The command."""
         ranks, degrees = (MESHES | EXPERT_MESHES)[self.mesh]
-        words = ["verify", self.recipe, "--ranks", str(ranks), "--parallelism.fsdp", self.fsdp, *SHORT]
+        is_captured = self.fsdp == "captured"
+        mode = [] if is_captured else ["--compile.mode", "eager", "--parallelism.fsdp", self.fsdp]
+        words = ["verify", self.recipe, "--ranks", str(ranks), *mode, *SHORT]
         words += ["--job.dump_folder", str(folder), "--debug.device", device]
         for name, degree in degrees.items():
             words += [f"--parallelism.{name}_degree", str(degree)]
@@ -57,7 +59,7 @@ class Entry:
 
 def plan_entries() -> list[Entry]:
     """Dense models on the dense meshes; models with experts on all, with both ways to compute experts."""
-    kinds = ("fsdp2", "graph")
+    kinds = ("fsdp2", "graph", "captured")
     found = [Entry(recipe, mesh, kind, "") for recipe in DENSE for mesh in MESHES for kind in kinds]
     found += [
         Entry(recipe, mesh, kind, experts)

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 
 from monograph import strict_json
+from monograph.config.configurable import check_config
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.graph_step import GraphStep
 from monograph.execute.profile import Profile, profile_step
+from monograph.graph.cost import measure
+from monograph.graph.facts import Facts
 from monograph.log import get_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
@@ -77,17 +80,21 @@ class BenchRow:
 
 
 def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, TrainerConfig]:
-    """Mode -> the configuration it stands for."""
+    """Mode -> the configuration it stands for, checked; passes are left to the modes that have any."""
     exact = config.replace(compile=config.compile.replace(mode="graph", numerics="exact"))
+    off = {"numerics": "exact", "cuda_graph": "auto"}
+    plain = config.replace(compile=config.compile.replace(**off), passes=type(config.passes)())
     regions = exact.passes.mark_regions.replace(regions=("blocks",))
     known = {
-        "eager": config.replace(compile=config.compile.replace(mode="eager")),
-        "layer": config.replace(compile=config.compile.replace(mode="layer")),
+        "eager": plain.replace(compile=plain.compile.replace(mode="eager")),
+        "layer": plain.replace(compile=plain.compile.replace(mode="layer")),
         "exact": exact,
         "fast": exact.replace(compile=exact.compile.replace(numerics="fast")),
         "inductor-regions": exact.replace(passes=exact.passes.replace(mark_regions=regions)),
         "inductor-whole": exact.replace(passes=exact.passes.replace(on=(*exact.passes.on, "compile_whole"))),
     }
+    for mode in modes:
+        check_config(known[mode])
     return {mode: known[mode] for mode in modes}
 
 
@@ -191,8 +198,7 @@ def summarize(
         flops = count_flops(config.model.build(), config.training.seq_len)
     rate = config.training.local_batch_size * config.training.seq_len / median
     mfu = find_mfu(flops, rate, peak_flops)
-    records = step.records if isinstance(step, GraphStep) else []
-    captured = next((record.before.flops for record in records if record.name == "mark_regions"), None)
+    captured = count_captured_flops(step) if isinstance(step, GraphStep) else None
     return BenchRow(
         mode=mode,
         numerics=str(promise_numerics(config, ran=step.ran_passes, device=step.device.type)),
@@ -210,6 +216,13 @@ def summarize(
         loss=losses[-1],
         losses=losses,
     )
+
+
+def count_captured_flops(step: GraphStep) -> int:
+    """What the graph computes, recomputation included; of a graph that was compiled, before it was."""
+    costs = {record.name: record.before for record in step.records}
+    before = costs.get("mark_regions") or measure(step.graph, Facts())
+    return before.flops
 
 
 def find_shares(step: MeshStep) -> dict[str, float]:

@@ -40,6 +40,7 @@ from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flops import count_flops
 from monograph.train.folder import RunFolder, claimed_folder
+from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.signals import StoppedOnRequest
@@ -93,11 +94,15 @@ def build_graph_step(
     if artifact is not None:
         with startup.phase("artifact"):
             graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, parts, groups)
-    with startup.phase("graph"):
+    with startup.phase("graph"), paused_gc():
         if not graphs:
             artifact = None
             passes = build_passes(settings.passes, settings.compile.numerics)
-            graphs = {part: capture_and_optimize(source, inputs, facts, passes, part=part) for part in parts}
+            is_measured = settings.passes.has_compiler  # compiled code does not show what it costs
+            graphs = {
+                part: capture_and_optimize(source, inputs, facts, passes, part=part, is_measured=is_measured)
+                for part in parts
+            }
         for part, captured in graphs.items():
             groups.check_same(f"the captured {part}", captured.graph.digest(), text=captured.graph.text)
         if artifact is None or not artifact.load_custom_kernels():
@@ -114,13 +119,19 @@ def build_graph_step(
 
 
 def capture_and_optimize(
-    source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass], *, part: Part = "step"
+    source: StepSource,
+    inputs: StepInputs,
+    facts: Facts,
+    passes: Sequence[Pass],
+    *,
+    part: Part = "step",
+    is_measured: bool = True,
 ) -> OptimizedGraph:
     """The step, or the forward alone, captured for these inputs; the passes then change the graph in place."""
     start = time.perf_counter()
     graph = capture(source, inputs, part=part)
     seconds = time.perf_counter() - start
-    records = run_passes(graph, passes, facts)
+    records = run_passes(graph, passes, facts, is_measured=is_measured)
     return OptimizedGraph(graph, records, seconds)
 
 

@@ -14,7 +14,7 @@ from monograph.commands.terminal import make_console, print_plain, print_rows, p
 from monograph.errors import ConfigError
 from monograph.execute.device import find_device
 from monograph.execute.facts import make_facts
-from monograph.graph.cost import Cost
+from monograph.graph.cost import Cost, measure
 from monograph.graph.diff import diff_texts
 from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
@@ -102,8 +102,9 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         final = collect_graph(graph, facts)
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.validator.interval:
-            evaluation = capture_and_optimize(source, make_example(config, source), facts, passes, part="forward")
-            peaks["an evaluation"] = evaluation.records[-1].after.peak_bytes
+            example = make_example(config, source)
+            evaluation = capture_and_optimize(source, example, facts, passes, part="forward", is_measured=False)
+            peaks["an evaluation"] = measure(evaluation.graph, facts).peak_bytes
         notes = list_notes(device, facts.machine, reason, peaks)
         report = {
             "run": describe_run(config, mesh, device)
@@ -164,7 +165,8 @@ def print_records(records: list[Record]) -> None:
     print_rows(rows, ("bold cyan", "none", "none", "none", "green", "yellow", "none"))
 
 
-def _cells(cost: Cost) -> tuple[str, ...]:
+def _cells(cost: Cost | None) -> tuple[str, ...]:
+    assert cost is not None, "costs are asked for here"
     times = format_seconds(cost.exposed_seconds)
     counts = (f"{cost.nodes:,}", f"{cost.collectives:,}")
     return (*counts, format_bytes(cost.moved_bytes), format_bytes(cost.peak_bytes), times)

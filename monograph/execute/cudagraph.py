@@ -24,6 +24,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.query import has_symbols, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.kernels.grouped_matmul import READS_HOST
 from monograph.log import get_log
 
 log = get_log("graph")
@@ -43,7 +44,7 @@ def find_obstacles(graph: StepGraph, device: str = "cuda") -> list[str]:
 
 def find_obstacle(node: Node, device: str) -> str:
     """Why this node cannot be part of a recording; empty when it can."""
-    if node.target is READ_SIZE:
+    if node.target is READ_SIZE or node.target in READS_HOST:
         return "reads a number on the host"
     if node.target in (TO_HOST, FROM_HOST):
         return "copies between the device and the host"

@@ -137,6 +137,8 @@ GENERATED: frozenset[str] = frozenset(
         "monograph.combine_rows.default",
         "monograph.combine_rows_backward.default",
         "monograph.from_host.default",
+        "monograph.grouped_matmul.default",
+        "monograph.grouped_matmul_weight_grad.default",
         "monograph.join_heads.default",
         "monograph.matmul_swiglu.default",
         "monograph.matmul_swiglu_backward.default",

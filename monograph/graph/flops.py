@@ -67,6 +67,10 @@ def _grouped_mm(left: Shape, right: Shape, *_: Shape) -> int:
     return _mm(left, right)
 
 
+def _grouped_weight_grad(grad: Shape, rows: Shape, *_: Shape) -> int:
+    return 2 * math.prod(grad) * rows[-1]
+
+
 def _attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
     scores = math.prod(query[:-1]) * key[-2]
     return 2 * scores * (query[-1] + value[-1])
@@ -99,6 +103,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "addmm": _addmm,
     "baddbmm": _addmm,
     "_grouped_mm": _grouped_mm,
+    "grouped_matmul": _mm,
+    "grouped_matmul_weight_grad": _grouped_weight_grad,
     **{f"_scaled_dot_product_{kernel}_attention": _attention for kernel in _KERNELS},
     **{f"_scaled_dot_product_{kernel}_attention_backward": _attention_from_gradient for kernel in _KERNELS},
     "_scaled_dot_product_flash_attention_for_cpu": _attention,

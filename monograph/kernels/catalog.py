@@ -14,6 +14,7 @@ from monograph.kernels import (
     chunked_cross_entropy_on_gpu,
     expert_rows,
     expert_rows_on_gpu,
+    grouped_matmul,
     heads,
     heads_on_gpu,
     matmul_swiglu,
@@ -85,6 +86,8 @@ _ALL = (
     ),
     CustomOp(wide.ADD_WIDE, wide_on_gpu.add_wide, wide.reference_add_wide),
 )
+COMPOSED_OPS = (grouped_matmul.GROUPED_MATMUL, grouped_matmul.GROUPED_MATMUL_WEIGHT_GRAD)
+"""Ops that call torch's own on every device, and need no kernel."""
 CUSTOM_OPS: dict[Any, CustomOp] = {each.op: each for each in _ALL}
 REFERENCES: dict[Any, Callable[..., Any]] = {each.op: each.reference for each in _ALL if each.reference is not None}
 

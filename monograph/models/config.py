@@ -274,9 +274,9 @@ class ExpertsConfig(Configurable.Config):
     """How the routed experts compute."""
 
     owner: ClassVar[str] = "monograph.models.experts:Experts"
-    backend: Literal["auto", "grouped_mm", "loop", "grouped_reference"] = "auto"
-    """grouped_mm: one kernel, bf16, no host copy; loop: any dtype; auto: the first that fits; grouped_reference: slow,
-    in fp32."""
+    backend: Literal["auto", "grouped_mm", "grouped_loop", "loop"] = "auto"
+    """grouped_mm: torch's kernel, bf16, no host copy; grouped_loop: any dtype; auto: the first that fits; loop: one
+    expert after the other, op by op."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from monograph.compat.ops import fits_grouped_mm, grouped_mm, has_grouped_mm
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.kernels.grouped_matmul import grouped_matmul
 from monograph.kernels.swiglu import swiglu
 from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.init import Normal, Start
@@ -17,8 +18,8 @@ from monograph.models.init import Normal, Start
 class Experts(nn.Module, Configurable):
     """w2(silu(w1 x) * w3 x) for every expert; the weights of all experts are stacked, [experts, out, in].
 
-    Two ways to compute the same: one grouped kernel, whose shapes do not depend on the routing and which leaves the
-    counts on the device; or a loop over experts, for the dtypes and devices that kernel does not serve.
+    Three ways to compute the same: torch's grouped kernel, which leaves the counts on the device; an op of ours that
+    loops over the experts, for the dtypes and devices that kernel does not serve; and that loop op by op, the simplest.
     """
 
     Config = ExpertsConfig
@@ -37,11 +38,10 @@ class Experts(nn.Module, Configurable):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
-        if self.config.backend == "grouped_reference":
-            return self.compute_grouped(rows, ends, grouped_matmul)
-        if self.is_grouped(rows.dtype, rows.device):
-            return self.compute_grouped(rows, ends, grouped_mm)
-        return self.compute_in_loop(rows, ends)
+        if self.config.backend == "loop":
+            return self.compute_in_loop(rows, ends)
+        is_grouped = self.is_grouped(rows.dtype, rows.device)
+        return self.compute_grouped(rows, ends, grouped_mm if is_grouped else grouped_matmul)
 
     def is_grouped(self, dtype: torch.dtype, device: torch.device) -> bool:
         """Which backend serves such rows; an explicit wish that cannot be met is an error."""
@@ -58,13 +58,13 @@ class Experts(nn.Module, Configurable):
             raise ConfigError(
                 f"experts.backend is grouped_mm, and the experts of one rank are {hidden_dim} x {dim}",
                 why="the grouped kernel takes rows of a multiple of 16 bytes: both widths must be multiples of 8",
-                do="experts.backend auto or loop; or other model.moe.hidden_dim, model.dim, or "
+                do="experts.backend auto or grouped_loop; or other model.moe.hidden_dim, model.dim, or "
                 "parallelism.expert_tensor_parallel_degree",
             )
         return backend == "grouped_mm" or (backend == "auto" and is_fit and has_grouped_mm(device, dtype))
 
     def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
-        """All experts in three matmuls; nothing is read on the host."""
+        """All experts in three matmuls, whose shapes do not depend on the routing."""
         x = matmul(rows, self.w1.transpose(1, 2), ends)
         up = matmul(rows, self.w3.transpose(1, 2), ends)
         return matmul(swiglu(x, up, kernels=self.residual.kernels), self.w2.transpose(1, 2), ends)
@@ -84,17 +84,3 @@ class Experts(nn.Module, Configurable):
             for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
         ]
         return torch.cat(answers)
-
-
-def grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """What `grouped_mm` computes, in plain ops and any dtype: every expert sees every row, and only its own are kept.
-
-    As many times slower as there are experts; its use is to check the grouped algorithm in fp32.
-    """
-    indices = torch.arange(rows.shape[0], device=rows.device)
-    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-    total = rows.new_zeros(rows.shape[0], weights.shape[2])
-    for weight, start, end in zip(weights.unbind(), starts.unbind(), ends.unbind(), strict=True):
-        is_own = ((indices >= start) & (indices < end)).unsqueeze(-1)
-        total = total + (rows @ weight).masked_fill(~is_own, 0.0)
-    return total

@@ -301,7 +301,7 @@ class TrainerConfig(Configurable.Config):
             raise ConfigError(
                 "compile.mode is graph and parallelism.fsdp is fsdp2",
                 why="FSDP2 gathers parameters in hooks, which a graph cannot hold",
-                do="--parallelism.fsdp auto",
+                do="--parallelism.fsdp auto, or --compile.mode eager",
             )
         self.passes.check_asked(self.compile.numerics)
         if "narrow_gradients" in self.passes.on and self.plan_optimizer().implementation != "single_pass":

@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 def in_fp32(config: TrainerConfig) -> TrainerConfig:
     """The config in the precision that makes a strict comparison fair: everything in fp32.
 
-    The grouped kernel takes bf16 only; its place is taken by the same grouped algorithm in plain ops.
+    The grouped kernel takes bf16 only; its place is taken by the grouped algorithm that takes any dtype.
     """
     config = config.replace(
         training=config.training.replace(dtype="float32", compute_dtype="float32"),
@@ -44,7 +44,7 @@ def in_fp32(config: TrainerConfig) -> TrainerConfig:
     moe = config.model.find_moe()
     if moe is None or moe.experts.backend != "grouped_mm":
         return config
-    experts = moe.experts.replace(backend="grouped_reference")
+    experts = moe.experts.replace(backend="grouped_loop")
     return config.replace(model=config.model.replace(moe=moe.replace(experts=experts)))
 
 

@@ -66,7 +66,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "plain kernels in bf16": ("deepseek_v3", "ep2", {**BFLOAT16, "model.kernels": "plain"}),
     "fused kernels in fp32": ("deepseek_v3", "dp2 tp2 ep4", {"model.kernels": "fused"}),
-    "reference experts": ("qwen3_moe", "ep2", {"model.moe.experts.backend": "grouped_reference"}),
+    "experts one by one": ("qwen3_moe", "ep2", {"model.moe.experts.backend": "loop"}),
     "grouped experts": ("deepseek_v3", "1", {**BFLOAT16, **GROUPED}),
     "loss in one slice": ("llama3", "1", {"model.loss": LossConfig(chunk_tokens=4096)}),
     "bf16 weights": ("llama3", "dp2 tp2", {**BFLOAT16, "training.dtype": "bfloat16"}),

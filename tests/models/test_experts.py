@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.errors import ConfigError
+from monograph.kernels.grouped_matmul import GROUPED_MATMUL, GROUPED_MATMUL_WEIGHT_GRAD, grouped_matmul
 from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.experts import Experts
 from tests.models.small import build, small_deepseek_v3
@@ -50,14 +51,32 @@ def test_grouped_and_loop_agree_in_bf16():
         assert (grouped[name].float() - exact[name]).abs().max() <= 0.03 * scale, name
 
 
-def test_the_reference_computes_in_fp32_what_the_loop_does():
-    found, expected = run("grouped_reference", torch.float32), run("loop", torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_op_for_all_experts_computes_what_one_expert_after_the_other_does(dtype):
+    found, expected = run("grouped_loop", dtype), run("loop", dtype)
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        assert found[name].stride() == expected[name].stride()
+
+
+def test_the_op_and_its_gradients_hold_their_promises():
+    rows = torch.randn(sum(SIZES), 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(len(SIZES), 4, 3, dtype=torch.float64, requires_grad=True)
+    ends = torch.tensor(SIZES).cumsum(0)
+    assert torch.autograd.gradcheck(grouped_matmul, (rows, weights, ends))
+    torch.library.opcheck(GROUPED_MATMUL, (rows.detach(), weights.detach(), ends))
+    grad = torch.randn(sum(SIZES), 3, dtype=torch.float64)
+    torch.library.opcheck(GROUPED_MATMUL_WEIGHT_GRAD, (grad, rows.detach(), ends))
+
+
+@pytest.mark.parametrize("ends", [[2, 1, 5], [2, 3, 4], [2, 3, 9], [-1, 3, 5]])
+def test_rows_that_do_not_end_in_order_at_the_last_one_are_refused(ends):
+    with pytest.raises(ValueError, match="rows end at"):
+        grouped_matmul(torch.zeros(5, 4), torch.zeros(3, 4, 2), torch.tensor(ends))
 
 
 @pytest.mark.parametrize(
-    "backend, dtype", [("grouped_mm", torch.bfloat16), ("loop", torch.bfloat16), ("loop", torch.float32)]
+    "backend, dtype", [("grouped_mm", torch.bfloat16), ("grouped_loop", torch.float32), ("loop", torch.float32)]
 )
 def test_each_backend_gives_the_same_bits_every_time(backend, dtype):
     first, second = run(backend, dtype), run(backend, dtype)
@@ -65,7 +84,7 @@ def test_each_backend_gives_the_same_bits_every_time(backend, dtype):
 
 
 def test_an_expert_without_tokens_gets_a_zero_gradient():
-    for backend in ("grouped_mm", "loop"):
+    for backend in ("grouped_mm", "grouped_loop", "loop"):
         found = run(backend, torch.bfloat16)
         for name in ("w1", "w2", "w3"):
             assert (found[name][1] == 0).all() and (found[name][0] != 0).any()
@@ -80,7 +99,7 @@ def test_rows_that_the_grouped_kernel_cannot_address_are_refused_or_left_to_the_
     with pytest.raises(ConfigError, match="12 x 32") as caught:
         run("grouped_mm", torch.bfloat16, hidden_dim=12)
     assert "multiples of 8" in caught.value.why
-    found, expected = run("auto", torch.bfloat16, hidden_dim=12), run("loop", torch.bfloat16, hidden_dim=12)
+    found, expected = (run(backend, torch.bfloat16, hidden_dim=12) for backend in ("auto", "grouped_loop"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -96,11 +115,12 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_auto_takes_the_grouped_kernel_for_bf16_and_the_loop_otherwise():
+def test_auto_takes_the_grouped_kernel_for_bf16_and_our_op_otherwise():
     for dtype, expected in ((torch.bfloat16, True), (torch.float32, False)):
         with Calls() as calls:
             run("auto", dtype)
         assert any("grouped_mm" in name for name in calls.names) == expected
+        assert any("monograph.grouped_matmul" in name for name in calls.names) != expected
 
 
 @pytest.mark.parametrize("backend, dtype, per_layer", [("grouped_mm", torch.bfloat16, 0), ("loop", torch.float32, 1)])

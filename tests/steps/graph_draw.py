@@ -9,6 +9,7 @@ from typing import Any
 from monograph.config.configurable import check_config
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.config.text import format_words
+from monograph.execute.config import ActivationCheckpointConfig
 from monograph.models.config import LossConfig
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.passes.config import PassesConfig
@@ -56,6 +57,7 @@ class Drawn:
             "compile.expert_overlap.strategy": strategy,
             "parallelism.fsdp": "graph",
             "passes": PassesConfig(),
+            "activation_checkpoint": ActivationCheckpointConfig(),
         }
         for path, value in changed.items():
             config = replace_leaf(config, path, value)

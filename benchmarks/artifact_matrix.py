@@ -74,7 +74,7 @@ ENTRIES = (
 )
 
 
-FAST = ("--passes.mark_regions.regions", "blocks", "outside", "--compile.cuda_graph", "full")
+FAST = ("--passes.mark_regions.regions", "blocks", "outside", "--compile.cuda_graph", "require")
 GPU_ENTRIES = (
     Entry("llama3_debugmodel", "1 GPU", 1),
     Entry("deepseek_v3_debugmodel", "1 GPU", 1, common=("--training.compute_dtype", "bfloat16")),

@@ -37,7 +37,7 @@ class Check:
 def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Check]:
     """Graph mode against eager: bit for bit, also as a CUDA graph and with every memory policy; compiled, within
     rounding. Routed experts are recorded with grouped matmuls, which exist in bf16 only."""
-    recorded = {"as a CUDA graph": f"{bf16} --compile.cuda_graph full"} if device == "cuda" else {}
+    recorded = {"as a CUDA graph": f"{bf16} --compile.cuda_graph require"} if device == "cuda" else {}
     same = {
         "": fp32,
         "bf16": bf16,
@@ -51,7 +51,7 @@ def plan_graph_checks(recipe: str, fp32: str, bf16: str, device: str) -> list[Ch
         "blocks": f"{fp32} --passes.mark_regions.regions blocks",
         "whole": f"{fp32} --passes.on compile_whole",
     }
-    fast = f"{bf16} {FAST}" + (" --compile.cuda_graph full" if device == "cuda" else "")
+    fast = f"{bf16} {FAST}" + (" --compile.cuda_graph require" if device == "cuda" else "")
     kept = "--passes.on cache_cast_weights --parallelism.reshard_after_forward false"
     pairs = [(name, bf16 if line.startswith(bf16) else fp32, line, []) for name, line in same.items()]
     pairs += [(name, fp32, line, ["--tolerance", "1e-4"]) for name, line in close.items()]

@@ -108,7 +108,7 @@ def build_graph_step(
         if artifact is None or not artifact.load_custom_kernels():
             build_calls(find_custom_calls(graphs["step"].graph, settings))
         cache = CastWeightCache(source.parameters)
-        outputs = StepOutputBuffers(make_gradients(source.parameters, settings), MetricSums())
+        outputs = StepOutputBuffers(make_gradients(source.parameters, graphs["step"]), MetricSums())
         recorder = make_recorder(settings, groups)
         program = build_program(graphs["step"].graph, inputs, outputs, cache, recorder)
         evaluation = None

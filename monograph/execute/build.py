@@ -16,6 +16,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import Groups
+from monograph.passes.runner import OptimizedGraph
 
 StepProgram = Program | CudaGraphProgram
 
@@ -40,13 +41,12 @@ def make_recorder(settings: StepSettings, groups: Groups) -> Recorder | None:
     watchdog = None
     if groups.has_peers and groups.device.type == "cuda":
         watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank)
-    return Recorder(is_required=wanted == "full", watchdog=watchdog)
+    return Recorder(is_required=wanted == "require", watchdog=watchdog)
 
 
-def make_gradients(parameters: Mapping[str, Tensor], settings: StepSettings) -> Gradients:
-    """Where the gradients of a step are added up."""
-    is_narrow = settings.passes.runs("narrow_gradients", settings.compile.numerics)
-    return Gradients(parameters, keeps_dtype=settings.is_single_pass and is_narrow)
+def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gradients:
+    """Where the gradients of a step are added up: in the dtype it returns them in, if a pass made them narrow."""
+    return Gradients(parameters, keeps_dtype="narrow_gradients" in step.ran)
 
 
 def find_custom_calls(graph: StepGraph, settings: StepSettings) -> list[KernelCall]:

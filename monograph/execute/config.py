@@ -26,9 +26,9 @@ class CompileConfig(Configurable.Config):
     numerics: Literal["exact", "fast"] = "exact"
     """graph mode: exact runs passes that keep eager's bits; fast adds those that round differently and are faster, and
     the single-pass optimizer."""
-    cuda_graph: Literal["off", "auto", "full"] = "auto"
+    cuda_graph: Literal["off", "auto", "require"] = "auto"
     """graph mode: record the step as a CUDA graph; auto: on a GPU, where every node
-    can be recorded; full: or an error that lists the reasons."""
+    can be recorded; require: or an error that lists the reasons."""
 
     artifact: str = ""
     """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""

@@ -1,7 +1,7 @@
 """The whole step as one CUDA graph: recorded once, replayed with a single launch.
 
 A graph is recorded only if every node can be; otherwise the reasons are listed node by node. Nothing is skipped
-silently: `auto` reports the reasons, `full` refuses to run.
+silently: `auto` reports the reasons, `require` refuses to run.
 """
 
 from contextlib import nullcontext
@@ -58,10 +58,10 @@ def find_obstacle(node: Node, device: str) -> str:
 
 
 def refuse(obstacles: list[str]) -> ConfigError:
-    """The error of `full`."""
+    """The error of `require`."""
     more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
     return ConfigError(
-        f"compile.cuda_graph is full, and {len(obstacles)} nodes of the step cannot be recorded",
+        f"compile.cuda_graph is require, and {len(obstacles)} nodes of the step cannot be recorded",
         why="; ".join(obstacles[:SHOWN]) + more,
         do="--compile.cuda_graph auto, or remove what stands in the way (with experts: ep 1 and grouped_mm)",
     )

@@ -9,7 +9,6 @@ from torch import Tensor
 from monograph.capture.capture import Part
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
-from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep
 from monograph.execute.build import StepProgram
@@ -59,9 +58,7 @@ class GraphStep(MeshStep):
     @property
     def ran_passes(self) -> Sequence[str]:
         """Names of the passes that ran here, or where the artifact was made."""
-        if self.artifact is not None:
-            return self.artifact.ran_passes(STEP)
-        return [record.name for record in self.records if record.status == "ran"]
+        return self.captured.ran
 
     def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """Add this micro-batch's gradients and return this rank's share of the loss."""

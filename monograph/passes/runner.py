@@ -49,6 +49,13 @@ class OptimizedGraph:
     graph: StepGraph
     records: Sequence[Record] = ()
     capture_seconds: float = 0.0
+    ran_before: Sequence[str] = ()
+    """Names of the passes that ran when an artifact was made."""
+
+    @property
+    def ran(self) -> Sequence[str]:
+        """Names of the passes that changed the graph, here or where it was made."""
+        return [*self.ran_before, *(record.name for record in self.records if record.status == "ran")]
 
 
 @dataclass(frozen=True)

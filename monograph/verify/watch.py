@@ -89,7 +89,7 @@ def can_record(config: TrainerConfig) -> bool:
 
     A CUDA graph that was asked for is verified as it is, without further outputs.
     """
-    if config.compile.mode == "graph" and (config.compile.artifact or config.compile.cuda_graph == "full"):
+    if config.compile.mode == "graph" and (config.compile.artifact or config.compile.cuda_graph == "require"):
         return False
     return config.compile.mode != "layer" and not config.compile.expert_overlap.is_on
 

@@ -22,7 +22,7 @@ from monograph.run import build_step, find_device, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.source import open_stream
+from monograph.train.data.load import open_stream
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
@@ -112,9 +112,9 @@ def see_stream(config: TrainerConfig) -> Any:
         return fail
 
     pauses: list[float] = []
-    with patch("monograph.train.data.source.open_hub", open_broken), pytest.raises(DataError):
+    with patch("monograph.train.data.load.open_hub", open_broken), pytest.raises(DataError):
         list(open_stream(config.dataloader.dataset, config.dataloader).read(pauses.append))
-    with patch("monograph.train.data.source.open_hub", open_hub):
+    with patch("monograph.train.data.load.open_hub", open_hub):
         return asked, len(pauses), see_batches(config)
 
 

@@ -75,7 +75,9 @@ def read_graphs(
     error: ConfigError | None = None
     graphs: dict[Part, OptimizedGraph] = {}
     try:
-        graphs = {part: OptimizedGraph(read_graph(artifact, NAMES[part], facts, inputs)) for part in parts}
+        for part in parts:
+            graph = read_graph(artifact, NAMES[part], facts, inputs)
+            graphs[part] = OptimizedGraph(graph, ran_before=artifact.ran_passes(NAMES[part]))
     except ConfigError as refused:
         error = refused
     if groups.any(error is not None):

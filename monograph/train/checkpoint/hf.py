@@ -23,10 +23,16 @@ from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
 from monograph.models.hf_map import Entry, read_theirs
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
-from monograph.train.checkpoint.hf_folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, HfFolder, read_json_object
-from monograph.train.checkpoint.hf_stored import check_fp8
+from monograph.train.checkpoint.hf_folder import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    SINGLE_NAME,
+    HfFolder,
+    check_fp8,
+    read_json_object,
+)
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, Chunk, TensorRecord, render_manifest
-from monograph.train.checkpoint.regions import RegionReader
+from monograph.train.checkpoint.reader import RegionReader
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, name_dtype, split_files, write_tensor_file
 from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request, list_some, verify_checkpoint
 

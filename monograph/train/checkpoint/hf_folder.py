@@ -1,7 +1,7 @@
-"""A Hugging Face model folder, opened without reading its tensors."""
+"""A Hugging Face model folder, opened without reading its tensors, and whether its weights can be used as stored."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from monograph.errors import CheckpointError
+from monograph.models.hf_fp8 import (
+    FP8_DTYPE,
+    SCALE_SUFFIX,
+    Stored,
+    find_bad_scales,
+    find_problem,
+    find_unconverted,
+    is_listed,
+)
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
 from monograph.train.checkpoint.verify import list_some
 
@@ -95,3 +104,33 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(".safetensors") and "/" not in value and "\\" not in value
+
+
+def check_fp8(folder: HfFolder, needed: Sequence[str]) -> None:
+    """Refuse weights of other types than those we read, and fp8 weights whose scales are missing or cannot be right.
+
+    Scales are read here, a tensor at a time: they are 1/16384 of the weights.
+    """
+    quantization = folder.config.get("quantization_config")
+    unconverted = find_unconverted(quantization)
+    problems = []
+    for name in needed:
+        weight, scale = folder.specs[name], folder.specs.get(name + SCALE_SUFFIX)
+        problem = find_problem(
+            name, Stored(weight.dtype, weight.shape), Stored(scale.dtype, scale.shape) if scale else None
+        )
+        if not problem and weight.dtype == FP8_DTYPE:
+            if not quantization:
+                problem = f"{name} is stored in fp8, but {CONFIG_NAME} has no quantization_config"
+            elif is_listed(name, unconverted):
+                problem = f"{name} is stored in fp8, but modules_to_not_convert lists its module"
+            else:
+                problem = find_bad_scales(name, folder[name + SCALE_SUFFIX])
+        if problem:
+            problems.append(problem)
+    if problems:
+        raise CheckpointError(
+            f"the weights in {folder.path} cannot be used as they are stored",
+            why=list_some("different", problems),
+            do="download the folder again, or use a checkpoint in bfloat16",
+        )

@@ -1,4 +1,4 @@
-"""Reading a dataset into a corpus with random access, and refusing what could not be trained on."""
+"""From a dataset's name to its documents, or to a corpus with random access; what cannot be trained on is refused."""
 
 from pathlib import Path
 
@@ -6,18 +6,44 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
-from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.builtin import open_builtin
+from monograph.train.data.config import BUILTIN, HUB_PREFIX, DataLoaderConfig
 from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
+from monograph.train.data.document import DocumentSource
 from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.files import open_files
 from monograph.train.data.open_shards import is_shard_folder, open_shards
-from monograph.train.data.source import open_documents
 from monograph.train.data.split import Split, find_members
+from monograph.train.data.stream import RowFactory, RowStream, open_hub
 from monograph.train.data.tokenizer import Tokenizer
 
+log = get_log(__name__)
 LARGE_TOKENS = 1 << 30
 """From here on a corpus in the memory of every process is worth a word about packing."""
 
-log = get_log(__name__)
+
+def is_stream(name: str) -> bool:
+    """Whether this dataset can only be read from front to back."""
+    return name.startswith(HUB_PREFIX)
+
+
+def open_stream(name: str, config: DataLoaderConfig, rows: RowFactory | None = None) -> RowStream:
+    """The rows of an 'hf:' dataset, or of `rows` in its place."""
+    description = f"{name} {config.hf_subset}".strip() + f" [{config.hf_split}]"
+    factory = rows or open_hub(
+        name.removeprefix(HUB_PREFIX), subset=config.hf_subset, split=config.hf_split, revision=config.hf_revision
+    )
+    return RowStream(factory, description=description, text_field=config.text_field, retries=config.stream_retries)
+
+
+def open_documents(name: str, config: DataLoaderConfig, rows: RowFactory | None = None) -> DocumentSource:
+    """The documents of a dataset that is not packed into tokens yet."""
+    if name == BUILTIN:
+        return open_builtin()
+    if is_stream(name):
+        stream = open_stream(name, config, rows)
+        return DocumentSource(stream.description, stream.read)
+    return open_files(Path(name), text_field=config.text_field, separator=config.document_separator)
 
 
 def load_corpus(name: str, config: DataLoaderConfig, tokenizer: Tokenizer) -> TokenCorpus:

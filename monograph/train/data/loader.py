@@ -12,16 +12,22 @@ from typing import Any, Protocol
 from monograph.config.configurable import Configurable
 from monograph.errors import DataError
 from monograph.log import get_log
-from monograph.train.data.batch import Batch, stack_samples
+from monograph.train.data.batch import Batch, Sample, stack_samples
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.encode import count
 from monograph.train.data.feeder import Feeder
-from monograph.train.data.load import check_length, check_tokens, check_vocab, find_split, load_corpus
+from monograph.train.data.load import (
+    check_length,
+    check_tokens,
+    check_vocab,
+    find_split,
+    is_stream,
+    load_corpus,
+    open_stream,
+)
 from monograph.train.data.packing import PackedSamples
-from monograph.train.data.sample import Sample
-from monograph.train.data.source import is_stream, open_stream
 from monograph.train.data.split import Split
 from monograph.train.data.stream import RowFactory
 from monograph.train.data.stream_samples import StreamSamples

@@ -8,9 +8,9 @@ from pathlib import Path
 from monograph.errors import DataError
 from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
 from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.load import open_documents
 from monograph.train.data.open_shards import is_shard_folder
 from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
-from monograph.train.data.source import open_documents
 from monograph.train.data.stream import RowFactory
 from monograph.train.data.tokenizer import Tokenizer
 

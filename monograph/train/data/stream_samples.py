@@ -15,11 +15,11 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
+from monograph.train.data.batch import Sample, build_sample
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.document import Document, find_key
 from monograph.train.data.encode import PROGRESS_SECONDS, tokenize
 from monograph.train.data.permutation import Permutation, find_seed, mix
-from monograph.train.data.sample import Sample, build_sample
 from monograph.train.data.split import Split, is_held_out
 from monograph.train.data.stream import RowStream
 from monograph.train.data.tokenizer import Tokenizer

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from monograph.train.data.batch import Sample
 from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
 from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
-from monograph.train.data.sample import Sample
 
 NAMES = ("tokens", "labels", "positions", "documents")
 

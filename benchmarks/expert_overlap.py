@@ -163,7 +163,7 @@ class Work:
     flops: int
     expert_flops: int
     moved_bytes: int
-    """By exchanges of rows."""
+    """By all_to_alls of rows."""
 
     def make_machine(self, share: float) -> Machine:
         """A machine for the plan on which exchanges take `share` times as long as the experts: only ratios count."""

@@ -24,7 +24,7 @@ from typing import Any
 from gpu_check import FAST
 
 RECIPES: dict[str, list[str]] = {
-    "llama3_bench_1b": ["--parallelism.reshard_after_forward", "false"],
+    "llama3_bench_1b": [],
     "deepseek_v3_bench_moe": [],
 }
 """What is measured, with its flags."""

@@ -46,7 +46,9 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"job.dump_folder is {folder.parent}", why=f"it cannot be written: {error}") from None
+        raise ConfigError(
+            f"job.dump_folder is {folder.parent}", why=f"it cannot be written: {error}", do="choose another folder"
+        ) from None
     settings = LaunchConfig(
         run_id=time.strftime("%Y%m%d-%H%M%S"),
         min_nodes=1,

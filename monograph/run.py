@@ -1,4 +1,7 @@
-"""The whole flow on one screen: config -> model -> parallelize -> step -> train loop. Each arrow is a return value."""
+"""The whole flow: config -> model -> parallelize -> step -> train loop. Each arrow is a return value.
+
+`build_graph_step` is its center: capture, run_passes and build_program, one after the other on one screen.
+"""
 
 import os
 import time
@@ -7,9 +10,9 @@ from contextlib import ExitStack
 
 import torch
 
-from monograph.capture.capture import Part, capture
+from monograph.capture.capture import GraphKind, capture
 from monograph.capture.source import StepSource
-from monograph.capture.step import Record, buffers_of
+from monograph.capture.step import OutputProbe, buffers_of
 from monograph.compat.compiler import start_workers
 from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
@@ -29,7 +32,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
 from monograph.models.decoder import Decoder
-from monograph.models.init import Start, plan_init, reset
+from monograph.models.init import InitSpec, plan_init, reset
 from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable, build_table
@@ -52,7 +55,7 @@ log = get_log("run")
 
 
 def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
-    """The model's structure: parameters on the meta device (shards come later), buffers real, in their first state."""
+    """The model's structure: parameters on the meta device (shards come later), buffers real and initialized."""
     with torch.device("meta"):
         model: Decoder = config.model.build()
     for module in model.modules():
@@ -63,15 +66,15 @@ def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
 
 
 def build_step(
-    config: TrainerConfig, groups: Groups, startup: Startup | None = None, *, record: Record | None = None
+    config: TrainerConfig, groups: Groups, startup: Startup | None = None, *, probe: OutputProbe | None = None
 ) -> MeshStep:
     """What `train`, `evaluate`, `verify` and `bench` run: one path that cannot drift.
 
-    With `record`, a captured step puts out what that finds, too.
+    A captured step has the tensors that `probe` finds as further outputs.
     """
     startup = startup or Startup()
     if config.compile.mode == "graph":
-        return build_graph_step(config, groups, startup, record=record)
+        return build_graph_step(config, groups, startup, probe=probe)
     with startup.phase("model"):
         model, table, settings = build_parallel_model(config, groups)
         kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
@@ -79,32 +82,35 @@ def build_step(
 
 
 def build_graph_step(
-    config: TrainerConfig, groups: Groups, startup: Startup, *, record: Record | None = None
+    config: TrainerConfig, groups: Groups, startup: Startup, *, probe: OutputProbe | None = None
 ) -> GraphStep:
-    """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes."""
+    """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes.
+
+    Which gathered parameters and activations are freed after forward is decided by passes, too.
+    """
     artifact: Artifact | None = None
-    graphs: Mapping[Part, OptimizedGraph] = {}
+    graphs: Mapping[GraphKind, OptimizedGraph] = {}
     if config.compile.artifact:
         with startup.phase("artifact"):
             artifact = open_artifact(config, config.compile, groups, find_run_machine(config, groups).machine)
     with startup.phase("model"):
-        source, settings = build_source(config, groups, record=record)
+        source, settings = build_source(config, groups, probe=probe)
     facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
-    parts: tuple[Part, ...] = ("step", "forward") if config.validator.interval else ("step",)
+    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.validator.interval else ("step",)
     if artifact is not None:
         with startup.phase("artifact"):
-            graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, parts, groups)
+            graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, kinds, groups)
     with startup.phase("graph"), paused_gc():
         if not graphs:
             artifact = None
             passes = build_passes(settings.passes, settings.compile.numerics)
-            is_measured = settings.passes.has_compiler  # compiled code does not show what it costs
+            is_measured = settings.passes.has_compiler  # costs are known only before code is compiled
             graphs = {
-                part: capture_and_optimize(source, inputs, facts, passes, part=part, is_measured=is_measured)
-                for part in parts
+                kind: capture_and_optimize(source, inputs, facts, passes, kind=kind, is_measured=is_measured)
+                for kind in kinds
             }
-        for part, captured in graphs.items():
-            groups.check_same(f"the captured {part}", captured.graph.digest(), text=captured.graph.text)
+        for kind, found in graphs.items():
+            groups.check_same(f"the graph of the {kind}", found.graph.digest(), text=found.graph.text)
         if artifact is None or not artifact.load_custom_kernels():
             build_calls(find_custom_calls(graphs["step"].graph, settings))
         cache = CastWeightCache(source.parameters)
@@ -112,9 +118,9 @@ def build_graph_step(
         recorder = make_recorder(settings, groups)
         program = build_program(graphs["step"].graph, inputs, outputs, cache, recorder)
         evaluation = None
-        if "forward" in parts:
+        if "evaluation" in kinds:
             losses = LossBuffer()
-            evaluation = Evaluation(build_program(graphs["forward"].graph, inputs, losses, cache, recorder), losses)
+            evaluation = Evaluation(build_program(graphs["evaluation"].graph, inputs, losses, cache, recorder), losses)
     return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
 
 
@@ -124,19 +130,19 @@ def capture_and_optimize(
     facts: Facts,
     passes: Sequence[Pass],
     *,
-    part: Part = "step",
+    kind: GraphKind = "step",
     is_measured: bool = True,
 ) -> OptimizedGraph:
     """The step, or the forward alone, captured for these inputs; the passes then change the graph in place."""
     start = time.perf_counter()
-    graph = capture(source, inputs, part=part)
+    graph = capture(source, inputs, kind=kind)
     seconds = time.perf_counter() - start
     records = run_passes(graph, passes, facts, is_measured=is_measured)
     return OptimizedGraph(graph, records, seconds)
 
 
 def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder, ParamTable, StepSettings]:
-    """The model cut for the mesh, the table of its parameters, and how its step computes."""
+    """The model sharded for the mesh, the table of its parameters, and how its step computes."""
     model = build_model(config, groups.device)
     choice = find_run_machine(config, groups)
     if choice.note:
@@ -150,9 +156,9 @@ def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder
 
 
 def build_source(
-    config: TrainerConfig, groups: Groups, *, record: Record | None = None
+    config: TrainerConfig, groups: Groups, *, probe: OutputProbe | None = None
 ) -> tuple[StepSource, StepSettings]:
-    """What graph mode captures from: the same, with this rank's shards."""
+    """What graph mode captures from: the parallel model, with this rank's shards."""
     if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
         start_workers()  # early, because starting them takes seconds; on a CPU they would compete with the model
     model, table, settings = build_parallel_model(config, groups)
@@ -165,7 +171,7 @@ def build_source(
         compute_dtype=settings.compute_dtype,
         reduce_dtype=settings.reduce_dtype,
         overlap=settings.compile.expert_overlap,
-        record=record,
+        probe=probe,
     )
     return source, settings
 
@@ -174,7 +180,7 @@ def find_run_machine(config: TrainerConfig, groups: Groups) -> MachineChoice:
     """What the run plans for and measures against: rank 0's on every rank, so that all passes decide alike."""
     device = groups.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    choice: MachineChoice = groups.share(choose_machine(config.machine, name))
+    choice: MachineChoice = groups.broadcast_object(choose_machine(config.machine, name))
     return choice
 
 
@@ -183,14 +189,14 @@ def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:
     return config.metrics.peak_flops or find_run_machine(config, groups).peak_flops(config.training.compute_dtype)
 
 
-def make_settings(config: TrainerConfig, starts: Mapping[str, Start], machine: Machine) -> StepSettings:
+def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], machine: Machine) -> StepSettings:
     """How the step computes, besides the model and the mesh."""
     return StepSettings(
         dtype=getattr(torch, config.training.dtype),
         compute_dtype=getattr(torch, config.training.compute_dtype),
         reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
         reshard=config.parallelism.reshard_after_forward,
-        starts=starts,
+        init_specs=init_specs,
         seed=config.debug.seed,
         is_single_pass=config.plan_optimizer().implementation == "single_pass",
         activations=SavePolicy(

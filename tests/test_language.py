@@ -36,6 +36,17 @@ RETIRED = {
     "matrix products": "matmuls",
     "grouped product": "grouped matmul",
     "transfer": "collective, or copy",
+    "talks over": "communicates over",
+    "let go of": "release",
+    "Let go of": "Release",
+    "exchange of rows": "all_to_all of rows",
+    "sizes that data decide": "unbacked SymInts",
+    "make_pure": "functionalize",
+    "Taker": "OutputHook",
+    "Trouble": "WriteFailures",
+    "Shelf": "BoundedQueue",
+    "look_at": "take_snapshot",
+    "grouped_reference": "grouped_loop",
 }
 """Word -> the field's word. A word that is retired does not come back."""
 

@@ -7,7 +7,7 @@ import torch
 
 from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, find_skipped_blocks
 from monograph.capture.chunks import capture_chunk_nodes
-from monograph.capture.failure import check_repeatable, explain_failure
+from monograph.capture.failure import explain_failure, is_of_model, refuse_random_ops
 from monograph.capture.source import StepSource
 from monograph.capture.step import StepFunction, make_forward, make_step
 from monograph.capture.trace import trace
@@ -19,14 +19,14 @@ from monograph.parallel.chunks import find_chunks
 from monograph.parallel.shard import BlocksDiffer
 
 log = get_log("capture")
-Part = Literal["step", "forward"]
+GraphKind = Literal["step", "evaluation"]
 
 
 def capture(
     source: StepSource,
     inputs: StepInputs,
     *,
-    part: Part = "step",
+    kind: GraphKind = "step",
     has_sources: bool = False,
     repeats: Sequence[BlockRepeat] | None = None,
 ) -> StepGraph:
@@ -36,40 +36,42 @@ def capture(
     `has_sources` nodes know the line of model code they come from, which takes longer.
     """
     if repeats is None:
-        repeats = [] if source.overlap.is_on or source.record else find_block_repeats(source.model, source.table)
+        repeats = [] if source.overlap.is_on or source.probe else find_block_repeats(source.model, source.table)
     try:
-        graph = _trace(source, inputs, part, repeats, has_sources=has_sources)
+        graph = _trace(source, inputs, kind, repeats, has_sources=has_sources)
     except BlocksDiffer as reason:
         log.debug("all blocks are captured: %s", reason)
-        graph = _trace(source, inputs, part, [], has_sources=has_sources)
-    check_repeatable(graph)
-    if source.overlap.strategy == "graph" and part == "step":
+        graph = _trace(source, inputs, kind, [], has_sources=has_sources)
+    refuse_random_ops(graph)
+    if source.overlap.strategy == "graph" and kind == "step":
         roots = [chunks.path for chunks in find_chunks(source.model, source.overlap).values()]
-        step = _make_function(source, part, [])
+        step = _make_function(source, kind, [])
         capture_chunk_nodes(graph, step, source.model, inputs, source.overlap, roots, has_sources=has_sources)
     return graph
 
 
 def _trace(
-    source: StepSource, inputs: StepInputs, part: Part, repeats: Sequence[BlockRepeat], *, has_sources: bool
+    source: StepSource, inputs: StepInputs, kind: GraphKind, repeats: Sequence[BlockRepeat], *, has_sources: bool
 ) -> StepGraph:
-    step = _make_function(source, part, repeats)
+    step = _make_function(source, kind, repeats)
     try:
-        with torch.set_grad_enabled(part == "step"):
+        with torch.set_grad_enabled(kind == "step"):
             return trace(step, source.model, inputs, has_sources=has_sources, repeats=repeats)
     except (MonographError, BlocksDiffer):
         raise
     except Exception as error:
+        if not is_of_model(error):
+            raise
         raise explain_failure(error) from error
 
 
-def _make_function(source: StepSource, part: Part, repeats: Sequence[BlockRepeat]) -> StepFunction:
+def _make_function(source: StepSource, kind: GraphKind, repeats: Sequence[BlockRepeat]) -> StepFunction:
     settings: dict[str, Any] = {
         "compute_dtype": source.compute_dtype,
         "reduce_dtype": source.reduce_dtype,
         "chunks": find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
         "skipped": find_skipped_blocks(source.model, repeats),
     }
-    if part == "step":
-        return make_step(source.model, source.table, record=source.record, **settings)
+    if kind == "step":
+        return make_step(source.model, source.table, probe=source.probe, **settings)
     return make_forward(source.model, source.table, **settings)

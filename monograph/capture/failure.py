@@ -1,5 +1,6 @@
 """Why a step cannot be captured, in words: the op, the module and the line of model code it comes from."""
 
+import os
 import traceback
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 
 _TORCH = str(Path(torch.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 DO = "change that line, or train op by op: --compile.mode eager"
 
 
@@ -35,13 +37,24 @@ def explain_failure(error: Exception) -> CaptureError:
     )
 
 
+def is_of_model(error: Exception) -> bool:
+    """Whether a model's code raised the error, or torch on its behalf; a mistake of ours keeps its traceback."""
+    frame = find_model_frame(error)
+    inside = Path(frame.filename).relative_to(_PACKAGE).parts[0] if frame and _is_ours(frame.filename) else "models"
+    return inside in ("models", "kernels", "parallel")
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(f"{_PACKAGE}{os.sep}")
+
+
 def find_model_frame(error: Exception) -> traceback.FrameSummary | None:
     """The innermost frame that is not torch's own: what a user can change."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TORCH)]
     return frames[-1] if frames else None
 
 
-def check_repeatable(graph: StepGraph) -> None:
+def refuse_random_ops(graph: StepGraph) -> None:
     """Refuse random numbers."""
     for node in graph.nodes:
         if is_random(node):

@@ -24,7 +24,7 @@ from monograph.parallel.shard import BlocksDiffer
 
 BEFORE, HERE, AFTER = -1, 0, 1
 """Where a node stands as seen from a block."""
-Half = list[Node]
+BlockNodes = list[Node]
 """The nodes of one direction of one block, in order."""
 
 
@@ -32,10 +32,10 @@ Half = list[Node]
 class CapturedBlocks:
     """The nodes of every captured block, by number."""
 
-    forward: dict[int, Half]
-    backward: dict[int, Half]
+    forward: dict[int, BlockNodes]
+    backward: dict[int, BlockNodes]
 
-    def of(self, direction: Direction) -> dict[int, Half]:
+    def of(self, direction: Direction) -> dict[int, BlockNodes]:
         """One direction of all blocks."""
         return self.backward if direction is Direction.BACKWARD else self.forward
 
@@ -44,9 +44,11 @@ class CapturedBlocks:
         return SymbolMap([*self.forward.get(number, []), *self.backward.get(number, [])])
 
 
-def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[BlockRepeat]) -> None:
+def replicate_skipped_blocks(
+    graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], runs: Sequence[BlockRepeat]
+) -> None:
     """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
-    halves = find_halves(graph)
+    halves = find_block_nodes(graph)
     stacked = StackedEntries(graph, halves.forward)
     mode = fake_mode(graph)
     known = []
@@ -58,10 +60,10 @@ def unfold(graph: Graph, names: Mapping[str, Node], gradients: dict[str, Node], 
         replicate_block(graph, run, halves, names, gradients, sizes, stacked)
 
 
-def find_halves(graph: Graph) -> CapturedBlocks:
+def find_block_nodes(graph: Graph) -> CapturedBlocks:
     """Nodes by block and direction; those of one half must stand together."""
-    forward: dict[int, Half] = {}
-    backward: dict[int, Half] = {}
+    forward: dict[int, BlockNodes] = {}
+    backward: dict[int, BlockNodes] = {}
     last: tuple[int | None, Direction] | None = None
     for node in graph.nodes:
         if not is_compute(node):
@@ -80,7 +82,9 @@ def find_halves(graph: Graph) -> CapturedBlocks:
 def check_run(run: BlockRepeat, halves: CapturedBlocks, names: Mapping[str, Node], stacked: StackedEntries) -> None:
     """Check that the captured blocks of a run do the same."""
     slots = {node: name for name, node in names.items()}
-    views = [BlockView(find_places(halves, number, slots, stacked), halves.names(number)) for number in run.captured]
+    views = [
+        BlockView(classify_arguments(halves, number, slots, stacked), halves.names(number)) for number in run.captured
+    ]
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         found = [halves.of(direction).get(number, []) for number in run.captured]
         if len(set(map(len, found))) != 1:
@@ -109,7 +113,7 @@ def is_same_argument(first: Any, second: Any, last: Any) -> bool:
     return (step == BEFORE or second == first) and (step == AFTER or second == last)
 
 
-def find_places(
+def classify_arguments(
     halves: CapturedBlocks, number: int, slots: Mapping[Node, str], stacked: StackedEntries
 ) -> Callable[[Node], Any]:
     """What a node is to a block: its own, its neighbour's before or after it, its parameter, its entry, or common."""
@@ -132,7 +136,7 @@ def find_places(
     return find
 
 
-def find_neighbour(halves: Mapping[int, Half], number: int, step: int) -> Half:
+def find_neighbour(halves: Mapping[int, BlockNodes], number: int, step: int) -> BlockNodes:
     """A block's own half, or that of the captured block before or after it."""
     numbers = sorted(halves)
     if number not in numbers:
@@ -186,18 +190,18 @@ def replicate_block(
     for number in run.skipped:
         known = pair(forward[first], forward[number - 1])
         forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known, sizes[number])
-    follow(forward[last], pair(forward[second], forward[last - 1]))
+    redirect_users(forward[last], pair(forward[second], forward[last - 1]))
     stacked.fill(run, forward)
     if not halves.backward:
         return
     backward = {number: halves.backward[number] for number in run.captured}
     anchor = backward[second][0]
-    follow(backward[last], pair(forward[second], forward[last - 1]))
+    redirect_users(backward[last], pair(forward[second], forward[last - 1]))
     for number in reversed(run.skipped):
         known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
         known |= pair(backward[last], backward[number + 1]) | stacked.pair(second, number)
         backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known, sizes[number])
-    follow(backward[second], pair(backward[last], backward[second + 1]))
+    redirect_users(backward[second], pair(backward[last], backward[second + 1]))
     indices = {node: place for place, node in enumerate(backward[second])}
     for slot, node in list(gradients.items()):
         if node in indices and slot.startswith(f"layers.{second}."):
@@ -213,15 +217,15 @@ def pair(old: Iterable[Node], new: Iterable[Node]) -> dict[Node, Node]:
 def copy_block(
     graph: Graph,
     anchor: Node,
-    nodes: Half,
+    nodes: BlockNodes,
     number: int,
     second: int,
     names: Mapping[str, Node],
     known: dict[Node, Node],
     sizes: SymbolRenamer,
-) -> Half:
+) -> BlockNodes:
     """The nodes once more before `anchor`, for another block: with its parameters, and others as `known` says."""
-    own = {node: names[rename(name, second, number)] for name, node in names.items() if is_of(name, second)}
+    own = {node: names[rename(name, second, number)] for name, node in names.items() if is_in_block(name, second)}
     mapped = known | own
     copies = []
     for node in nodes:
@@ -235,7 +239,7 @@ def copy_block(
     return copies
 
 
-def follow(nodes: Half, known: Mapping[Node, Node]) -> None:
+def redirect_users(nodes: BlockNodes, known: Mapping[Node, Node]) -> None:
     """Let nodes read the copies instead of the originals."""
     for node in nodes:
         for each in node.all_input_nodes:
@@ -243,11 +247,11 @@ def follow(nodes: Half, known: Mapping[Node, Node]) -> None:
                 node.replace_input_with(each, known[each])
 
 
-def is_of(name: str, number: int) -> bool:
+def is_in_block(name: str, number: int) -> bool:
     """Whether a path or slot lies in a block."""
     return name == f"layers.{number}" or name.startswith(f"layers.{number}.")
 
 
 def rename(name: str, old: int, new: int) -> str:
     """The same place in another block."""
-    return f"layers.{new}{name.removeprefix(f'layers.{old}')}" if is_of(name, old) else name
+    return f"layers.{new}{name.removeprefix(f'layers.{old}')}" if is_in_block(name, old) else name

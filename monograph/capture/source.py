@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from monograph.capture.step import Record
+from monograph.capture.step import OutputProbe
 from monograph.graph.inputs import StepInputs
 from monograph.models.decoder import Decoder
 from monograph.parallel.overlap_config import ExpertOverlapConfig
@@ -29,7 +29,7 @@ class StepSource:
     reduce_dtype: torch.dtype
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """Which modules run chunk by chunk."""
-    record: Record | None = None
+    probe: OutputProbe | None = None
     """What else a captured step should put out."""
 
     def inputs(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepInputs:

@@ -33,12 +33,12 @@ class StepOutputs(NamedTuple):
     """One per slot, in the reduce dtype, summed over every rank that has a part of it."""
     metrics: dict[str, Tensor]
     """Sums over this rank's tokens, such as the experts' load: added up over micro-batches and ranks."""
-    recorded: Mapping[str, Tensor] = {}
+    probed: Mapping[str, Tensor] = {}
     """Intermediate values that someone wants to see, by name."""
 
 
 StepFunction = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]
-Record = Callable[[Decoder], AbstractContextManager[Mapping[str, Tensor]]]
+OutputProbe = Callable[[Decoder], AbstractContextManager[Mapping[str, Tensor]]]
 """Watches a model while its step runs: what it finds by then are further outputs of the step."""
 
 
@@ -90,7 +90,7 @@ def make_step(
     table: ParamTable,
     *,
     skipped: frozenset[nn.Module] = frozenset(),
-    record: Record | None = None,
+    probe: OutputProbe | None = None,
     **settings: Any,
 ) -> StepFunction:
     """The whole step: forward, and the gradient of the objective; settings as in `make_model_call`."""
@@ -99,14 +99,14 @@ def make_step(
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
         wanted = [state[slot.name] for slot in slots]
-        with record(model) if record else nullcontext({}) as recorded:
+        with probe(model) if probe else nullcontext({}) as probed:
             output = call_model(state, buffers, batch, coords, scalars)
             mark_backward(output.objective)
             with annotate_direction(Direction.BACKWARD):
                 gradients = torch.autograd.grad(output.objective, wanted, allow_unused=True)
         named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
         check_used(named)
-        return StepOutputs(output.value.detach(), named, output.metrics, recorded)
+        return StepOutputs(output.value.detach(), named, output.metrics, probed)
 
     return step
 

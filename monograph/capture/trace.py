@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.block_repeats import BlockRepeat
-from monograph.capture.pure import make_pure
-from monograph.capture.replicate import unfold
+from monograph.capture.functionalize import functionalize
+from monograph.capture.replicate import replicate_skipped_blocks
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.compat.ops import annotations_restored
 from monograph.graph.checked_properties import find_properties, mark_gradients
@@ -34,7 +34,7 @@ def trace(
     """The step as a graph; `model` is only asked for the names of its modules.
 
     With `has_sources` nodes know the line of model code they come from, which takes longer. Traces in one `mode`, that
-    of another trace, can lend each other values: sizes read from data have different names in each. A step that skips
+    of another trace, can lend each other values: unbacked sizes have different names in each. A step that skips
     most blocks of some `repeats` is unfolded to one that has them all; `BlocksDiffer` when that cannot be done.
     """
     specs = inputs.specs()
@@ -46,9 +46,9 @@ def trace(
             OutputSpec(kind=OutputKind.LOSS),
             *(OutputSpec(kind=OutputKind.GRADIENT, name=name) for name in found.gradients),
             *(OutputSpec(kind=OutputKind.METRIC, name=name) for name in found.metrics),
-            *(OutputSpec(kind=OutputKind.RECORDED, name=name) for name in found.recorded),
+            *(OutputSpec(kind=OutputKind.PROBED, name=name) for name in found.probed),
         ]
-        return [found.loss, *found.gradients.values(), *found.metrics.values(), *found.recorded.values()]
+        return [found.loss, *found.gradients.values(), *found.metrics.values(), *found.probed.values()]
 
     with mode or fake_tensors() as fake, paths_recorded(model):
         tensors = [
@@ -58,7 +58,7 @@ def trace(
             for spec in specs
         ]
         module = trace_function(flat_step, tensors, fake, has_sources=has_sources)
-    make_pure(module)
+    functionalize(module)
     drop_missing(module.graph)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph)
@@ -89,7 +89,7 @@ def replicate_outputs(
     pairs = list(zip(outputs, output.args[0], strict=True))  # type: ignore[arg-type]
     gradients = {spec.name: node for spec, node in pairs if spec.kind is OutputKind.GRADIENT}
     has_gradients = bool(gradients)
-    unfold(inside, names, gradients, repeats)
+    replicate_skipped_blocks(inside, names, gradients, repeats)
     slots = [spec.name for spec in specs if spec.kind is InputKind.STATE] if has_gradients else []
     found = [(OutputSpec(kind=OutputKind.GRADIENT, name=slot), gradients[slot]) for slot in slots]
     losses, metrics = (
@@ -199,7 +199,7 @@ def find_chunk_of_sum(node: torch.fx.Node) -> dict[str, int]:
 
 
 def tag_inner_nodes(graph: StepGraph) -> None:
-    """What an op runs belongs to where the op does."""
+    """Nodes inside of a higher-order op (FlexAttention) get the tag of the op."""
     readers = {str(node.target): node for node in graph.nodes if node.op == "get_attr"}
     for name, module in graph.inner_graphs():
         for node in module.graph.nodes:

@@ -69,8 +69,10 @@ class BenchOptions(Configurable.Config):
             if mode not in BENCH_MODES:
                 why = f"modes are {', '.join(BENCH_MODES)}"
                 raise ConfigError(f"--modes has {mode!r}", why=why, do=did_you_mean(mode, BENCH_MODES))
-        if self.steps < 1 or self.warmup < 0:
-            raise ConfigError(f"--steps {self.steps} --warmup {self.warmup}", why="there is nothing to measure")
+        if self.steps < 1:
+            raise ConfigError(f"--steps {self.steps}", why="there is nothing to measure", do="--steps 20")
+        if self.warmup < 0:
+            raise ConfigError(f"--warmup {self.warmup}", why="it counts steps", do="--warmup 3")
 
 
 @dataclass(kw_only=True, slots=True)

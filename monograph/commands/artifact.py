@@ -7,7 +7,7 @@ from monograph.commands.arguments import ArtifactShowArguments
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.errors import EXIT_WRONG_INPUT
 from monograph.execute.artifact.check import find_misfits, trust_code
-from monograph.execute.artifact.compare import FREE, flatten, show
+from monograph.execute.artifact.compare import MAY_DIFFER, flatten, show
 from monograph.execute.artifact.fields import STEP
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
@@ -77,5 +77,5 @@ def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
     later = "the machine, parameters, inputs and graphs are checked when it is loaded"
     print_plain(f"{folder} fits ({manifest.signature}; {later})")
     _print_warning(trust.warn(path))
-    print_plain(f"not compared: {', '.join(FREE)}")
+    print_plain(f"not compared: {', '.join(MAY_DIFFER)}")
     return 0

@@ -22,7 +22,7 @@ from monograph.log import set_up_log
 from monograph.machine import AUTO, FALLBACK, Machine
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.runner import Record, build_passes, run_passes
+from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
@@ -42,7 +42,7 @@ class PassWriter:
         self.text = graph.text(folded=False)
         (folder / "00-captured.txt").write_text(graph.text(), encoding="utf-8")
 
-    def __call__(self, record: Record, graph: StepGraph) -> None:
+    def __call__(self, record: PassRecord, graph: StepGraph) -> None:
         self.count += 1
         if record.status != "ran":
             self.entries.append(collect_pass(record, diff="", files=()))
@@ -103,7 +103,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.validator.interval:
             example = make_example(config, source)
-            evaluation = capture_and_optimize(source, example, facts, passes, part="forward", is_measured=False)
+            evaluation = capture_and_optimize(source, example, facts, passes, kind="evaluation", is_measured=False)
             peaks["an evaluation"] = measure(evaluation.graph, facts).peak_bytes
         notes = list_notes(device, facts.machine, reason, peaks)
         report = {
@@ -153,7 +153,7 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
     return notes
 
 
-def print_records(records: list[Record]) -> None:
+def print_records(records: list[PassRecord]) -> None:
     """The passes as a table: what each did, and the cost after it."""
     print_title("Passes", "nodes, collectives, sent, peak memory, exposed time, what was done")
     rows = [("(captured)", *_cells(records[0].before), "")] if records else []

@@ -33,7 +33,7 @@ from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.base import Pass
-from monograph.passes.runner import OptimizedGraph, Record, build_passes, run_passes
+from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, make_example
 from monograph.train.command_line import CommandLine
@@ -119,7 +119,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
         graphs = {}
         calls: list[KernelCall] = []
         for name in (STEP, EVALUATION):
-            graph = capture(source, inputs, part="forward" if name == EVALUATION else "step")
+            graph = capture(source, inputs, kind="evaluation" if name == EVALUATION else "step")
 
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
@@ -136,12 +136,12 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
 
 def improve(
     graph: StepGraph, passes: Sequence[Pass], facts: Facts, look: Callable[[StepGraph], None], *, is_compiled: bool
-) -> list[Record]:
+) -> list[PassRecord]:
     """Run the passes; `look` sees the graph before the first compiler."""
     indices = [index for index, each in enumerate(passes) if each.name() in COMPILERS]
     before = passes[: min(indices)] if indices else passes
 
-    def watch(record: Record, seen: StepGraph) -> None:
+    def watch(record: PassRecord, seen: StepGraph) -> None:
         if record.name == before[-1].name():
             look(seen)
 

@@ -46,14 +46,14 @@ def read_request(
     recipe = load_recipe(name)
     config = apply_overrides(recipe, flags, also_known=own)
     if is_checked:
-        config = settle(recipe, config, [flag.path for flag in flags], uses=uses)
+        config = reset_and_check(recipe, config, [flag.path for flag in flags], uses=uses)
         check_config(options)
     origins = find_origins(config, [flag.path for flag in flags])
     written = [name, *(word for flag in flags for word in (f"--{flag.path}", *flag.words))]
     return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)}, written)
 
 
-def settle(
+def reset_and_check(
     recipe: TrainerConfig, config: TrainerConfig, flags: Sequence[str], *, uses: Sequence[str] = ()
 ) -> TrainerConfig:
     """The checked configuration: what a recipe set for something that a flag switches off is back at its default.

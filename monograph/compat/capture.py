@@ -16,7 +16,7 @@ from torch.fx.traceback import preserve_node_meta
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Tensors made inside have shapes but no memory; sizes read from data become symbols."""
+    """Tensors made inside have shapes but no memory; unbacked sizes become symbols."""
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         yield mode
 
@@ -79,7 +79,7 @@ def is_gradient_sum(node: fx.Node, last_number: int) -> bool:
     return is_add and bool(node.meta.get("is_gradient_acc")) and node.meta.get("seq_nr", -1) >= last_number
 
 
-def find_pure_form(op: Any) -> Any:
+def find_functional_variant(op: Any) -> Any:
     """The op that computes what an in-place op writes: add_.Scalar -> add.Scalar."""
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"))

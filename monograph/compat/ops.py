@@ -86,7 +86,7 @@ UNSAFE_VIEW = ATEN._unsafe_view.default
 
 
 def costly_ops() -> frozenset[Any]:
-    """Ops worth remembering: matmuls, attention and top-k."""
+    """Ops whose results are saved, not recomputed: matmuls, attention and top-k."""
     names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
     attention = (
         "_scaled_dot_product_flash_attention",
@@ -120,7 +120,7 @@ def all_reduce(value: Tensor, operation: str, group: str) -> Tensor:
 
 
 def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
-    """Row exchange: sent[i] rows go to rank i, received[i] come from it."""
+    """all_to_all of rows: sent[i] rows go to rank i, received[i] come from it."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_to_all_single(rows, received, sent, group))
 

@@ -1,4 +1,4 @@
-"""Sizes that only a running step knows: symbols of a capture's mode, with what is known of them, and copies of both."""
+"""unbacked symbols: symbols of a capture's mode, with what is known of them, and copies of both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

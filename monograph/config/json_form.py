@@ -38,7 +38,7 @@ def to_json(config: BaseConfig) -> dict[str, Any]:
 def from_json(data: Any) -> Any:
     """The configuration that `to_json` described; ConfigError for anything else."""
     if not (isinstance(data, dict) and "$class" in data):
-        raise ConfigError("this is not a configuration", why='it does not begin with a "$class"')
+        raise ConfigError("this is not a monograph configuration", why='it does not begin with a "$class"')
     try:
         return _decode_config(data, "")
     except (
@@ -173,7 +173,9 @@ def _decode_config(data: dict[str, Any], path: str) -> BaseConfig:
         where = f"{path}.{name}" if path else name
         if name not in annotations:
             do = find_replacement(where) or did_you_mean(name, annotations)
-            raise ConfigError(f"there is no field {where}", why="another version?", do=do)
+            raise ConfigError(
+                f"there is no field {where}", why="it was written by another version, or misspelled", do=do
+            )
         values[name] = _decode(item, annotations[name], where)
         if not is_valid(values[name], annotations[name]):
             excess = find_excess(values[name])

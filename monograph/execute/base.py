@@ -14,12 +14,12 @@ from monograph.execute.layer import CountingBackend
 from monograph.graph.facts import SavePolicy
 from monograph.machine import CPU, Machine
 from monograph.models.decoder import Decoder, DecoderOutput
-from monograph.models.init import Start
+from monograph.models.init import InitSpec
 from monograph.models.load_balance import update_expert_bias
 from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
+from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens, compute_grad_norm
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.shared import compute_grad_norm, total_over_batch, total_over_tokens
 from monograph.passes.config import PassesConfig
 
 
@@ -33,7 +33,7 @@ class StepSettings:
     reduce_dtype: torch.dtype
     reshard: bool
     """Free gathered parameters after forward."""
-    starts: Mapping[str, Start]
+    init_specs: Mapping[str, InitSpec]
     """How each parameter begins."""
     seed: int
     is_single_pass: bool = False
@@ -61,7 +61,7 @@ class MetricSums:
 
     def take(self) -> dict[str, Tensor]:
         """The sums over all ranks; counting starts again from zero."""
-        found = {name: total_over_tokens(value) for name, value in self.values.items()}
+        found = {name: all_reduce_over_tokens(value) for name, value in self.values.items()}
         for value in self.values.values():
             value.zero_()
         return found
@@ -103,8 +103,8 @@ class MeshStep(ABC):
     def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         """This rank's share of the loss; no gradient and no metric is added."""
 
-    def close(self) -> None:  # noqa: B027 - most steps have nothing to let go of
-        """Let go of what must not outlive the process groups; training is over."""
+    def close(self) -> None:  # noqa: B027 - most steps have nothing to release
+        """Release what must not outlive the process groups; training is over."""
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this model reads of a batch."""
@@ -114,11 +114,11 @@ class MeshStep(ABC):
         """The counts this model divides by, summed over all ranks that read other data."""
         names = self.model.normalizers
         local = torch.tensor([counts[name] for name in names], dtype=torch.int64, device=self.device)
-        return dict(zip(names, total_over_batch(local).unbind(), strict=True))
+        return dict(zip(names, all_reduce_over_data(local).unbind(), strict=True))
 
     def total_loss(self, share: Tensor) -> Tensor:
         """The loss of the whole update, over all ranks."""
-        return total_over_batch(share)
+        return all_reduce_over_data(share)
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the whole gradient, every element counted once."""
@@ -145,7 +145,7 @@ class MeshStep(ABC):
 
 
 class ModuleStep(MeshStep):
-    """A step that runs the model's modules and lets autograd find the way back."""
+    """A step that runs the model's modules, with autograd."""
 
     @abstractmethod
     def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:

@@ -1,4 +1,4 @@
-"""Sizes that data decide, bounded where the graph that reads them came from a file.
+"""Unbacked SymInts, bounded where the graph that reads them came from a file.
 
 A graph file is checked before it runs, but what a step reads from its data is only known then. A size beyond the bound
 (`verify_read.find_max_size`) would fill the memory with one value, so it is refused instead.

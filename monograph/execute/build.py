@@ -6,7 +6,7 @@ from torch import Tensor
 
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.cudagraph import CudaGraphProgram, Recorder
+from monograph.execute.cudagraph import CudaGraphProgram, CudaGraphRecorder
 from monograph.execute.custom_kernels import UPDATE, KernelCall, find_calls, find_updates
 from monograph.execute.gradients import Gradients
 from monograph.execute.outputs import LossBuffer
@@ -22,18 +22,22 @@ StepProgram = Program | CudaGraphProgram
 
 
 def build_program(
-    graph: StepGraph, inputs: StepInputs, outputs: LossBuffer, cache: CastWeightCache, recorder: Recorder | None
+    graph: StepGraph,
+    inputs: StepInputs,
+    outputs: LossBuffer,
+    cache: CastWeightCache,
+    recorder: CudaGraphRecorder | None,
 ) -> StepProgram:
     """A captured step or evaluation, ready to run on inputs of these shapes; recorded where there is a recorder and
     every node can be."""
     program = Program(graph, outputs.take, inputs, cache)
-    is_watched = any(spec.kind is OutputKind.RECORDED for spec in graph.outputs)
+    is_watched = any(spec.kind is OutputKind.PROBED for spec in graph.outputs)
     if recorder is None or is_watched or not recorder.accepts(graph):
         return program
     return CudaGraphProgram(program, outputs, recorder)
 
 
-def make_recorder(settings: StepSettings, groups: Groups) -> Recorder | None:
+def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder | None:
     """What records CUDA graphs; None where they are switched off, or `auto` finds no GPU."""
     wanted = settings.compile.cuda_graph
     if wanted == "off" or (wanted == "auto" and groups.device.type != "cuda"):
@@ -41,7 +45,7 @@ def make_recorder(settings: StepSettings, groups: Groups) -> Recorder | None:
     watchdog = None
     if groups.has_peers and groups.device.type == "cuda":
         watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank)
-    return Recorder(is_required=wanted == "require", watchdog=watchdog)
+    return CudaGraphRecorder(is_required=wanted == "require", watchdog=watchdog)
 
 
 def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gradients:

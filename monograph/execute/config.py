@@ -98,7 +98,9 @@ class ActivationCheckpointConfig(Configurable.Config):
             path, found, op = selector.partition("::")
             if not (path and found and op):
                 raise ConfigError(
-                    f"{selector!r} selects nothing", why="a selector is PATH::OP", do="e.g. layers.*.attention.wo::mm"
+                    f"save has {selector!r}",
+                    why="it is not of the form PATH::OP",
+                    do="for example: --activation_checkpoint.save 'layers.*.attention.wo::mm'",
                 )
         check_range(self, "budget_gib", 1e-9, 1e9, zero="for no budget")
         if (self.mode == "budget") != (self.budget_gib > 0):

@@ -18,12 +18,12 @@ from monograph.errors import ConfigError
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
-from monograph.graph.forms import Form
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import has_symbols, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.graph.tensor_meta import TensorMeta
 from monograph.kernels.grouped_matmul import READS_HOST
 from monograph.log import get_log
 
@@ -52,7 +52,7 @@ def find_obstacle(node: Node, device: str) -> str:
     if any(has_symbols(value) for value in values):
         return "has a size that changes from step to step"
     result = value_of(node)
-    if isinstance(result, Tensor | Form) and result.device.type != device:
+    if isinstance(result, Tensor | TensorMeta) and result.device.type != device:
         return f"runs on the {result.device.type}"
     return ""
 
@@ -63,7 +63,8 @@ def refuse(obstacles: list[str]) -> ConfigError:
     return ConfigError(
         f"compile.cuda_graph is require, and {len(obstacles)} nodes of the step cannot be recorded",
         why="; ".join(obstacles[:SHOWN]) + more,
-        do="--compile.cuda_graph auto, or remove what stands in the way (with experts: ep 1 and grouped_mm)",
+        do="--compile.cuda_graph auto; or, with experts, --parallelism.expert_parallel_degree 1 "
+        "--model.moe.experts.backend grouped_mm",
     )
 
 
@@ -76,7 +77,7 @@ class RecordedGraph:
     gradients: dict[str, Tensor]
 
 
-class Recorder:
+class CudaGraphRecorder:
     """What all recordings of a run share: a stream, one memory pool, and a timeout for collectives in replays.
 
     They can share memory because replays follow each other, and what outlives one (loss, gradients) is referred to, so
@@ -92,7 +93,7 @@ class Recorder:
         if obstacles and self.is_required:
             raise refuse(obstacles)
         if obstacles:
-            log.info("no CUDA graph: %d nodes cannot be recorded, first %s", len(obstacles), obstacles[0])
+            log.info("no CUDA graph is used: %d nodes cannot be recorded, first %s", len(obstacles), obstacles[0])
         return not obstacles
 
     @cached_property
@@ -142,7 +143,7 @@ class CudaGraphProgram:
     add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first.
     """
 
-    def __init__(self, program: Program, outputs: LossBuffer, recorder: Recorder) -> None:
+    def __init__(self, program: Program, outputs: LossBuffer, recorder: CudaGraphRecorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
         self.recorder = recorder
         self.is_warm = False

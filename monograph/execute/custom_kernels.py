@@ -14,11 +14,11 @@ from torch import Tensor
 from monograph.compat.triton import HAS_TRITON
 from monograph.graph.cast_weights import find_cached_casts
 from monograph.graph.checked_properties import find_gradients
-from monograph.graph.encode import GraphFileError, decode_form, encode_form
-from monograph.graph.forms import Form, form_of
+from monograph.graph.encode import GraphFileError, decode_meta, encode_meta
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.tensor_meta import TensorMeta, meta_of
 from monograph.kernels import square_sum_on_gpu, update_on_gpu
 from monograph.kernels.catalog import CUSTOM_OPS, REFERENCES
 from monograph.kernels.launch import only_built
@@ -30,10 +30,10 @@ UPDATE, SQUARES = "update", "square_sum"
 gradient's."""
 _LONGEST = ("matmul_swiglu", "matmul_swiglu_backward")
 """What takes longest to build, and is begun first: half a second of a first step."""
-Argument = Form | bool | int | float | None
+Argument = TensorMeta | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
-    "Tensor": (Form,),
-    "Optional[Tensor]": (Form, NoneType),
+    "Tensor": (TensorMeta,),
+    "Optional[Tensor]": (TensorMeta, NoneType),
     "bool": (bool,),
     "int": (int,),
     "float": (float,),
@@ -53,7 +53,7 @@ def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCal
     found: dict[KernelCall, None] = {}
     for node in graph.nodes:
         if node.target in CUSTOM_OPS and not (is_compiled and node.target in REFERENCES):
-            args: Any = torch.fx.node.map_arg(node.args, lambda each: form_of(value_of(each)))
+            args: Any = torch.fx.node.map_arg(node.args, lambda each: meta_of(value_of(each)))
             found[KernelCall(CUSTOM_OPS[node.target].name, tuple(args))] = None
     return list(found)
 
@@ -64,11 +64,11 @@ def find_updates(graph: StepGraph) -> list[KernelCall]:
     casts = {each for _, each in find_cached_casts(graph)}
     copied = Counter(slot for each in casts for slot in each.slots)
     copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
-    gradients = {slot: form_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
+    gradients = {slot: meta_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
     found = dict.fromkeys((stored[slot], dtype, copies.get(slot)) for slot, dtype in gradients.items())
 
-    def form(dtype: torch.dtype | None) -> Form | None:
-        return Form(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
+    def form(dtype: torch.dtype | None) -> TensorMeta | None:
+        return TensorMeta(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
 
     updates = [KernelCall(UPDATE, tuple(map(form, dtypes))) for dtypes in found]
     return updates + [KernelCall(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(gradients.values())]
@@ -84,7 +84,7 @@ def build_calls(calls: Iterable[KernelCall]) -> None:
         return
     with only_built():
         for name, args in sorted(calls, key=lambda call: call.name not in _LONGEST):
-            find_builder(name)(*(make_tensor(arg) if isinstance(arg, Form) else arg for arg in args))
+            find_builder(name)(*(make_tensor(arg) if isinstance(arg, TensorMeta) else arg for arg in args))
 
 
 def find_builder(name: str) -> Callable[..., Any]:
@@ -106,7 +106,7 @@ def find_builder(name: str) -> Callable[..., Any]:
     return update if name == UPDATE else squares
 
 
-def make_tensor(form: Form) -> Tensor:
+def make_tensor(form: TensorMeta) -> Tensor:
     """A tensor of this form that has no memory."""
     shape, strides = (
         [size if isinstance(size, int) else _UNKNOWN_SIZE for size in sizes] for sizes in (form.shape, form.strides)
@@ -116,14 +116,16 @@ def make_tensor(form: Form) -> Tensor:
 
 def calls_to_data(calls: Iterable[KernelCall]) -> list[Any]:
     """Calls as objects that JSON can write."""
-    return [[call.name, [encode_form(arg) if isinstance(arg, Form) else arg for arg in call.args]] for call in calls]
+    return [
+        [call.name, [encode_meta(arg) if isinstance(arg, TensorMeta) else arg for arg in call.args]] for call in calls
+    ]
 
 
 def calls_from_data(data: Any) -> list[KernelCall]:
     """What `calls_to_data` wrote; anything else is an error."""
     try:
         found = [
-            (name, tuple(decode_form(arg) if isinstance(arg, list) else arg for arg in args)) for name, args in data
+            (name, tuple(decode_meta(arg) if isinstance(arg, list) else arg for arg in args)) for name, args in data
         ]
         if not all(is_known(name, args) for name, args in found):
             raise GraphFileError("a call of something that is no kernel of ours")
@@ -144,7 +146,7 @@ def is_known(name: str, args: tuple[Any, ...]) -> bool:
 
 def is_sound(arg: Argument) -> bool:
     """Whether there can be such a tensor, or such a number of tokens."""
-    if isinstance(arg, Form):
+    if isinstance(arg, TensorMeta):
         sizes = [size for size in (*arg.shape, *arg.strides) if isinstance(size, int)]
         return len(arg.shape) == len(arg.strides) and min(sizes, default=0) >= 0
     return type(arg) is not int or arg > 0

@@ -39,7 +39,7 @@ class Fsdp2Step(ModuleStep):
         materialize_shards(model, groups.device)
         self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
-        fill_shards(self.parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+        fill_shards(self.parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
 
     def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
         return self.model(**inputs, **normalizers, call=self.call)
@@ -129,11 +129,11 @@ def build_device_mesh(groups: Groups, shard: Group) -> DeviceMesh:
     """FSDP2's mesh over groups that exist already: replicas by shards, or shards alone without replicas."""
     kind = groups.device.type
     if groups.mesh.dp_replicate == 1:
-        mesh = DeviceMesh.from_group(groups.native(shard), kind, mesh_dim_names=(shard.value,))
+        mesh = DeviceMesh.from_group(groups.process_group(shard), kind, mesh_dim_names=(shard.value,))
     else:
         replicas = groups.mesh.members(Group.DP_REPLICATE, groups.rank)
         ranks = torch.tensor([groups.mesh.members(shard, replica) for replica in replicas])
-        native = [groups.native(Group.DP_REPLICATE), groups.native(shard)]
+        native = [groups.process_group(Group.DP_REPLICATE), groups.process_group(shard)]
         mesh = DeviceMesh.from_group(native, kind, mesh=ranks, mesh_dim_names=(Axis.DP_REPLICATE.value, shard.value))
     groups.at_close(lambda: release_groups(mesh))
     return mesh

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from monograph.capture.capture import Part
+from monograph.capture.capture import GraphKind
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
 from monograph.execute.artifact.load import Artifact, failures_explained
@@ -35,7 +35,7 @@ class GraphStep(MeshStep):
         self,
         source: StepSource,
         groups: Groups,
-        graphs: Mapping[Part, OptimizedGraph],
+        graphs: Mapping[GraphKind, OptimizedGraph],
         program: StepProgram,
         evaluation: Evaluation | None,
         outputs: StepOutputBuffers,

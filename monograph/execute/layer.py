@@ -23,7 +23,7 @@ from monograph.compat.modules import (
     scoped_dynamo,
 )
 from monograph.errors import MonographError
-from monograph.kernels.catalog import teach_compiler
+from monograph.kernels.catalog import register_decompositions
 from monograph.models.decoder import Block, Decoder
 
 INDUCTOR = "inductor"
@@ -44,7 +44,7 @@ class CountingBackend:
         self.graphs = 0
         self._compile = find_backend(name)
         if name == INDUCTOR:
-            teach_compiler()
+            register_decompositions()
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         self.graphs += 1

@@ -31,7 +31,7 @@ class StepOutputBuffers(LossBuffer):
     def __init__(self, gradients: Gradients, metrics: MetricSums) -> None:
         super().__init__()
         self.gradients, self.metrics = gradients, metrics
-        self.recorded: dict[str, list[Tensor]] = {}
+        self.probed: dict[str, list[Tensor]] = {}
         """Recorded values by name, one entry for every micro-batch, in the host's memory."""
 
     def take(self, spec: OutputSpec, value: Tensor) -> None:
@@ -39,12 +39,12 @@ class StepOutputBuffers(LossBuffer):
             self.metrics.add(spec.name, value)
         elif spec.kind is OutputKind.GRADIENT:
             self.gradients.add(spec.name, value)
-        elif spec.kind is OutputKind.RECORDED:
-            self.recorded.setdefault(spec.name, []).append(value.to("cpu", copy=True))
+        elif spec.kind is OutputKind.PROBED:
+            self.probed.setdefault(spec.name, []).append(value.to("cpu", copy=True))
         else:
             self.loss = value
 
-    def take_recorded(self) -> dict[str, list[Tensor]]:
+    def take_probed(self) -> dict[str, list[Tensor]]:
         """What was recorded since the last call."""
-        found, self.recorded = self.recorded, {}
+        found, self.probed = self.probed, {}
         return found

@@ -19,15 +19,15 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
-Take = Callable[[OutputSpec, Tensor], None]
-COPIED = (InputKind.BATCH, InputKind.SCALAR)
+OutputCallback = Callable[[OutputSpec, Tensor], None]
+PER_CALL_INPUTS = (InputKind.BATCH, InputKind.SCALAR)
 """Inputs that come from outside with every call; all others stay where they are."""
 
 
-class Taker(nn.Module):
+class OutputHook(nn.Module):
     """Hands one output on."""
 
-    def __init__(self, spec: OutputSpec, take: Take) -> None:
+    def __init__(self, spec: OutputSpec, take: OutputCallback) -> None:
         super().__init__()
         self.spec, self.take = spec, take
 
@@ -41,14 +41,14 @@ class StaticInputs:
     def __init__(self, specs: tuple[InputSpec, ...], inputs: StepInputs) -> None:
         self.specs = specs
         self.values = [
-            torch.empty_like(inputs.get(spec)) if spec.kind in COPIED else check_fits(spec, inputs.get(spec))
+            torch.empty_like(inputs.get(spec)) if spec.kind in PER_CALL_INPUTS else check_fits(spec, inputs.get(spec))
             for spec in specs
         ]
 
     def fill(self, inputs: StepInputs) -> list[Tensor]:
         """Copy what comes from outside into its buffers; everything is checked against what was captured."""
         for spec, buffer in zip(self.specs, self.values, strict=True):
-            if spec.kind in COPIED:
+            if spec.kind in PER_CALL_INPUTS:
                 buffer.copy_(check_fits(spec, inputs.get(spec)))
         return self.values
 
@@ -70,7 +70,7 @@ class Program:
     """Runs a graph; `take` gets every output as soon as it is computed."""
 
     def __init__(
-        self, graph: StepGraph, take: Take, inputs: StepInputs, weight_cache: CastWeightCache | None = None
+        self, graph: StepGraph, take: OutputCallback, inputs: StepInputs, weight_cache: CastWeightCache | None = None
     ) -> None:
         self.inputs = StaticInputs(graph.inputs, inputs)
         self.module = lower(graph, take, weight_cache)
@@ -87,12 +87,12 @@ class Program:
             raise
 
     def close(self) -> None:
-        """Let go of everything a graph may hold, before the groups it talks over are gone."""
+        """Release everything a graph may hold, before its process groups are gone."""
         self.module = GraphModule(nn.Module(), Graph())
         self.inputs.values = []
 
 
-def lower(graph: StepGraph, take: Take, weight_cache: CastWeightCache | None = None) -> GraphModule:
+def lower(graph: StepGraph, take: OutputCallback, weight_cache: CastWeightCache | None = None) -> GraphModule:
     """The graph as a module without results: each goes to its taker right after it was computed.
 
     What changes only with the weights is read from the cast weight cache, if there is one.
@@ -118,7 +118,7 @@ def lower(graph: StepGraph, take: Take, weight_cache: CastWeightCache | None = N
         else:
             copies[node] = inside.node_copy(node, copies.__getitem__)
         for index in wanted.get(node, []):
-            root.add_module(f"take_{index}", Taker(graph.outputs[index], take))
+            root.add_module(f"take_{index}", OutputHook(graph.outputs[index], take))
             inside.call_module(f"take_{index}", (copies[node],))
     inside.output(())
     bound_sizes(inside, graph.max_size)

@@ -42,7 +42,7 @@ def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> di
         }
         parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
     if not groups.is_fake:
-        fill_shards(parameters, table, settings.starts, seed=settings.seed, rank=groups.rank)
+        fill_shards(parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
     return parameters
 
 

@@ -12,11 +12,11 @@ import torch
 from torch.fx import Node
 
 from monograph.compat.ops import ATEN
-from monograph.graph.forms import Form, form_of
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.graph.tensor_meta import TensorMeta, meta_of
 
 
 class CachedCast(NamedTuple):
@@ -33,7 +33,7 @@ def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
     found: dict[Node, CachedCast] = {}
     for node in graph.nodes:
         if node.target is ATEN._to_copy.default and set(node.kwargs) == {"dtype"} and node.args[0] in slots:
-            form = form_of(value_of(node))
+            form = meta_of(value_of(node))
             if form.shape and is_dense(form):
                 found[node] = CachedCast((slots[node.args[0]],), value_of(node).dtype)  # type: ignore[index]
         elif node.target is ATEN.cat.default and (len(node.args) == 1 or node.args[1] == 0):
@@ -45,7 +45,7 @@ def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
     return found
 
 
-def is_dense(form: Form) -> bool:
+def is_dense(form: TensorMeta) -> bool:
     """Whether the last dim's numbers are next to each other, and rows follow rows."""
     sizes: Any = form.shape
     return all(stride == math.prod(sizes[index + 1 :]) for index, stride in enumerate(form.strides))

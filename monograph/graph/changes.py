@@ -43,16 +43,16 @@ class Snapshot:
         return len(self.frame) == len(other.frame) and all(map(operator.is_, self.frame, other.frame))
 
 
-def look_at(graph: StepGraph) -> Snapshot:
+def take_snapshot(graph: StepGraph) -> Snapshot:
     """The graph as it stands."""
     nodes = {
         node: NodeSnapshot(node.op, node.target, node.args, node.kwargs, value_of(node), find_tag(node))
         for node in graph.nodes
     }
-    return Snapshot(nodes, (graph.inputs, graph.outputs, graph.properties, *look_inside(graph)))
+    return Snapshot(nodes, (graph.inputs, graph.outputs, graph.properties, *snapshot_submodules(graph)))
 
 
-def look_inside(graph: StepGraph) -> Iterator[Any]:
+def snapshot_submodules(graph: StepGraph) -> Iterator[Any]:
     """The modules that nodes name, and the nodes of those that are graphs."""
     for node in graph.nodes:
         if node.op in ("get_attr", "call_module"):

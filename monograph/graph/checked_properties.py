@@ -1,4 +1,4 @@
-"""What a capture promises and passes must keep: which groups every parameter, gradient and module talks over.
+"""What a capture promises and passes must keep: which groups every parameter, gradient and module communicates over.
 
 A graph whose collective went missing, or runs over the wrong ranks, is as well-formed as the right one. So capture
 writes down what it found, and the same finding after each pass has to agree.
@@ -12,16 +12,16 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.compat.ops import ALL_REDUCE, REDUCE_SCATTER
-from monograph.graph.facts import Facts
-from monograph.graph.gradient_paths import (
+from monograph.graph.comm_history import (
     SUMS,
     GradientPaths,
     find_gradient_paths,
     is_pack,
-    moves,
+    is_value_preserving,
     ranks_of,
     reads_shape_only,
 )
+from monograph.graph.facts import Facts
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputKind, OutputKind
@@ -63,7 +63,7 @@ def with_chunks(properties: CheckedProperties, is_cut: Callable[[str], bool], co
 
 
 def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
-    """Refuse a graph in which a parameter, a gradient or a module talks to other ranks than it did at capture."""
+    """Refuse a graph in which a parameter, gradient or module communicates with other ranks than when captured."""
     flows = find_gradient_paths(nodes, find_states(graph))
     properties = graph.properties
     if properties is None:
@@ -142,7 +142,7 @@ def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: Chec
             raise broken(
                 node,
                 f"{path} does {what} over {group_of(node)}, which it did not at capture",
-                why="the ranks a module talks to are part of what it computes",
+                why="the ranks a module communicates with are part of what it computes",
             )
         counts[path, direction, what, ranks] += node in alive
     if _has_regions(nodes):
@@ -170,7 +170,7 @@ def mark_gradients(graph: StepGraph) -> None:
             if slot in owners[node]:
                 continue
             owners[node].add(slot)
-            if node.target in SUMS or moves(node.target) or is_pack(node) or is_launch(node):
+            if node.target in SUMS or is_value_preserving(node.target) or is_pack(node) or is_launch(node):
                 todo += [each for each in node.all_input_nodes if is_backward(each) and is_compute(each)]
     for node, slots in owners.items():
         is_only_that = all(user in owners or user.op == "output" for user in node.users)

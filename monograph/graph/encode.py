@@ -13,8 +13,8 @@ import torch
 from torch.fx import Node
 
 from monograph.annotate import Direction, Role
-from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import Tag
+from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 
 _KINDS: dict[str, dict[str, Any]] = {
     key: {name: getattr(torch, name) for name in names}
@@ -86,31 +86,31 @@ def decode_argument(data: Any, nodes: Sequence[Node], depth: int = 0) -> Any:
     raise GraphFileError(f"an argument is {str(data)[:80]}")
 
 
-def encode_form(form: Any) -> Any:
+def encode_meta(form: Any) -> Any:
     """What a node yields."""
-    if isinstance(form, Form):
+    if isinstance(form, TensorMeta):
         return [_name(form.dtype), list(form.shape), list(form.strides), form.device.type]
-    if isinstance(form, SizeForm):
+    if isinstance(form, SymIntMeta):
         return {"size": form.formula}
-    if isinstance(form, NumberForm):
+    if isinstance(form, ScalarMeta):
         return {"number": form.kind}
-    return None if form is None else {"list": [encode_form(item) for item in form]}
+    return None if form is None else {"list": [encode_meta(item) for item in form]}
 
 
-def decode_form(data: Any, depth: int = 0) -> Any:
-    """What `encode_form` wrote."""
+def decode_meta(data: Any, depth: int = 0) -> Any:
+    """What `encode_meta` wrote."""
     if data is None:
         return None
     if isinstance(data, list) and len(data) == 4 and data[3] in _DEVICES:
         shape, strides = (_check_sizes(sizes) for sizes in data[1:3])
         if len(shape) == len(strides):
-            return Form(_find(data[0], "d"), shape, strides, torch.device(data[3]))
+            return TensorMeta(_find(data[0], "d"), shape, strides, torch.device(data[3]))
     if isinstance(data, dict) and len(data) == 1 and depth < _MAX_DEPTH:
         ((key, content),) = data.items()
         if key == "list" and isinstance(content, list):
-            return [decode_form(item, depth + 1) for item in content]
+            return [decode_meta(item, depth + 1) for item in content]
         if key in ("size", "number") and isinstance(content, str):
-            return SizeForm(content) if key == "size" else NumberForm(content)
+            return SymIntMeta(content) if key == "size" else ScalarMeta(content)
     raise GraphFileError(f"a value is {str(data)[:80]}")
 
 

@@ -17,19 +17,19 @@ from monograph.graph.allowed_ops import find_target, is_allowed, name_of
 from monograph.graph.encode import (
     GraphFileError,
     decode_argument,
-    decode_form,
+    decode_meta,
     decode_tag,
     encode_argument,
-    encode_form,
+    encode_meta,
     encode_tag,
     find_dtype,
     name_dtype,
 )
-from monograph.graph.forms import form_of
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import has_tag, set_tag, tag_of
+from monograph.graph.tensor_meta import meta_of
 
 _PART = re.compile(r"compiled(_[0-9]+)?")
 _KEYS = {
@@ -58,7 +58,7 @@ def graph_to_data(graph: StepGraph) -> dict[str, Any]:
             entry["kwargs"] = {name: encode_argument(value, indices.__getitem__) for name, value in node.kwargs.items()}
         if has_tag(node):
             entry["tag"] = tags.place(encode_tag(tag_of(node)))
-        entry["value"] = values.place(encode_form(form_of(value_of(node))))
+        entry["value"] = values.place(encode_meta(meta_of(value_of(node))))
         nodes.append(entry)
     return {
         "inputs": [_encode_input(spec) for spec in graph.inputs],
@@ -143,7 +143,7 @@ def graph_from_data(data: Any, parts: Mapping[str, nn.Module]) -> StepGraph:
 
 def _add_nodes(graph: Graph, data: Mapping[str, Any], parts: Mapping[str, nn.Module]) -> None:
     tags = [decode_tag(tag) for tag in data["tags"]]
-    values = [decode_form(value) for value in data["values"]]
+    values = [decode_meta(value) for value in data["values"]]
     nodes: list[Node] = []
     for entry in data["nodes"]:
         if not isinstance(entry, dict) or not entry.keys() <= _KEYS.get(str(entry.get("op")), set()):

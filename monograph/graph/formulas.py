@@ -1,4 +1,4 @@
-"""Sizes that only a running step knows, as graph files write them: `u0 + 2*u1`, `64*Max(1, u0)`.
+"""unbacked symbols, as graph files write them: `u0 + 2*u1`, `64*Max(1, u0)`.
 
 To check a graph without running it, every symbol gets an example number. Where a value is split into parts, the parts'
 numbers add up to the value's, as they will when the step runs.
@@ -14,8 +14,8 @@ from torch.fx import Node
 
 from monograph.compat.ops import ALL_TO_ALL, ATEN
 from monograph.graph.encode import GraphFileError
-from monograph.graph.forms import Form, FormSize, SizeForm
 from monograph.graph.query import value_of
+from monograph.graph.tensor_meta import FormSize, SymIntMeta, TensorMeta
 
 _TOKEN = re.compile(r"\s*([a-z]{1,4}\d{1,9}|\d{1,18}|Max|Min|[-+*(),])")
 _MAX_DEPTH = 8
@@ -168,12 +168,12 @@ class Numbers:
 
 def _rows(value: Any, dim: Any) -> FormSize | None:
     form = value_of(value) if isinstance(value, Node) else None
-    is_there = isinstance(form, Form) and type(dim) is int and -len(form.shape) <= dim < len(form.shape)
-    return form.shape[dim] if isinstance(form, Form) and is_there else None
+    is_there = isinstance(form, TensorMeta) and type(dim) is int and -len(form.shape) <= dim < len(form.shape)
+    return form.shape[dim] if isinstance(form, TensorMeta) and is_there else None
 
 
 def _size_of(part: Any) -> FormSize | None:
     if type(part) is int:
         return part
     form = value_of(part) if isinstance(part, Node) else None
-    return form.formula if isinstance(form, SizeForm) else None
+    return form.formula if isinstance(form, SymIntMeta) else None

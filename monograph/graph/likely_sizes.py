@@ -1,4 +1,4 @@
-"""Likely values of sizes that only a running step knows: how many rows the router sends where.
+"""Likely values of unbacked symbols: how many rows the router sends where.
 
 They are unknown without data, and an estimate that took them for nothing would miss most of a mixture of experts.
 The guess is even routing: where rows are cut into parts of unknown sizes, the parts are taken to be equal.

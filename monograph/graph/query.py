@@ -14,15 +14,15 @@ from torch.fx import Graph, Node
 from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, UNSAFE_VIEW, WAIT_TENSOR
-from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.tags import tag_of
+from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 
 LAUNCHES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL})
 """Ops that start a collective; its result may be read after the wait only."""
 
 
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, SizeForm, NumberForm)
-_SHAPED = (Tensor, Form)
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, SymIntMeta, ScalarMeta)
+_SHAPED = (Tensor, TensorMeta)
 
 
 def is_launch(node: Node) -> bool:

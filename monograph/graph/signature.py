@@ -23,7 +23,7 @@ class OutputKind(StrEnum):
     LOSS = "loss"
     GRADIENT = "gradient"
     METRIC = "metric"
-    RECORDED = "recorded"
+    PROBED = "probed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat.capture import is_op
-from monograph.graph.forms import Form, SizeForm
 from monograph.graph.tags import Tag, has_tag, tag_of
+from monograph.graph.tensor_meta import SymIntMeta, TensorMeta
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -164,12 +164,12 @@ def _show(value: Any, names: ValueNames) -> str:
 
 def _type(node: Node) -> str:
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor | Form):
+    if isinstance(value, torch.Tensor | TensorMeta):
         sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, list | tuple):
         return f"{len(value)} values"
-    return "size" if isinstance(value, torch.SymInt | SizeForm) else "value"
+    return "size" if isinstance(value, torch.SymInt | SymIntMeta) else "value"
 
 
 def _facts(tag: Tag, names: ValueNames) -> str:

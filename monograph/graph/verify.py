@@ -15,14 +15,14 @@ from torch.fx import Node
 from monograph.annotate import Direction
 from monograph.graph.changes import Changes
 from monograph.graph.checked_properties import check_properties, find_gradients
+from monograph.graph.comm_history import reads_shape_only
 from monograph.graph.facts import Facts
-from monograph.graph.forms import Form
-from monograph.graph.gradient_paths import reads_shape_only
 from monograph.graph.query import is_mutation, is_random, is_size, value_of
 from monograph.graph.refuse import GraphError, broken
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, has_tag, tag_of
+from monograph.graph.tensor_meta import TensorMeta
 from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_values import check_symbols, check_values
 
@@ -139,7 +139,7 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
             do="passes keep the outputs as they are",
         )
     for spec, node in zip(graph.outputs, graph.results, strict=True):
-        if node is None or not isinstance(value_of(node), Tensor | Form):
+        if node is None or not isinstance(value_of(node), Tensor | TensorMeta):
             raise broken(ends[0], f"the {spec.kind} {spec.name} is not a tensor", why="every output has a value")
         if spec.kind is OutputKind.LOSS and (len(value_of(node).shape) or value_of(node).dtype != torch.float32):
             found = f"{value_of(node).dtype}{list(value_of(node).shape)}"

@@ -13,11 +13,11 @@ from monograph.compat.capture import is_op
 from monograph.compat.ops import ALL_GATHER, ALL_TO_ALL, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
-from monograph.graph.forms import SizeForm
 from monograph.graph.query import LAUNCHES, group_of, group_size_of, is_launch, is_size, is_wait, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.graph.tensor_meta import SymIntMeta
 
 _TRANSFER_OPS = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
 
@@ -122,7 +122,7 @@ def _check_splits(launch: Node) -> None:
     source: Any = launch.args[0]
     rows = value_of(source).shape[0]
     sizes = [value_of(size) if isinstance(size, Node) else size for size in sent]
-    if any(isinstance(size, SizeForm) for size in sizes):
+    if any(isinstance(size, SymIntMeta) for size in sizes):
         return  # of a graph that was read from a file: `verify_forms` adds them up
     total = sum(sizes)
     is_wrong = isinstance(rows, int) and isinstance(total, int) and rows != total

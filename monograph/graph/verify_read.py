@@ -20,7 +20,6 @@ from monograph.graph.allowed_ops import FUNCTIONS, find_strings, name_of
 from monograph.graph.cast_weights import find_castings, is_cached_cast
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
-from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.formulas import Numbers, parse_formula
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.memory import find_held, find_lasting
@@ -28,9 +27,10 @@ from monograph.graph.query import is_backward, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 from monograph.graph.verify import check_inputs, check_order, check_outputs, check_purity, check_tags
 from monograph.graph.verify_collectives import check_collectives
-from monograph.graph.verify_forms import check_forms, find_bytes
+from monograph.graph.verify_meta import check_forms, find_bytes
 
 _SLACK = 2
 """A step may be estimated to need this many times the memory there is: estimates are not exact."""
@@ -131,7 +131,7 @@ def _check_function(node: Node) -> None:
 def _is_size(value: Any) -> bool:
     if isinstance(value, Node):
         form = value_of(value)
-        return isinstance(form, SizeForm) or (isinstance(form, NumberForm) and form.kind == "int")
+        return isinstance(form, SymIntMeta) or (isinstance(form, ScalarMeta) and form.kind == "int")
     return type(value) is int
 
 
@@ -199,9 +199,9 @@ def find_max_size(nodes: Sequence[Node], memory_bytes: int) -> int | None:
     return max(1, memory_bytes // row)
 
 
-def _tensors(form: Any) -> list[Form]:
+def _tensors(form: Any) -> list[TensorMeta]:
     forms = form if isinstance(form, list) else [form]
-    return [each for each in forms if isinstance(each, Form)]
+    return [each for each in forms if isinstance(each, TensorMeta)]
 
 
 def _texts(value: Any) -> list[str]:

@@ -92,6 +92,6 @@ CUSTOM_OPS: dict[Any, CustomOp] = {each.op: each for each in _ALL}
 REFERENCES: dict[Any, Callable[..., Any]] = {each.op: each.reference for each in _ALL if each.reference is not None}
 
 
-def teach_compiler() -> None:
+def register_decompositions() -> None:
     """Let Inductor take our ops apart. Doing it twice changes nothing."""
     add_decompositions(REFERENCES)

@@ -5,7 +5,14 @@ round it.
 """
 
 from monograph.compat.triton import gl, gluon, mbarrier
-from monograph.kernels.tiles_on_hopper import async_load, fetch, find_tile, make_barriers, make_room, multiply
+from monograph.kernels.tiles_on_hopper import (
+    allocate_tiles,
+    async_load,
+    find_tile,
+    make_barriers,
+    multiply,
+    run_load_partition,
+)
 
 FORWARD_GROUP, BACKWARD_GROUP = 16, 8
 """Tiles below each other that are computed one after the other."""
@@ -29,7 +36,7 @@ def matmul_swiglu_kernel(
 ):
     width: gl.constexpr = 2 * right.block_shape[1]
     tensors = (both, gated, rows, columns)
-    share(left, right, tensors, down, across, steps, False, width, group, stages, piece, registers)
+    run_warp_specialized(left, right, tensors, down, across, steps, False, width, group, stages, piece, registers)
 
 
 @gluon.jit
@@ -51,13 +58,13 @@ def matmul_swiglu_backward_kernel(
     registers: gl.constexpr,
 ):
     width: gl.constexpr = right.block_shape[1]
-    inputs = make_room(4, x)
+    inputs = allocate_tiles(4, x)
     tensors = (x, up, of_both, gated, rows, columns, inputs, make_barriers(2, 1))
-    share(left, right, tensors, down, across, steps, True, width, group, stages, piece, registers)
+    run_warp_specialized(left, right, tensors, down, across, steps, True, width, group, stages, piece, registers)
 
 
 @gluon.jit
-def share(
+def run_warp_specialized(
     left,
     right,
     tensors,
@@ -73,8 +80,8 @@ def share(
 ):
     """Share a program's work out among its warps."""
     height: gl.constexpr = left.block_shape[0] // 2
-    lefts = make_room(stages, left)
-    rights = make_room(stages, right)
+    lefts = allocate_tiles(stages, left)
+    rights = allocate_tiles(stages, right)
     layout: gl.constexpr = gl.NVMMASharedLayout(2 * piece, 16, 2)
     results = gl.allocate_shared_memory(gl.bfloat16, [2 * width // piece, height, piece], layout)
     ready = make_barriers(stages, 1)
@@ -86,8 +93,8 @@ def share(
         [
             (multiply, (0, lefts, rights, ready, empty, results, full.index(0), free.index(0), tiles, steps)),
             (multiply, (1, lefts, rights, ready, empty, results, full.index(1), free.index(1), tiles, steps)),
-            (finish, (results, full, free, tensors, down, across, group, is_backward)),
-            (fetch, (left, right, lefts, rights, ready, empty, down, across, steps, group)),
+            (run_epilogue_partition, (results, full, free, tensors, down, across, group, is_backward)),
+            (run_load_partition, (left, right, lefts, rights, ready, empty, down, across, steps, group)),
         ],
         [4, 2, 1],
         [registers, registers, registers],
@@ -95,7 +102,7 @@ def share(
 
 
 @gluon.jit
-def finish(results, full, free, tensors, down, across, group: gl.constexpr, is_backward: gl.constexpr):
+def run_epilogue_partition(results, full, free, tensors, down, across, group: gl.constexpr, is_backward: gl.constexpr):
     if is_backward:
         finish_swiglu_backward(results, full, free, tensors, down, across, group)
     else:
@@ -146,8 +153,8 @@ def finish_swiglu_backward(results, full, free, tensors, down, across, group: gl
     phase = 0
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
         row, column = find_tile(tile, down, across, group)
-        ask(x, up, inputs, arrived, row, column, 0, pieces)
-        ask(x, up, inputs, arrived, row, column, 1, pieces)
+        prefetch_gate_inputs(x, up, inputs, arrived, row, column, 0, pieces)
+        prefetch_gate_inputs(x, up, inputs, arrived, row, column, 1, pieces)
         for place in range(2 * pieces):
             which = place // pieces
             slot = place % 2
@@ -155,7 +162,7 @@ def finish_swiglu_backward(results, full, free, tensors, down, across, group: gl
             a = inputs.index(2 * slot).load(layout).to(gl.float32)
             b = inputs.index(2 * slot + 1).load(layout).to(gl.float32)
             if place < 2 * pieces - 2:
-                ask(x, up, inputs, arrived, row, column, place + 2, pieces)
+                prefetch_gate_inputs(x, up, inputs, arrived, row, column, place + 2, pieces)
             if place % pieces == 0:
                 mbarrier.wait(full.index(which), phase)
             g = results.index(place).load(layout).to(gl.float32)
@@ -174,7 +181,7 @@ def finish_swiglu_backward(results, full, free, tensors, down, across, group: gl
 
 
 @gluon.jit
-def ask(x, up, inputs, arrived, row, column, place, pieces: gl.constexpr):
+def prefetch_gate_inputs(x, up, inputs, arrived, row, column, place, pieces: gl.constexpr):
     """Ask for a piece of a gate's inputs, where the piece before the last was."""
     height: gl.constexpr = x.block_shape[0]
     width: gl.constexpr = x.block_shape[1]

@@ -26,7 +26,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def apply_rope(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
-    """Turn the pairs of channels of x [batch, sequence, heads, dim]; computed in fp32, returned in x's dtype."""
+    """Rotate the pairs of channels of x [batch, sequence, heads, dim]; computed in fp32, returned in x's dtype."""
     cos, sin = rotation
     return ApplyRope.apply(x, cos, sin, interleaved, is_fused(kernels, x))
 

@@ -131,7 +131,7 @@ _AS_OPS = {"enable_fp_fusion": False}
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    """Turn the pairs of channels of x [batch, sequence, heads, dim]."""
+    """Rotate the pairs of channels of x [batch, sequence, heads, dim]."""
     out = x.new_empty(x.shape)
     if not out.numel():
         return out

@@ -38,14 +38,14 @@ def make_barriers(number: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
-def make_room(number: gl.constexpr, source):
+def allocate_tiles(number: gl.constexpr, source):
     """Shared memory for so many tiles of a matrix."""
     shape: gl.constexpr = [number] + source.block_shape  # noqa: RUF005 - Gluon knows no starred lists
     return gl.allocate_shared_memory(source.dtype, shape, source.layout)
 
 
 @gluon.jit
-def fetch(left, right, lefts, rights, ready, empty, down, across, steps, group: gl.constexpr):
+def run_load_partition(left, right, lefts, rights, ready, empty, down, across, steps, group: gl.constexpr):
     """Ask for the operands of every step of every tile of this program, as soon as there is room for them.
 
     The right operand's columns lie in two parts that are multiplied side by side (three dims), or its rows are what is
@@ -101,24 +101,24 @@ def multiply(which: gl.constexpr, lefts, rights, ready, empty, results, full, fr
         mbarrier.arrive(empty.index((at + stages - 1) % stages), count=1)
         mbarrier.wait(free, phase)
         phase ^= 1
-        leave(total.to(gl.bfloat16), results, which * pieces)
+        store_accumulator(total.to(gl.bfloat16), results, which * pieces)
         mbarrier.arrive(full, count=1)
 
 
 @gluon.jit
-def leave(x, results, place: gl.constexpr):
+def store_accumulator(x, results, place: gl.constexpr):
     """Write a matrix into shared memory, piece by piece from a place on."""
     if x.shape[1] == results.shape[2]:
         results.index(place).store(x)
     else:
         pieces: gl.constexpr = x.shape[1] // results.shape[2]
-        one, other = halve(x)
-        leave(one, results, place)
-        leave(other, results, place + pieces // 2)
+        one, other = split_columns(x)
+        store_accumulator(one, results, place)
+        store_accumulator(other, results, place + pieces // 2)
 
 
 @gluon.jit
-def halve(x):
+def split_columns(x):
     """A matrix's left and right half. A thread that has a number of one also has its counterpart: nothing moves."""
     rows: gl.constexpr = x.shape[0]
     half: gl.constexpr = x.shape[1] // 2

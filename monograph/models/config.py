@@ -243,7 +243,9 @@ class RouterConfig(Configurable.Config):
         check_positive(self, "top_k", "n_groups", "top_groups", most=MAX_COUNT)
         if self.top_groups > self.n_groups:
             raise ConfigError(
-                f"top_groups is {self.top_groups} and n_groups is {self.n_groups}", why="a token chooses among them"
+                f"top_groups is {self.top_groups} and n_groups is {self.n_groups}",
+                why="a token chooses top_groups of n_groups",
+                do=f"--model.moe.router.top_groups {self.n_groups}",
             )
         check_range(self, "scale", 1e-4, 1e4, why="it multiplies what the experts answer")
         check_range(self, "bias_update_rate", 0, 1, why="scores lie between 0 and 1")
@@ -252,7 +254,9 @@ class RouterConfig(Configurable.Config):
         """Refuse a number of experts that this selection cannot choose from."""
         if n_experts % self.n_groups:
             raise ConfigError(
-                f"n_experts is {n_experts} and router.n_groups is {self.n_groups}", why="all groups have the same size"
+                f"n_experts is {n_experts} and router.n_groups is {self.n_groups}",
+                why="all groups have the same size",
+                do=f"--model.moe.n_experts {-(-n_experts // self.n_groups) * self.n_groups}",
             )
         group_size = n_experts // self.n_groups
         if self.n_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
@@ -266,6 +270,7 @@ class RouterConfig(Configurable.Config):
                 f"router.top_k is {self.top_k} with n_experts {n_experts}, n_groups {self.n_groups} and top_groups "
                 f"{self.top_groups}",
                 why=f"a token may choose from {group_size * self.top_groups} experts",
+                do=f"--model.moe.router.top_k {group_size * self.top_groups} or less",
             )
 
 

@@ -12,7 +12,7 @@ from monograph.errors import ConfigError
 from monograph.kernels.grouped_matmul import grouped_matmul
 from monograph.kernels.swiglu import swiglu
 from monograph.models.config import ExpertsConfig, ResidualSpec
-from monograph.models.init import Normal, Start
+from monograph.models.init import InitSpec, Normal
 
 
 class Experts(nn.Module, Configurable):
@@ -31,7 +31,7 @@ class Experts(nn.Module, Configurable):
         self.w2 = nn.Parameter(torch.empty(n_experts, residual.dim, hidden_dim))
         self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
 
-    def plan_init(self) -> dict[str, Start]:
+    def plan_init(self) -> dict[str, InitSpec]:
         """How the weights start."""
         read, write = Normal(self.residual.init_std), Normal(self.residual.out_std)
         return {"w1": read, "w2": write, "w3": read}

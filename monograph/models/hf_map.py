@@ -113,7 +113,11 @@ def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
     if scales is not None and not problem:
         problem = find_bad_scales(name, scales)
     if problem:
-        raise CheckpointError(problem, why="the model was not trained with such a weight")
+        raise CheckpointError(
+            problem,
+            why="the weights that were trained cannot be told from what is stored",
+            do="download the folder again, or use a checkpoint in bfloat16",
+        )
     return tensor if scales is None else scale_blocks(tensor, scales).to(torch.bfloat16)
 
 

@@ -26,12 +26,12 @@ class Constant:
     value: float
 
 
-Start = Normal | Constant
+InitSpec = Normal | Constant
 
 
-def plan_init(model: nn.Module) -> dict[str, Start]:
+def plan_init(model: nn.Module) -> dict[str, InitSpec]:
     """How each parameter of the model starts, under the name it has in the whole model (the first, when tied)."""
-    plan: dict[str, Start] = {}
+    plan: dict[str, InitSpec] = {}
     for path, module in model.named_modules():
         describe = getattr(module, "plan_init", None)
         if describe is not None:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from monograph.models.init import Normal, Start
+from monograph.models.init import InitSpec, Normal
 
 
 class _Planned:
@@ -33,7 +33,7 @@ class Linear(_Planned, nn.Linear):
         rows = F.linear(input.flatten(0, -2), self.weight)
         return rows if input.dim() == 2 else rows.unflatten(0, input.shape[:-1])
 
-    def plan_init(self) -> dict[str, Start]:
+    def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Normal(self.init_std)}
 
@@ -45,6 +45,6 @@ class Embedding(_Planned, nn.Embedding):
         super().__init__(vocab_size, dim)
         self.init_std = init_std
 
-    def plan_init(self) -> dict[str, Start]:
+    def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Normal(self.init_std)}

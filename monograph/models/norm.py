@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from monograph.kernels.norm import norm
 from monograph.models.config import Kernels
-from monograph.models.init import Constant, Start
+from monograph.models.init import Constant, InitSpec
 
 
 class RMSNorm(nn.Module):
@@ -23,6 +23,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return norm(x, self.weight.to(x.dtype), self.eps, kernels=self.kernels)
 
-    def plan_init(self) -> dict[str, Start]:
+    def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Constant(1.0)}

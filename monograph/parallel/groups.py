@@ -71,14 +71,14 @@ class Groups:
             self._serving[group] = _serve_with_gloo(native, device) if is_gloo else native
             alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
 
-    def native(self, group: Group) -> dist.ProcessGroup:
+    def process_group(self, group: Group) -> dist.ProcessGroup:
         """The torch object behind a name, for libraries that want one."""
         return self._native[group]
 
-    def for_files(self) -> dist.ProcessGroup | None:
+    def checkpoint_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all ranks for those who write files together; None when this rank is alone.
 
-        Nobody else may use it: a checkpoint saved in the background talks over it from a thread of its own.
+        Nobody else may use it: a checkpoint saved in the background communicates over it from a thread of its own.
         """
         return self._host_group("files", max(self._limit, FILES_LIMIT))
 
@@ -89,12 +89,12 @@ class Groups:
             self._on_host[purpose] = dist.new_group(backend="gloo", timeout=limit or self._limit)
         return self._on_host[purpose]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.has_peers:
             dist.barrier(self._host_group("agreement"))
 
-    def any(self, flag: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
         if not self.has_peers:
             return flag
@@ -102,7 +102,7 @@ class Groups:
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """The first rank's value, on every rank."""
         if not self.has_peers:
             return value
@@ -110,7 +110,7 @@ class Groups:
         dist.broadcast_object_list(box, src=0, group=self._host_group("agreement"))
         return box[0]
 
-    def collect(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, by rank."""
         if not self.has_peers:
             return [value]
@@ -126,13 +126,13 @@ class Groups:
         if not self.has_peers:
             return
         values: list[str] = [""] * self.mesh.world_size
-        dist.all_gather_object(values, value, group=self.for_files())
+        dist.all_gather_object(values, value, group=self.checkpoint_group())
         others = [rank for rank, other in enumerate(values) if other != values[0]]
         if others:
             why = "all ranks run the same program on the same configuration"
             if text is not None:
                 texts: list[str] = [""] * self.mesh.world_size
-                dist.all_gather_object(texts, text(), group=self.for_files())
+                dist.all_gather_object(texts, text(), group=self.checkpoint_group())
                 why += "; " + find_first_difference(texts[0], texts[others[0]])
             raise ConfigError(
                 f"{what} of rank {others[0]} is not that of rank 0",

@@ -5,21 +5,21 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from monograph.models.init import Constant, Start
+from monograph.models.init import Constant, InitSpec
 from monograph.models.random_normal import draw
 from monograph.parallel.param_table import ParamTable, Slot
 
 
 @torch.no_grad()
 def fill_shards(
-    shards: Mapping[str, Tensor], table: ParamTable, starts: Mapping[str, Start], *, seed: int, rank: int
+    shards: Mapping[str, Tensor], table: ParamTable, init_specs: Mapping[str, InitSpec], *, seed: int, rank: int
 ) -> None:
     """Write the starting values into all of a rank's shards; padding becomes zero."""
     for slot in table:
-        fill_shard(shards[slot.name], slot, starts[slot.name], seed=seed, rank=rank)
+        fill_shard(shards[slot.name], slot, init_specs[slot.name], seed=seed, rank=rank)
 
 
-def fill_shard(local: Tensor, slot: Slot, start: Start, *, seed: int, rank: int) -> None:
+def fill_shard(local: Tensor, slot: Slot, start: InitSpec, *, seed: int, rank: int) -> None:
     """One shard: what this rank stores of a parameter."""
     target = slot.valid_part(local, rank)
     if target.numel() < local.numel():

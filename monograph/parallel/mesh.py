@@ -1,4 +1,4 @@
-"""The device mesh as plain numbers: who sits where, and who talks to whom. Loads without torch.
+"""The device mesh as plain numbers: who sits where, and who communicates with whom. Loads without torch.
 
 Ranks are laid out with pp outermost and tp innermost, so that the chattiest neighbours are closest. The experts' view
 cuts the same dp_shard x cp x tp ranks into efsdp x ep x etp, again innermost last.

@@ -81,7 +81,7 @@ class Slot:
             found.append(Extent(start=min(start, whole), size=size, stored=local))
         return tuple(found)
 
-    def cut_out(self, full: Tensor, rank: int) -> Tensor:
+    def take_shard(self, full: Tensor, rank: int) -> Tensor:
         """This rank's shard of a full tensor, padded with zeros."""
         local = full.new_zeros(self.local_shape)
         extents = self.extents(rank)

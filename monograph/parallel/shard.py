@@ -186,7 +186,7 @@ class RegatherHooks:
 
     Each parameter is gathered once more when backward first asks for it, and kept until the last of its readers has
     been served. Readers are counted, rather than asked whether they are alive: that would depend on when a finished
-    collective lets go of its buffers, and then one rank would wait in a gather that another does not make.
+    collective releases its buffers, and then one rank would wait in a gather that another does not make.
     """
 
     def __init__(

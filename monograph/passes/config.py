@@ -126,8 +126,11 @@ class PassesConfig(Configurable.Config):
         for name, reason in self.find_off(numerics).items():
             if self.is_asked(name):
                 flags = [self.explain_on(other) for other in self.order[name].needs if other not in self.off]
+                leave = f"leave {self.explain_on(name)} out, or what it cannot run with"
                 raise ConfigError(
-                    f"{name} was asked for and cannot run", why=reason, do=" ".join(flags) or "leave one of them out"
+                    f"{self.explain_on(name)} asks for {name}, which cannot run",
+                    why=reason,
+                    do=" ".join(flags) or leave,
                 )
 
 

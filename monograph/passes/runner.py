@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from monograph.config.references import load_reference
-from monograph.graph.changes import Snapshot, find_changes, look_at
+from monograph.graph.changes import Snapshot, find_changes, take_snapshot
 from monograph.graph.cost import Cost, CostMeter
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
@@ -19,11 +19,11 @@ from monograph.passes.options import Numerics
 from monograph.passes.order import PassEntry
 
 log = get_log("passes")
-Watch = Callable[["Record", StepGraph], None]
+Watch = Callable[["PassRecord", StepGraph], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class PassRecord:
     """What one pass did, in numbers."""
 
     name: str
@@ -47,7 +47,7 @@ class OptimizedGraph:
     """A graph after its passes, with their records; one that was read from an artifact has none."""
 
     graph: StepGraph
-    records: Sequence[Record] = ()
+    records: Sequence[PassRecord] = ()
     capture_seconds: float = 0.0
     ran_before: Sequence[str] = ()
     """Names of the passes that ran when an artifact was made."""
@@ -62,7 +62,7 @@ class OptimizedGraph:
 class MeasuredGraph:
     """A graph between two passes."""
 
-    look: Snapshot
+    snapshot: Snapshot
     cost: Cost | None
 
 
@@ -83,15 +83,15 @@ def load_pass(entry: PassEntry) -> type[Pass]:
 
 def run_passes(
     graph: StepGraph, passes: Sequence[Pass], facts: Facts, *, watch: Watch | None = None, is_measured: bool = True
-) -> list[Record]:
+) -> list[PassRecord]:
     """Run the passes on the graph, which they change in place; every one of them leaves a record, in order.
 
     Without `is_measured` the records lack costs, which take a third of the time to estimate.
     """
     has: set[Property] = set()
-    records: list[Record] = []
+    records: list[PassRecord] = []
     meter = CostMeter(facts) if is_measured else None
-    now = MeasuredGraph(look_at(graph), meter.measure(graph) if meter else None)
+    now = MeasuredGraph(take_snapshot(graph), meter.measure(graph) if meter else None)
     check_graph(graph, facts)
     for each in passes:
         record, now = run_pass(each, graph, facts, has=has, before=now, meter=meter)
@@ -113,7 +113,7 @@ def run_pass(
     has: set[Property],
     before: MeasuredGraph,
     meter: CostMeter | None,
-) -> tuple[Record, MeasuredGraph]:
+) -> tuple[PassRecord, MeasuredGraph]:
     """Run one pass, unless it is off, has nothing to do here, or lacks what an earlier one gives.
 
     Only what the pass changed is checked and measured anew.
@@ -124,12 +124,12 @@ def run_pass(
     if reason:
         status: Literal["off", "skipped"] = "off" if each.off else "skipped"
         nothing: dict[str, Any] = {"seconds": 0.0, "added": 0, "removed": 0, "moved": 0}
-        return Record(**told, **nothing, status=status, note=reason, after=before.cost), before
+        return PassRecord(**told, **nothing, status=status, note=reason, after=before.cost), before
     start = time.perf_counter()
     note = each.run(graph, facts)
     seconds = time.perf_counter() - start
-    look = look_at(graph)
-    changes = find_changes(before.look, look)
+    snapshot = take_snapshot(graph)
+    changes = find_changes(before.snapshot, snapshot)
     if not changes.is_nothing:
         check_graph(graph, facts, changes)
     after = before.cost
@@ -137,4 +137,4 @@ def run_pass(
         after = meter.measure(graph, changes.touched)
     counts: dict[str, Any] = {"added": changes.added, "removed": changes.removed, "moved": changes.moved}
     told |= {"note": note, "seconds": seconds, "after": after, "reads_machine": each.reads_machine(facts)}
-    return Record(**told, **counts, status="ran"), MeasuredGraph(look, after)
+    return PassRecord(**told, **counts, status="ran"), MeasuredGraph(snapshot, after)

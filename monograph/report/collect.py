@@ -20,7 +20,7 @@ from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.timeline import Span, Timeline, find_timeline
-from monograph.passes.runner import Record
+from monograph.passes.runner import PassRecord
 from monograph.report.saved import describe_saved, find_saved, fold_saved, sum_by_block
 
 MAX_POINTS = 2000
@@ -47,7 +47,7 @@ def collect_graph(graph: StepGraph, facts: Facts) -> dict[str, Any]:
     }
 
 
-def collect_pass(record: Record, *, diff: str, files: Sequence[str]) -> dict[str, Any]:
+def collect_pass(record: PassRecord, *, diff: str, files: Sequence[str]) -> dict[str, Any]:
     """What a pass did, with its difference (the beginning of it, when it is very long) and the files with all of it."""
     lines = diff.splitlines()
     if len(lines) > MAX_LINES:

@@ -173,10 +173,15 @@ class ProfilerConfig(Configurable.Config):
     """Start a new window every so many steps; 0 records one window."""
 
     def check(self) -> None:
-        if self.start < 0 or self.steps < 1 or self.every < 0:
-            raise ConfigError("start and every cannot be negative, and steps must be at least 1")
+        for name, least in (("start", 0), ("steps", 1), ("every", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it must be at least {least}")
         if self.every and self.every < self.steps:
-            raise ConfigError(f"every is {self.every} but a window has {self.steps} steps", why="windows would overlap")
+            raise ConfigError(
+                f"every is {self.every} but a window has {self.steps} steps",
+                why="windows would overlap",
+                do=f"--profiler.every {self.steps}",
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -190,8 +195,9 @@ class ValidatorConfig(Configurable.Config):
     """Micro-batches in one validation, always the same ones."""
 
     def check(self) -> None:
-        if self.interval < 0 or self.steps < 1:
-            raise ConfigError("interval cannot be negative, and steps must be at least 1")
+        for name, least in (("interval", 0), ("steps", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it must be at least {least}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -205,7 +211,7 @@ class DebugConfig(Configurable.Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
     log_level: Literal["debug", "info", "warning"] = "info"
-    """How much is said."""
+    """The least important messages that are logged."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -229,7 +235,7 @@ class TrainerConfig(Configurable.Config):
     passes: PassesConfig = field(default_factory=PassesConfig)
     """What graph mode does to the captured step."""
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
-    """What backward remembers and what it computes again."""
+    """What forward saves for backward, and what is recomputed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """The update rule."""
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)

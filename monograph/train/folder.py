@@ -17,7 +17,7 @@ from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
-from monograph.train.trouble import SmallFile
+from monograph.train.write_failures import SmallFile
 
 log = get_log("folder")
 _TRACES_OF_A_RUN = ("metrics.jsonl", "checkpoints", "config.json")
@@ -57,7 +57,7 @@ class RunFolder:
     def find_missing(self) -> list[str]:
         """What could not be written, one line each."""
         self.retry()
-        return [text for file in self.files if (text := file.trouble.describe())]
+        return [text for file in self.files if (text := file.failures.describe())]
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def claimed_folder(config: TrainerConfig, groups: Groups) -> Iterator[RunFolder]
             refusal = error
     path = Path(config.job.dump_folder)
     try:
-        told = groups.share((refusal.what, refusal.why, refusal.do) if refusal else None)
+        told = groups.broadcast_object((refusal.what, refusal.why, refusal.do) if refusal else None)
         if refusal is not None:
             raise refusal
         if told is not None:

@@ -18,7 +18,7 @@ from monograph.train.config import MetricsConfig
 from monograph.train.folder import set_aside
 from monograph.train.records import drop_later_records
 from monograph.train.sinks import GuardedSink, TensorBoardSink, WandbSink, check_installed
-from monograph.train.trouble import Trouble, find_reason, watch_lines
+from monograph.train.write_failures import WriteFailures, find_reason, watch_lines
 
 log = get_log("metrics")
 
@@ -43,7 +43,7 @@ class Metrics(Configurable):
         self.path = folder / "metrics.jsonl"
         self._config, self._run, self._is_writer = config, run, is_writer
         self._lines = LineFile(self.path, calls=calls)
-        self._trouble = Trouble(self.path.name)
+        self._failures = WriteFailures(self.path.name)
         self._is_open = False
         self._sinks: list[GuardedSink] = []
         if is_writer:
@@ -57,7 +57,7 @@ class Metrics(Configurable):
         try:
             self._make_ready(step)
         except OSError as error:
-            self._trouble.failed(error)
+            self._failures.failed(error)
         self._is_open = True
         if self._config.tensorboard:
             self._sinks.append(GuardedSink("tensorboard", lambda done: TensorBoardSink(folder / "tensorboard", done)))
@@ -71,7 +71,7 @@ class Metrics(Configurable):
         if not self._is_open:
             return
         self._lines.write(strict_json.dump(record), step=record["step"])
-        watch_lines(self._lines, self._trouble)
+        watch_lines(self._lines, self._failures)
         scalars = {name: float(v) for name, v in _flatten(record) if name != "step" and math.isfinite(v)}
         for sink in self._sinks:
             sink.write(record["step"], scalars)
@@ -83,11 +83,11 @@ class Metrics(Configurable):
         if self._is_open:
             self._is_open = False
             self._lines.close()
-            watch_lines(self._lines, self._trouble)
+            watch_lines(self._lines, self._failures)
 
     def find_missing(self) -> list[str]:
         """What could not be written, one line each; complete after `close`."""
-        texts = [self._lines.describe_missing(), *(sink.trouble.describe() for sink in self._sinks)]
+        texts = [self._lines.describe_missing(), *(sink.failures.describe() for sink in self._sinks)]
         return [text for text in texts if text]
 
     def _make_ready(self, step: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from monograph.config.configurable import Configurable
 from monograph.log import get_log
 from monograph.train.config import ProfilerConfig
-from monograph.train.trouble import find_reason
+from monograph.train.write_failures import find_reason
 
 log = get_log("profiler")
 _END_BYTES = 64

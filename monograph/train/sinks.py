@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from monograph.errors import ConfigError
-from monograph.train.trouble import Retried, find_reason
+from monograph.train.write_failures import RetriedWrite, find_reason
 
 
 class Sink(Protocol):
@@ -24,15 +24,15 @@ class GuardedSink:
     def __init__(self, name: str, make: Callable[[int], Sink], *, reopens: bool = True) -> None:
         self._name, self._make, self._reopens = name, make, reopens
         self._sink: Sink | None = None
-        self._attempts = Retried(name)
-        self.trouble = self._attempts.trouble
+        self._attempts = RetriedWrite(name)
+        self.failures = self._attempts.failures
 
     def start(self, done: int) -> None:
         """Open it. A disk that refuses is no error yet, anything else is: it would never work."""
         try:
             self._sink = self._make(done)
         except OSError as error:
-            self.trouble.failed(error)
+            self.failures.failed(error)
         except Exception as error:
             raise ConfigError(
                 f"metrics.{self._name} cannot be started", why=find_reason(error), do=f"--metrics.{self._name} false"
@@ -51,7 +51,7 @@ class GuardedSink:
             try:
                 sink.close()
             except Exception as error:
-                self.trouble.failed(error)
+                self.failures.failed(error)
 
     def _send(self, step: int, values: Mapping[str, float]) -> None:
         if self._sink is None:
@@ -59,7 +59,7 @@ class GuardedSink:
         self._sink.write(step, values)
 
     def _drop(self) -> None:
-        """Let go of a sink that failed, as far as it lets itself."""
+        """Release a sink that failed, as far as it lets itself."""
         sink, self._sink = self._sink, None
         if sink is not None:
             with contextlib.suppress(Exception):

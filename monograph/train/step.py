@@ -56,7 +56,7 @@ class Step(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what must not outlive the process groups."""
+        """Release what must not outlive the process groups."""
         ...
 
     def laid_out_like(self, name: str, value: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
+from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.flops import FlopsPerToken
 from monograph.train.folder import RunFolder
 from monograph.train.garbage import controlled_gc
@@ -89,7 +89,7 @@ class Trainer(Configurable):
         self.is_rank_zero = groups.rank == 0
         self.groups = groups
         self.checkpoints = config.checkpoint.build(
-            folder=folder.path / config.checkpoint.folder, process_group=groups.for_files()
+            folder=folder.path / config.checkpoint.folder, process_group=groups.checkpoint_group()
         )
         self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_rank_zero)
         self.profiler = config.profiler.build(folder=folder.path / "traces", rank=groups.rank)
@@ -213,7 +213,7 @@ class Trainer(Configurable):
         if batch.cursor != self.position.cursor:
             raise RuntimeError(f"the loader is at {batch.cursor}, the trainer at {self.position.cursor}")
 
-    def _batches(self) -> Feeder[Batch]:
+    def _batches(self) -> Prefetcher[Batch]:
         part, parts = self.step.data_part
         return self.data.batches(
             self.position.cursor,
@@ -250,7 +250,7 @@ class Trainer(Configurable):
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:
         """End between two steps. What is saved has been looked at: a step that went bad ends the run as such."""
-        if self.position.step == self.config.training.steps or not self.groups.any(bool(stop)):
+        if self.position.step == self.config.training.steps or not self.groups.any_rank(bool(stop)):
             return
         self._publish(self.meter.flush(), view)
         where = "without a checkpoint (checkpoint.enabled is false)"
@@ -280,7 +280,7 @@ class Trainer(Configurable):
             metrics=self.metrics.path,
             missing=[
                 text if rank == 0 else f"rank {rank}: {text}"
-                for rank, texts in enumerate(self.groups.collect(self._missing))
+                for rank, texts in enumerate(self.groups.all_gather_object(self._missing))
                 for text in texts
             ],
             is_rank_zero=self.is_rank_zero,

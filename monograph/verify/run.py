@@ -15,8 +15,8 @@ from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.feeder import Feeder
 from monograph.train.data.loader import DataLoader
+from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.update import add_gradients, apply_update
@@ -66,7 +66,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         seed=config.debug.seed,
         split="train",
     )
-    step = build_step(config, groups, record=traced if can_record(config) else None)
+    step = build_step(config, groups, probe=traced if can_record(config) else None)
     optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
     scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
     is_judge = groups.rank == 0
@@ -84,7 +84,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
             with recorded(step.model, is_open=is_module_by_module) as recording:
                 loss = _add_gradients(step, [next(mine) for _ in range(micro)], recording, number)
             if isinstance(step, GraphStep):
-                recording.add_outputs(step.outputs.take_recorded())
+                recording.add_outputs(step.outputs.take_probed())
             gradients = snapshot(gradients_of(step))
             updated = apply_update(step, optimizer, loss=loss, lr=lr, max_norm=config.training.max_norm)
             local = LocalTrace(
@@ -99,14 +99,14 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
                 buffers=snapshot(buffers_of(step.model)),
                 metrics={name: value.double().cpu() for name, value in updated.metrics.items()},
             )
-            traces = gather_traces(local, groups.mesh.world_size, groups.for_files())
+            traces = gather_traces(local, groups.mesh.world_size, groups.checkpoint_group())
             if traces is not None and reference is not None:
                 sharded = assemble(traces, step.table)
                 expected = reference.run([next(everyone) for _ in range(micro * parts)], parts=parts)
                 reference.update(expected, sharded.gradients, lr)
                 verdict.add(number, compare(sharded, expected))
                 log.info("step %d of %d compared", number, steps)
-            groups.wait()
+            groups.barrier()
     return verdict if is_judge else None
 
 
@@ -129,7 +129,7 @@ def verify_command(config: TrainerConfig) -> int:
         joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups,
     ):
         verdict = verify(config, groups)
-        failed = groups.any(verdict is not None and not verdict.is_equal)
+        failed = groups.any_rank(verdict is not None and not verdict.is_equal)
         if verdict is not None:
             print_verdict(verdict, mesh)
             write_verdict(verdict, Path(config.job.dump_folder) / "verify.json")
@@ -141,7 +141,7 @@ def _global_batch(config: TrainerConfig, parts: int) -> int:
     return config.training.local_batch_size * parts if wanted == -1 else wanted
 
 
-def _batches(config: TrainerConfig, data: DataLoader, part: int, parts: int) -> Feeder[Batch]:
+def _batches(config: TrainerConfig, data: DataLoader, part: int, parts: int) -> Prefetcher[Batch]:
     whole = _global_batch(config, parts)
     return data.batches(
         Cursor(), local_batch_size=config.training.local_batch_size, global_batch_size=whole, part=part, parts=parts

@@ -12,7 +12,7 @@ from monograph.axes import Axis, Group
 from monograph.capture.step import StepOutputs
 from monograph.capture.trace import drop_missing, trace
 from monograph.execute.program import lower
-from monograph.graph.changes import find_changes, look_at
+from monograph.graph.changes import find_changes, take_snapshot
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.tags import tag_of
@@ -86,13 +86,13 @@ def test_a_graph_inside_of_an_op_is_tagged_printed_checked_and_run():
 
 def test_a_change_inside_of_an_op_is_a_change_of_the_step():
     graph, _, _ = capture_attention()
-    before = look_at(graph)
+    before = take_snapshot(graph)
     (name, inner), *_ = graph.inner_graphs()
-    assert find_changes(before, look_at(graph)).is_nothing
+    assert find_changes(before, take_snapshot(graph)).is_nothing
     first = next(node for node in inner.graph.nodes if node.op == "call_function")
     with inner.graph.inserting_before(first):
         inner.graph.call_function(torch.ops.aten.neg.default, (first.all_input_nodes[0],))
-    assert find_changes(before, look_at(graph)).altered == set(graph.nodes), name
+    assert find_changes(before, take_snapshot(graph)).altered == set(graph.nodes), name
 
 
 def test_steps_that_differ_inside_of_an_op_have_different_digests():

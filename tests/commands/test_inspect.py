@@ -80,7 +80,7 @@ def test_a_peak_beyond_the_memory_of_the_machine_is_noted():
     cpu, machine = torch.device("cpu"), find_machine("h100")
     peaks = {"a step": 1 << 30, "an evaluation": machine.memory_bytes}
     notes = list_notes(cpu, machine, "", peaks)
-    assert "Estimated peak of memory: 1.0 GiB in a step, 74.5 GiB in an evaluation." in notes
+    assert "Estimated peak of memory: 1.00 GiB in a step, 74.5 GiB in an evaluation." in notes
     more = list_notes(cpu, machine, "", peaks | {"a step": machine.memory_bytes + 1})
     (note,) = [note for note in more if note not in notes]
     assert note.endswith("in an evaluation, more than the 74.5 GiB of H100.")

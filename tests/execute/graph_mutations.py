@@ -8,10 +8,10 @@ import torch
 
 from monograph.compat.ops import find_op
 from monograph.graph.allowed_ops import EXTRA, FUNCTIONS, GENERATED
-from monograph.graph.encode import decode_form, encode_form
-from monograph.graph.forms import Form, form_of
+from monograph.graph.encode import decode_meta, encode_meta
 from monograph.graph.formulas import Numbers
-from monograph.graph.verify_forms import FormChecker
+from monograph.graph.tensor_meta import TensorMeta, meta_of
+from monograph.graph.verify_meta import FormChecker
 
 Data = dict[str, Any]
 ALLOWED = sorted(GENERATED | EXTRA.keys())
@@ -123,10 +123,10 @@ class Mutator:
         for node in self.nodes:
             form: Any = None
             try:
-                form = decode_form(self.data["values"][node["value"]])
+                form = decode_meta(self.data["values"][node["value"]])
                 if node["op"] == "call_function" and not has_symbols(form):
-                    form = form_of(run_on_meta(node, forms, checker))
-                    node["value"] = self.add_value(encode_form(on_cpu(form)))
+                    form = meta_of(run_on_meta(node, forms, checker))
+                    node["value"] = self.add_value(encode_meta(on_cpu(form)))
             except Exception:
                 forms.append(form)
                 continue
@@ -136,14 +136,16 @@ class Mutator:
 def has_symbols(form: Any) -> bool:
     """Whether a size of a value is known only when the step runs."""
     forms = form if isinstance(form, list) else [form]
-    return any(not isinstance(each, Form) or any(isinstance(size, str) for size in each.shape) for each in forms)
+    return any(not isinstance(each, TensorMeta) or any(isinstance(size, str) for size in each.shape) for each in forms)
 
 
 def on_cpu(form: Any) -> Any:
     """The form on the device that a run has."""
     if isinstance(form, list):
         return [on_cpu(each) for each in form]
-    return Form(form.dtype, form.shape, form.strides, torch.device("cpu")) if isinstance(form, Form) else form
+    return (
+        TensorMeta(form.dtype, form.shape, form.strides, torch.device("cpu")) if isinstance(form, TensorMeta) else form
+    )
 
 
 def run_on_meta(node: Data, forms: list[Any], checker: FormChecker) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from monograph.commands.precompile import CannotPrecompile, RankCapture, capture_as, check_rank_free
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
-from monograph.execute.artifact.compare import FREE, find_differences, reason_to_differ, settle
+from monograph.execute.artifact.compare import MAY_DIFFER, find_differences, reason_to_differ, resolve_config
 from monograph.execute.artifact.describe import describe_machine
 from monograph.execute.artifact.fields import SECTIONS
 from monograph.execute.artifact.folder import read_manifest
@@ -105,13 +105,13 @@ def test_an_artifact_for_another_length_is_refused_by_name_or_left_aside_as_aske
 @pytest.mark.parametrize("recipe", ["deepseek_v3_debugmodel", "llama3_debugmodel", "qwen3_debugmodel_moe"])
 def test_every_field_is_compared_or_has_a_reason_not_to_be(recipe):
     config = load_recipe(recipe)
-    theirs = settle(config, Mesh())
-    assert find_differences(theirs, settle(config, Mesh())) == []
+    theirs = resolve_config(config, Mesh())
+    assert find_differences(theirs, resolve_config(config, Mesh())) == []
     for leaf in find_leaves(config):
         if leaf.path == "parallelism.data_parallel_shard_degree":
-            ours = settle(config, Mesh(dp_shard=2))  # -1 stands for a number: that one is compared
+            ours = resolve_config(config, Mesh(dp_shard=2))  # -1 stands for a number: that one is compared
         else:
-            ours = settle(replace_leaf(config, leaf.path, flip(leaf.value)), Mesh())
+            ours = resolve_config(replace_leaf(config, leaf.path, flip(leaf.value)), Mesh())
         found = find_differences(theirs, ours)
         if reason_to_differ(leaf.path):
             assert found == [], leaf.path
@@ -150,15 +150,15 @@ def test_the_machine_is_written_down_only_if_a_pass_decided_by_it(folder):
 
 def test_a_component_of_another_class_is_another_configuration():
     config = load_recipe("llama3_debugmodel")
-    ours = settle(config, Mesh())
+    ours = resolve_config(config, Mesh())
     ours["model"]["$class"] = "elsewhere:Config"
-    (found,) = find_differences(settle(config, Mesh()), ours)
+    (found,) = find_differences(resolve_config(config, Mesh()), ours)
     assert found.startswith("model.$class: artifact monograph.models.llama3")
 
 
 def test_every_reason_belongs_to_a_field_that_exists():
     paths = [leaf.path for leaf in find_leaves(load_recipe("deepseek_v3_debugmodel"))]
-    for pattern, reason in FREE.items():
+    for pattern, reason in MAY_DIFFER.items():
         assert any(reason_to_differ(path) == reason for path in paths), pattern
         assert len(reason.split()) >= 4, f"{pattern}: a reason is a sentence"
 

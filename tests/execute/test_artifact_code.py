@@ -9,7 +9,7 @@ from monograph.execute.artifact.make import make_files
 from monograph.execute.artifact.manifest import ArtifactError
 from monograph.graph.file import find_parts
 from monograph.graph.tags import Tag
-from monograph.passes.compile.regions import compile_region, find_region, put_in_place
+from monograph.passes.compile.regions import compile_region, find_region, replace_with_compiled
 from monograph.passes.runner import OptimizedGraph
 from tests.execute.artifacts import make_sections, nothing_made, open_folder
 from tests.graph.captures import capture_chunk_nodes
@@ -19,7 +19,7 @@ def compile_sum(graph):
     """Hand a sum to the compiler, as the pass for regions does; inputs of the form it was compiled for."""
     sums = [node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor]
     region = find_region(sums[:1])
-    put_in_place(
+    replace_with_compiled(
         graph, region, "compiled_0", compile_region(graph, region, for_artifact=True), Tag(made_by="compile_regions")
     )
     graph.compiled = 1

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from monograph.cli import main
-from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
+from monograph.execute.artifact.compare import describe_groups, describe_mesh, resolve_config
 from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.machine import describe_here
 from monograph.execute.artifact.manifest import MANIFEST
@@ -25,7 +25,7 @@ def write(folder, mesh=None, **changes):
     mesh = mesh or Mesh(dp_shard=2)
     config = load_recipe(RECIPE)
     config = config.replace(compile=config.compile.replace(mode="graph"))
-    made_for = {"config": settle(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
+    made_for = {"config": resolve_config(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
     inputs = {"inputs": {"step": {"0000 state/w": "float32[2]"}}}
     sections = make_sections(**{**describe_here(), **made_for, **inputs, **changes})
     write_artifact(folder, sections, {"step.json": b"{}"})

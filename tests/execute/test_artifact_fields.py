@@ -8,7 +8,7 @@ import os
 import pytest
 
 from monograph.cli import main
-from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
+from monograph.execute.artifact.compare import describe_groups, describe_mesh, resolve_config
 from monograph.execute.artifact.folder import MAX_MANIFEST_BYTES, read_manifest, write_artifact
 from monograph.execute.artifact.machine import describe_here
 from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, parse_manifest, seal
@@ -44,7 +44,7 @@ def content(tmp_path_factory):
     """A manifest in which every field has something in it, as JSON."""
     mesh, config = Mesh(dp_shard=2), load_recipe(RECIPE)
     config = config.replace(compile=config.compile.replace(mode="graph"))
-    made_for = {"config": settle(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
+    made_for = {"config": resolve_config(config, mesh), "mesh": describe_mesh(mesh), "groups": describe_groups(mesh)}
     sections = make_sections(
         **{**describe_here(), **made_for},
         table={"w": SLOT},

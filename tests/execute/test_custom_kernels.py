@@ -20,7 +20,7 @@ from monograph.execute.custom_kernels import (
     find_updates,
 )
 from monograph.graph.encode import GraphFileError
-from monograph.graph.forms import Form
+from monograph.graph.tensor_meta import TensorMeta
 from monograph.kernels import norm_on_gpu, square_sum_on_gpu, swiglu_on_gpu, update_on_gpu
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
@@ -30,15 +30,23 @@ from tests.kit.capture import prepare
 
 FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dtype": "bfloat16"}
 GPU = torch.device("cuda")
-ROWS = Form(torch.bfloat16, (3, 4096), (4096, 1), GPU)
+ROWS = TensorMeta(torch.bfloat16, (3, 4096), (4096, 1), GPU)
 CALLS = [
     KernelCall("gate", (ROWS, ROWS)),
     KernelCall(
         "norm_backward",
-        (ROWS, ROWS, Form(torch.bfloat16, (4096,), (1,), GPU), Form(torch.float32, (3, 1), (1, 1), GPU), None),
+        (
+            ROWS,
+            ROWS,
+            TensorMeta(torch.bfloat16, (4096,), (1,), GPU),
+            TensorMeta(torch.float32, (3, 1), (1, 1), GPU),
+            None,
+        ),
     ),
-    KernelCall("square_sum", (Form(torch.bfloat16, (1,), (1,), GPU),)),
-    KernelCall("update", (Form(torch.float32, (1,), (1,), GPU), Form(torch.bfloat16, (1,), (1,), GPU), None)),
+    KernelCall("square_sum", (TensorMeta(torch.bfloat16, (1,), (1,), GPU),)),
+    KernelCall(
+        "update", (TensorMeta(torch.float32, (1,), (1,), GPU), TensorMeta(torch.bfloat16, (1,), (1,), GPU), None)
+    ),
 ]
 
 
@@ -56,7 +64,7 @@ def test_every_kind_of_call_in_a_graph_is_found_once(graph):
     assert set(names) == {"swiglu", "swiglu_backward", "rope", "norm", "norm_backward", "chunked_cross_entropy"}
     turned = [call for call in calls if call.name == "rope"]
     assert {call.args[-1] for call in turned} == {False, True}, "forward and backward"
-    assert all(isinstance(arg, Form | bool | int | float | None) for call in calls for arg in call.args)
+    assert all(isinstance(arg, TensorMeta | bool | int | float | None) for call in calls for arg in call.args)
 
 
 def test_what_a_compiler_replaces_is_not_built(graph):

@@ -162,7 +162,7 @@ def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Fac
         fake_groups(plan_run_mesh(config, world), 0, CPU) as groups,
     ):
         prepared = prepare(config, groups)
-        return prepared.capture("forward" if is_forward else "step"), prepared.facts
+        return prepared.capture("evaluation" if is_forward else "step"), prepared.facts
 
 
 def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) -> Iterator[tuple[str, StepGraph, Facts]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monograph.compat.ops import ATEN
-from monograph.graph.changes import count_moved, find_changes, look_at
+from monograph.graph.changes import count_moved, find_changes, take_snapshot
 from monograph.graph.cost import CostMeter, measure
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.facts import Facts
@@ -25,18 +25,18 @@ def step():
 
 
 def test_a_graph_that_nobody_touched_has_not_changed(step):
-    assert find_changes(look_at(step), look_at(step)).is_nothing
+    assert find_changes(take_snapshot(step), take_snapshot(step)).is_nothing
 
 
 def test_new_moved_removed_and_altered_nodes_are_told_apart(step):
-    before = look_at(step)
+    before = take_snapshot(step)
     inside = step.module.graph
     first = next(node for node in step.nodes if node.target is ATEN.mm.default)
     copy = call_before(inside, first, ATEN.mm.default, first.args, tag_of(first))
     (reader, *_) = first.users
     redirect(first, copy)
     inside.erase_node(first)
-    changes = find_changes(before, look_at(step))
+    changes = find_changes(before, take_snapshot(step))
     assert (changes.added, changes.removed, changes.moved) == (1, 1, 0)
     assert copy in changes.altered and reader in changes.altered
     assert not changes.is_nothing
@@ -44,12 +44,12 @@ def test_new_moved_removed_and_altered_nodes_are_told_apart(step):
 
 
 def test_what_passes_plan_is_no_change_and_where_a_node_comes_from_is_one(step):
-    before = look_at(step)
+    before = take_snapshot(step)
     node = next(node for node in step.nodes if node.op == "call_function")
     set_tag(node, replace(tag_of(node), keep=True, compile="blocks"))
-    assert find_changes(before, look_at(step)).is_nothing
+    assert find_changes(before, take_snapshot(step)).is_nothing
     set_tag(node, replace(tag_of(node), path="elsewhere"))
-    assert find_changes(before, look_at(step)).altered == {node}
+    assert find_changes(before, take_snapshot(step)).altered == {node}
 
 
 MOVES = [([], 0), ([0, 1, 2], 0), ([1, 2, 0], 1), ([3, 2, 1, 0], 3), ([2, 0, 1, 3], 1)]
@@ -61,10 +61,10 @@ def test_moves_are_counted_as_few_as_possible(indices, moved):
 
 
 def test_another_order_is_refused_when_a_value_is_read_too_early(step):
-    before = look_at(step)
+    before = take_snapshot(step)
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
     next(iter(node.users)).append(node)
-    changes = find_changes(before, look_at(step))
+    changes = find_changes(before, take_snapshot(step))
     assert changes.moved == 1 and not changes.altered
     with pytest.raises(GraphError, match="read before it is made"):
         check_graph(step, capture_recipe("llama3_debugmodel", SPREAD)[1], changes)
@@ -73,12 +73,12 @@ def test_another_order_is_refused_when_a_value_is_read_too_early(step):
 def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
     meter = CostMeter(Facts())
     meter.measure(step)
-    before = look_at(step)
+    before = take_snapshot(step)
     node = next(node for node in step.nodes if node.target is ATEN.mm.default)
     first = meter.find_node_costs(step.module.graph, LikelySizes(step.module.graph))
     node.meta["val"] = torch.empty(4096, 4096, device="meta")
     call_before(step.module.graph, node, ATEN.mm.default, node.args, tag_of(node))
-    changes = find_changes(before, look_at(step))
+    changes = find_changes(before, take_snapshot(step))
     assert meter.measure(step, changes.touched) == measure(step, Facts())
     again = meter.find_node_costs(step.module.graph, LikelySizes(step.module.graph))
     assert again.seconds[node] > first.seconds[node]
@@ -88,7 +88,7 @@ def test_measuring_again_what_was_touched_gives_the_cost_of_the_whole(step):
 
 def refusal(graph, facts, before):
     """What is said of a graph when only what changed since is looked at; it must be what a look at everything says."""
-    changes = find_changes(before, look_at(graph))
+    changes = find_changes(before, take_snapshot(graph))
     assert not changes.is_nothing
     with pytest.raises(GraphError) as found:
         check_graph(graph, facts, changes)
@@ -103,7 +103,7 @@ def chunk_nodes():
     graph, facts = capture_chunk_nodes()
     graph = copy_graph(graph)
     check_graph(graph, facts)
-    return graph, facts, look_at(graph)
+    return graph, facts, take_snapshot(graph)
 
 
 def test_inputs_of_one_shape_that_changed_places_are_refused(chunk_nodes):
@@ -142,7 +142,7 @@ def test_a_node_whose_metadata_was_made_anew_is_looked_at_without_its_stamp(chun
     graph, facts, before = chunk_nodes
     node = next(node for node in graph.nodes if node.op == "call_function")
     node.meta = {"val": value_of(node), "monograph_tag": tag_of(node)}
-    check_graph(graph, facts, find_changes(before, look_at(graph)))
+    check_graph(graph, facts, find_changes(before, take_snapshot(graph)))
 
 
 def test_costs_of_lists_whose_sizes_are_guessed_are_guessed_again():

@@ -8,9 +8,9 @@ import torch
 from monograph.execute.program import lower
 from monograph.graph.encode import GraphFileError
 from monograph.graph.file import graph_from_data, graph_to_data
-from monograph.graph.forms import Form, SizeForm
 from monograph.graph.query import has_symbols, value_of
 from monograph.graph.tags import tag_of
+from monograph.graph.tensor_meta import SymIntMeta, TensorMeta
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from tests.execute.updates import CPU, small
@@ -53,8 +53,8 @@ def test_values_come_back_as_words_and_not_as_tensors(with_experts):
     read = there_and_back(with_experts)
     values = [value_of(node) for node in read.nodes]
     assert not any(isinstance(value, torch.Tensor | torch.SymInt) for value in values)
-    assert any(isinstance(value, SizeForm) for value in values)
-    assert any(isinstance(value, Form) and has_symbols(value) for value in values)
+    assert any(isinstance(value, SymIntMeta) for value in values)
+    assert any(isinstance(value, TensorMeta) and has_symbols(value) for value in values)
     symbols = [has_symbols(value_of(node)) for node in with_experts.nodes]
     assert [has_symbols(value) for value in values] == symbols
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from monograph.graph.changes import find_changes, look_at
+from monograph.graph.changes import find_changes, take_snapshot
 from monograph.graph.verify import GraphError, check_graph
 from tests.graph.captures import SPREAD, capture_recipe, copy_graph
 from tests.graph.mutations_of_transfers import mutation as of_transfers
@@ -37,10 +37,10 @@ def break_step(mutate, name, graph, facts):
     refusals = []
     for only_changes in (True, False):
         mutant = copy_graph(graph)
-        before = look_at(mutant)
+        before = take_snapshot(mutant)
         if mutate(mutant, facts, random.Random(f"{mutate.__name__} {name}")) is False:
             return None
-        refusals.append(refuse(mutant, facts, find_changes(before, look_at(mutant)) if only_changes else None))
+        refusals.append(refuse(mutant, facts, find_changes(before, take_snapshot(mutant)) if only_changes else None))
     return Mutant(f"{mutate.__name__} of {name}", mutant.text(folded=False), *refusals)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.capture.capture import Part, capture
+from monograph.capture.capture import GraphKind, capture
 from monograph.capture.source import StepSource
 from monograph.execute.base import StepSettings
 from monograph.execute.facts import make_facts
@@ -29,14 +29,14 @@ class Prepared:
     facts: Facts
     inputs: StepInputs
 
-    def capture(self, part: Part = "step", **options: Any) -> StepGraph:
+    def capture(self, kind: GraphKind = "step", **options: Any) -> StepGraph:
         """The graph before any pass."""
-        return capture(self.source, self.inputs, part=part, **options)
+        return capture(self.source, self.inputs, kind=kind, **options)
 
-    def capture_and_pass(self, part: Part = "step") -> OptimizedGraph:
+    def capture_and_pass(self, kind: GraphKind = "step") -> OptimizedGraph:
         """The graph after all passes, with their records."""
         passes = build_passes(self.settings.passes, self.settings.compile.numerics)
-        return capture_and_optimize(self.source, self.inputs, self.facts, passes, part=part)
+        return capture_and_optimize(self.source, self.inputs, self.facts, passes, kind=kind)
 
 
 def prepare(

@@ -27,8 +27,8 @@ def talk_and_leave() -> tuple[int, int, int]:
     """On one rank: gloo's threads before it joined, while it was there, and after it left; holders stay alive."""
     before = count_threads()
     with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=30) as groups:
-        ranks = Ranks(groups.for_files())
-        ranks.collect(groups.any(False))
+        ranks = Ranks(groups.checkpoint_group())
+        ranks.all_gather_object(groups.any_rank(False))
         during = count_threads()
     assert isinstance(groups, Groups) and ranks.size == 2, "both are still referred to"
     return before, during, count_threads()

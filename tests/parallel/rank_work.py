@@ -58,7 +58,7 @@ def gather_full(table: ParamTable, shards: dict[str, Tensor], groups: Groups) ->
         parts = [mine]
     else:
         parts = [{} for _ in range(groups.mesh.world_size)] if groups.rank == 0 else None
-        dist.gather_object(mine, parts, dst=0, group=groups.for_files())
+        dist.gather_object(mine, parts, dst=0, group=groups.checkpoint_group())
     if parts is None:
         return {}
     return {slot.name: table.gather_full(slot, {r: p[slot.name] for r, p in enumerate(parts)}) for slot in table}

@@ -31,13 +31,13 @@ def ask_every_group(mesh: Mesh) -> dict:
     with joined_groups(mesh, CPU, timeout_seconds=30) as groups:
         mine = torch.tensor([groups.rank])
         heard = {name: all_gather(mine, mesh.group_size(name), name.value).tolist() for name in Group}
-        own = all(groups.native(one) is not groups.native(other) for one, other in CONCURRENT)
-        files = groups.for_files()
+        own = all(groups.process_group(one) is not groups.process_group(other) for one, other in CONCURRENT)
+        files = groups.checkpoint_group()
         return {
             "heard": heard,
             "coords": groups.coords(),
-            "own": own and (files is None or files not in [groups.native(name) for name in Group]),
-            "any": (groups.any(groups.rank == mesh.world_size - 1), groups.any(False)),
+            "own": own and (files is None or files not in [groups.process_group(name) for name in Group]),
+            "any": (groups.any_rank(groups.rank == mesh.world_size - 1), groups.any_rank(False)),
         }
 
 
@@ -79,7 +79,7 @@ def test_one_process_can_pretend_to_be_any_rank_of_a_large_world():
             gathered = all_gather(torch.ones(3, 2), mesh.group_size(Group.FSDP_GATHER), Group.FSDP_GATHER.value)
             assert gathered.shape == (96, 2)
             assert groups.coords().tolist() == [mesh.coordinate(rank, axis) for axis in COORDS]
-            assert groups.native(Group.EP).size() == 64
+            assert groups.process_group(Group.EP).size() == 64
         assert not dist.is_initialized()
 
 
@@ -105,14 +105,14 @@ def wait_for_a_late_peer(way: str) -> float:
     start = time.monotonic()
     try:
         with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1) as groups:
-            groups.any(False)  # everybody is connected
+            groups.any_rank(False)  # everybody is connected
             start = time.monotonic()
             if groups.rank == 1:
                 time.sleep(4)
             elif way == "collective":
                 all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value)
             else:
-                groups.any(False)
+                groups.any_rank(False)
     except RuntimeError:
         return time.monotonic() - start
     return 0.0

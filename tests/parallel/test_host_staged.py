@@ -46,7 +46,7 @@ def run_collectives(rank: int, group: str) -> list[torch.Tensor]:
 
 def compare_with_gloo() -> list[bool]:
     with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=30) as groups:
-        group = HostStagedGroup(groups.native(Group.WORLD))
+        group = HostStagedGroup(groups.process_group(Group.WORLD))
         alias_process_group("staged", group)
         plain, staged = (run_collectives(groups.rank, name) for name in (Group.WORLD.value, "staged"))
         remove_group_alias("staged")
@@ -69,7 +69,7 @@ def test_staged_collectives_give_what_gloo_gives():
 )
 def test_what_is_captured_does_not_depend_on_what_moves_the_bytes(collective, op):
     with joined_groups(Mesh(), CPU) as groups:
-        group = HostStagedGroup(groups.native(Group.WORLD))
+        group = HostStagedGroup(groups.process_group(Group.WORLD))
         alias_process_group("staged", group)
         with fake_tensors() as mode:
             graph = trace_function(collective, [torch.empty(4, 2)], mode)

@@ -37,7 +37,7 @@ def slots(draw) -> Slot:
 def test_shards_cover_every_element_and_only_replicas_hold_it_twice(slot):
     full = torch.arange(1.0, 1 + torch.Size(slot.shape).numel()).view(slot.shape)
     world = range(slot.mesh.world_size)
-    shards = {rank: slot.cut_out(full, rank) for rank in world}
+    shards = {rank: slot.take_shard(full, rank) for rank in world}
     assert {tuple(shard.shape) for shard in shards.values()} == {slot.local_shape}
     assert ParamTable([slot], slot.mesh).gather_full(slot, shards).equal(full)
     copies = slot.mesh.dp_replicate * (slot.mesh.tp if slot.is_replicated_over_tp else 1)
@@ -96,7 +96,7 @@ def test_every_rank_starts_with_its_part_of_what_one_device_starts_with(mesh, tm
         shards = {slot.name: torch.full(slot.local_shape, float("nan")) for slot in table}
         fill_shards(shards, table, starts, seed=7, rank=rank)
         for slot in table:
-            assert shards[slot.name].equal(slot.cut_out(whole.get_parameter(slot.name).detach(), rank)), slot.name
+            assert shards[slot.name].equal(slot.take_shard(whole.get_parameter(slot.name).detach(), rank)), slot.name
 
 
 def test_sums_of_squares_tell_cut_parameters_from_replicated_ones(tmp_path):

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-import monograph.parallel.shared
+import monograph.parallel.mesh_reductions
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.shared import total_over_batch, total_over_tokens
+from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens
 
 
-@pytest.mark.parametrize("sum_over", [total_over_batch, total_over_tokens])
+@pytest.mark.parametrize("sum_over", [all_reduce_over_data, all_reduce_over_tokens])
 def test_a_sum_over_one_rank_starts_no_collective_and_is_a_copy(sum_over, monkeypatch):
     """A copy: what a recorded step yields is overwritten by the next one."""
     monkeypatch.setattr(
-        monograph.parallel.shared, "all_reduce_over", lambda *_: pytest.fail("this starts a collective")
+        monograph.parallel.mesh_reductions, "all_reduce_over", lambda *_: pytest.fail("this starts a collective")
     )
     value = torch.tensor([3.0, 4.0])
     with joined_groups(Mesh(), torch.device("cpu")):

@@ -41,7 +41,7 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool
         shape = (config.training.local_batch_size, config.training.seq_len)
         batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "labels")}
         prepared = prepare(config, groups, batch, valid_tokens=7)
-        return prepared.capture("forward" if is_forward else "step"), prepared.facts
+        return prepared.capture("evaluation" if is_forward else "step"), prepared.facts
 
 
 def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:

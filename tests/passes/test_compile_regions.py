@@ -8,7 +8,7 @@ from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
-from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
+from monograph.passes.compile.regions import find_region, group_consecutive, make_region_key
 from monograph.passes.config import PassesConfig
 from tests.passes.kit import capture_small, make_pass
 
@@ -24,7 +24,7 @@ def marked(model, layers):
 
 def count_kinds(graph):
     runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
-    return len({find_kind(find_region(run)) for run in runs})
+    return len({make_region_key(find_region(run)) for run in runs})
 
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])

@@ -11,7 +11,7 @@ from monograph.graph.query import is_launch, is_wait
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
-from monograph.passes.compile.regions import find_kind, find_region, group_consecutive
+from monograph.passes.compile.regions import find_region, group_consecutive, make_region_key
 from monograph.passes.config import PassesConfig
 from tests.passes.kit import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, run
@@ -50,7 +50,7 @@ def test_slices_of_the_loss_are_parts_of_their_own_and_of_one_kind():
     runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
     slices = [run for run in runs if tag_of(run[0]).region.startswith("slice")]
     assert len(slices) > 2
-    assert len({find_kind(find_region(run)) for run in slices}) == 1, "compiled once"
+    assert len({make_region_key(find_region(run)) for run in slices}) == 1, "compiled once"
     assert all(tag_of(node).block is None for run in runs for node in run)
 
 

@@ -8,7 +8,7 @@ from monograph.annotate import Direction, Role
 from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.cost import Cost
 from monograph.graph.facts import Facts
-from monograph.passes.runner import Record
+from monograph.passes.runner import PassRecord
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out
 from monograph.report.saved import fold_saved, name_blocks
 from tests.graph.by_hand import ByHand
@@ -91,7 +91,7 @@ def test_a_very_long_difference_ends_with_the_file_that_has_the_rest():
         nodes=0, flops=0, collectives=0, moved_bytes=0, peak_bytes=0, communication_seconds=0.0, exposed_seconds=0.0
     )
     told = {"note": "", "options": {}, "seconds": 0.0, "added": 0, "removed": 0, "moved": 0}
-    record = Record(name="p", status="ran", before=cost, after=cost, **told)
+    record = PassRecord(name="p", status="ran", before=cost, after=cost, **told)
     lines = collect_pass(record, diff="x\n" * (MAX_LINES + 7), files=("1.txt", "1.diff"))["diff"].splitlines()
     assert len(lines) == MAX_LINES + 1
     assert lines[-1] == "... 7 more lines in 1.diff"

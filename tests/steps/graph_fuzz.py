@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from monograph.capture.capture import Part
+from monograph.capture.capture import GraphKind
 from monograph.errors import ConfigError
 from monograph.graph.facts import Facts
 from monograph.graph.file import graph_from_data, graph_to_data
@@ -30,7 +30,7 @@ from tests.steps.graph_fuzz_ranks import compare_modes
 from tests.verify.on_ranks import verify_on_ranks
 
 CPU = torch.device("cpu")
-PARTS: tuple[Part, ...] = ("step", "forward")
+PARTS: tuple[GraphKind, ...] = ("step", "evaluation")
 RANKS_EVERY = 5
 VERIFY_EVERY = 10
 PATIENCE_SECONDS = 900.0

@@ -93,7 +93,7 @@ def see_batches(config: TrainerConfig) -> Any:
     for loader in (data, data.with_split("validation")):
         with loader.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
             seen += [batch.tokens.tolist() for batch in itertools.islice(batches, 3)]
-            seen.append(batches._shelf.depth)
+            seen.append(batches._queue.depth)
     return seen
 
 

@@ -30,7 +30,7 @@ importlib.import_module("torch._dynamo")  # which torch's AdamW would import wit
 
 
 @dataclass(frozen=True)
-class Trouble:
+class WriteFailures:
     """What goes wrong with the disk of a run: it is slow, or the process is killed at one of its calls."""
 
     method: str
@@ -68,7 +68,7 @@ class Trouble:
         setattr(Disk, self.method, call)
 
 
-def start(config: TrainerConfig, trouble: Trouble | None = None) -> Any:
+def start(config: TrainerConfig, trouble: WriteFailures | None = None) -> Any:
     """Begin to train in another process."""
     return _start(_train, config, trouble)
 
@@ -78,7 +78,7 @@ def start_command(*words: str) -> Any:
     return _start(_run_command, *words)
 
 
-def run(config: TrainerConfig, trouble: Trouble | None = None) -> int:
+def run(config: TrainerConfig, trouble: WriteFailures | None = None) -> int:
     """Train in another process and return its exit code: KILLED when it was killed."""
     return finish(start(config, trouble))
 
@@ -115,7 +115,7 @@ def _start(target: Callable[..., None], *args: Any) -> Any:
     return process
 
 
-def _train(config: TrainerConfig, trouble: Trouble | None) -> None:
+def _train(config: TrainerConfig, trouble: WriteFailures | None) -> None:
     torch.set_num_threads(1)
     if trouble is not None:
         trouble.install()

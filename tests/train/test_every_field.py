@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monograph.commands.request import settle
+from monograph.commands.request import reset_and_check
 from monograph.config.json_form import dump_json
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.errors import ConfigError, MonographError
@@ -68,9 +68,9 @@ def test_a_changed_field_changes_what_can_be_seen_or_is_refused(flip, tmp_path):
     changed = replace_leaf(base, flip.path, value)
     if flip.is_refused:
         with pytest.raises(ConfigError, match=flip.path.rpartition(".")[2]):
-            settle(base, changed, [flip.path])
+            reset_and_check(base, changed, [flip.path])
         return
-    changed = settle(base, changed, [flip.path])
+    changed = reset_and_check(base, changed, [flip.path])
     before = flip.see(base) if flip.see is see_run else observe_base(flip.see, dump_json(base), Unhashed(base))
     if flip.see is see_run and flip.path != "job.dump_folder":
         changed = replace_leaf(changed, "job.dump_folder", str(tmp_path / "other" / "run"))

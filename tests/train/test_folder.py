@@ -19,7 +19,7 @@ from tests.parallel.rank_work import claim as claim_on_rank
 from tests.train.kit import find_steps, open_trainer, read_exact, read_records, tiny_run
 from tests.train.processes import KILLED, finish, kill, run, start, wait_until
 
-ALONE = SimpleNamespace(rank=0, share=lambda value: value)
+ALONE = SimpleNamespace(rank=0, broadcast_object=lambda value: value)
 ENDLESS = {"training.steps": 1_000_000, "checkpoint.interval": 5, "checkpoint.keep_last": 2}
 
 
@@ -76,7 +76,7 @@ def test_only_the_first_of_many_ranks_moves_anything(tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("")
-    claim(folder, SimpleNamespace(rank=1, share=lambda value: value))
+    claim(folder, SimpleNamespace(rank=1, broadcast_object=lambda value: value))
     assert os.listdir(tmp_path) == ["out"]
 
 

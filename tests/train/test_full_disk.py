@@ -14,7 +14,7 @@ from monograph.cli import main
 from monograph.log import find_missing, get_log, set_up_log
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import MetricsConfig, ProfilerConfig
-from monograph.train.trouble import Retried
+from monograph.train.write_failures import RetriedWrite
 from tests.disks import FailingCalls
 from tests.train.kit import find_steps, open_trainer, tiny_run
 from tests.train.processes import run
@@ -195,7 +195,7 @@ class Flaky:
 
 
 def test_a_sink_that_fails_is_tried_again_and_what_it_lacks_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("monograph.train.trouble.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("monograph.train.write_failures.RETRY_SECONDS", 0.0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     sinks = []
 
@@ -215,14 +215,14 @@ def test_a_sink_that_fails_is_tried_again_and_what_it_lacks_is_named(tmp_path, m
 
 
 def test_a_sink_that_failed_is_left_alone_for_a_while():
-    attempts, tried = Retried("sink", pause_seconds=1000.0), []
+    attempts, tried = RetriedWrite("sink", pause_seconds=1000.0), []
 
     def fail():
         tried.append(1)
         raise OSError(errno.ENOSPC, FULL)
 
     assert [attempts.attempt(step, fail) for step in (5, 6, 7)] == [False] * 3
-    assert len(tried) == 1 and attempts.trouble.describe() == f"sink lacks steps 5-7: {FULL}"
+    assert len(tried) == 1 and attempts.failures.describe() == f"sink lacks steps 5-7: {FULL}"
 
 
 def test_a_trace_that_cannot_be_written_is_named(tmp_path):
@@ -259,7 +259,7 @@ def test_a_full_disk_under_standard_output_is_an_error_without_a_traceback():
 
 
 def test_the_summary_of_the_command_says_what_is_missing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("monograph.train.trouble.write_whole", refuse)
+    monkeypatch.setattr("monograph.train.write_failures.write_whole", refuse)
     flags = ["--training.steps", "2", "--training.seq_len", "32", "--model.n_layers", "1", "--model.dim", "64"]
     assert main(["train", "llama3_debugmodel", *flags, "--job.dump_folder", str(tmp_path / "run")]) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())

@@ -11,7 +11,7 @@ from monograph.errors import CheckpointError, DataError
 from monograph.run import train
 from monograph.train.optimizer import Optimizer
 from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
-from tests.train.processes import KILLED, Trouble, kill, run, start, wait_until
+from tests.train.processes import KILLED, WriteFailures, kill, run, start, wait_until
 
 STEPS = 11
 CHANGES = {
@@ -75,12 +75,12 @@ def reached(folder, step):
 
 
 KILLS_INSIDE_A_SAVE = {
-    "in the first tensor": Trouble("write", 2, "half", commits=1),
-    "half of the tensors are written": Trouble("write", 60, "half", commits=1),
-    "nothing is durable yet": Trouble("sync", 1, "before", commits=1),
-    "everything is written but not committed": Trouble("rename", 1, "before", commits=1),
-    "just committed": Trouble("rename", 1, "after", commits=1),
-    "while an older one is deleted": Trouble("remove_file", 1, "after"),
+    "in the first tensor": WriteFailures("write", 2, "half", commits=1),
+    "half of the tensors are written": WriteFailures("write", 60, "half", commits=1),
+    "nothing is durable yet": WriteFailures("sync", 1, "before", commits=1),
+    "everything is written but not committed": WriteFailures("rename", 1, "before", commits=1),
+    "just committed": WriteFailures("rename", 1, "after", commits=1),
+    "while an older one is deleted": WriteFailures("remove_file", 1, "after"),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_kill_inside_a_save_loses_nothing_that_was_committed(tmp_path, unbroke
 
 def test_a_kill_before_the_first_checkpoint_starts_from_scratch_with_auto(tmp_path, unbroken):
     folder = tmp_path / "run"
-    assert run(make_run(folder), Trouble("write", 1)) == KILLED
+    assert run(make_run(folder), WriteFailures("write", 1)) == KILLED
     assert find_steps(folder) == []
     assert run(make_run(folder, checkpoint__load="auto")) == 0
     assert_equal_to_unbroken(folder, unbroken)
@@ -113,7 +113,7 @@ def test_a_kill_before_the_first_checkpoint_starts_from_scratch_with_auto(tmp_pa
 
 def test_training_goes_on_while_a_slow_save_is_under_way_and_a_kill_then_is_harmless(tmp_path, unbroken):
     folder = tmp_path / "run"
-    process = start(make_run(folder, checkpoint__async_save=True), Trouble("sync", seconds=1.0))
+    process = start(make_run(folder, checkpoint__async_save=True), WriteFailures("sync", seconds=1.0))
     wait_until(lambda: reached(folder, 5), process)
     assert find_steps(folder) == [], "step 3 is still being written while step 5 is done"
     wait_until(lambda: find_steps(folder) == [3], process)
@@ -174,7 +174,7 @@ def test_resuming_on_other_data_is_refused(tmp_path, unbroken):
 
 
 def test_latest_without_any_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
         train(make_run(tmp_path / "run", checkpoint__load="latest"))
 
 

@@ -18,8 +18,8 @@ import monograph.execute.sharded
 import monograph.parallel.apply
 import monograph.parallel.collectives
 import monograph.parallel.init_shards
+import monograph.parallel.mesh_reductions
 import monograph.parallel.shard
-import monograph.parallel.shared
 from monograph.axes import Group
 from monograph.models.router import Router
 from monograph.parallel.collectives import all_gather_dim, all_reduce_over, reduce_scatter_autograd, reduce_scatter_dim
@@ -164,7 +164,7 @@ def without_offset(layer: type) -> Iterator[None]:
 
 @contextmanager
 def loads_of_own_tokens_only() -> Iterator[None]:
-    with patch.object(monograph.execute.base, "total_over_tokens", lambda load: load):
+    with patch.object(monograph.execute.base, "all_reduce_over_tokens", lambda load: load):
         yield
 
 

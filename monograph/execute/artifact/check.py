@@ -5,7 +5,7 @@ from typing import Any
 
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
-from monograph.execute.artifact.compare import describe_groups, find_differences, settle
+from monograph.execute.artifact.compare import describe_groups, find_differences, resolve_config
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.machine import describe_here
@@ -21,7 +21,7 @@ SHOWN = 8
 def find_misfits(manifest: ArtifactManifest, config: BaseConfig, mesh: Mesh) -> list[str]:
     """Every field in which the artifact was made for something else, with both values."""
     sections = manifest.sections
-    found = find_differences(sections["config"], settle(config, mesh))
+    found = find_differences(sections["config"], resolve_config(config, mesh))
     found += find_differences(sections["mesh"]["world"], mesh.world_size, "ranks")
     found += find_differences(sections["groups"], describe_groups(mesh), "groups")
     here = describe_here()

@@ -15,7 +15,7 @@ from monograph.config.json_form import to_json
 from monograph.config.leaves import replace_leaf
 from monograph.parallel.mesh import Mesh
 
-FREE: Mapping[str, str] = {
+MAY_DIFFER: Mapping[str, str] = {
     "machine": "what it became is compared as machine.planned_for, where a pass planned with it",
     "job.*": "where a run writes, and what it is called",
     "training.steps": "how long a run lasts",
@@ -47,10 +47,10 @@ ABSENT = "(nothing)"
 
 def reason_to_differ(path: str) -> str:
     """Why a field may differ; empty when it may not."""
-    return next((reason for pattern, reason in FREE.items() if fnmatchcase(path, pattern)), "")
+    return next((reason for pattern, reason in MAY_DIFFER.items() if fnmatchcase(path, pattern)), "")
 
 
-def settle(config: BaseConfig, mesh: Mesh) -> dict[str, Any]:
+def resolve_config(config: BaseConfig, mesh: Mesh) -> dict[str, Any]:
     """The configuration as it is compared: with the shard degree that -1 stands for on this mesh."""
     return to_json(replace_leaf(config, "parallelism.data_parallel_shard_degree", mesh.dp_shard))
 

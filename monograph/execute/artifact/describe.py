@@ -13,7 +13,7 @@ from monograph.execute.artifact.machine import find_processor
 from monograph.graph.signature import InputSpec
 from monograph.machine import Machine
 from monograph.parallel.param_table import ParamTable, Slot
-from monograph.passes.runner import Record
+from monograph.passes.runner import PassRecord
 
 PLANNED_FOR = "planned_for"
 """Of a machine's fields in a manifest: before them stands what they are for."""
@@ -45,7 +45,7 @@ def describe_inputs(specs: Iterable[InputSpec]) -> dict[str, str]:
     }
 
 
-def describe_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+def describe_records(records: Sequence[PassRecord]) -> list[dict[str, Any]]:
     """What the passes did; not how long it took, which is different every time."""
     names = ("name", "status", "note", "options", "added", "removed", "moved")
     return [{name: getattr(record, name) for name in names} for record in records]

@@ -12,7 +12,7 @@ from monograph.compat.compiler import save_compiled
 from monograph.compat.triton_cache import take_kernels, triton_folder
 from monograph.config.configurable import BaseConfig
 from monograph.errors import MonographError
-from monograph.execute.artifact.compare import describe_groups, describe_mesh, settle
+from monograph.execute.artifact.compare import describe_groups, describe_mesh, resolve_config
 from monograph.execute.artifact.describe import (
     describe_inputs,
     describe_machine,
@@ -106,7 +106,7 @@ def make_sections(
     is_planned = any(record.reads_machine for captured in graphs.values() for record in captured.records)
     parts = {name: list(find_parts(captured.graph)) for name, captured in graphs.items()}
     return {
-        "config": settle(config, mesh),
+        "config": resolve_config(config, mesh),
         "mesh": describe_mesh(mesh),
         "groups": describe_groups(mesh),
         "table": describe_table(table),

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from monograph.capture.capture import Part
+from monograph.capture.capture import GraphKind
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import find_misfits, misfit_error, trust_code
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import PLANNED_FOR, describe_machine
-from monograph.execute.artifact.fields import EVALUATION, STEP
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.load import Artifact, read_graph
@@ -24,7 +23,6 @@ from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import OptimizedGraph
 
 log = get_log("artifact")
-NAMES: dict[Part, str] = {"step": STEP, "forward": EVALUATION}
 """What an artifact calls the two graphs."""
 
 
@@ -63,9 +61,9 @@ def read_graphs(
     table: ParamTable,
     facts: Facts,
     inputs: StepInputs,
-    parts: Sequence[Part],
+    kinds: Sequence[GraphKind],
     groups: Groups,
-) -> dict[Part, OptimizedGraph]:
+) -> dict[GraphKind, OptimizedGraph]:
     """The artifact's graphs, if they fit this run; none to capture instead.
 
     When one rank cannot read them, all of them stop, and that rank says why.
@@ -73,21 +71,21 @@ def read_graphs(
     if is_refused(settings, artifact.misfits(table, inputs.specs(), groups.device), groups):
         return {}
     error: ConfigError | None = None
-    graphs: dict[Part, OptimizedGraph] = {}
+    graphs: dict[GraphKind, OptimizedGraph] = {}
     try:
-        for part in parts:
-            graph = read_graph(artifact, NAMES[part], facts, inputs)
-            graphs[part] = OptimizedGraph(graph, ran_before=artifact.ran_passes(NAMES[part]))
+        for kind in kinds:
+            graph = read_graph(artifact, kind, facts, inputs)
+            graphs[kind] = OptimizedGraph(graph, ran_before=artifact.ran_passes(kind))
     except ConfigError as refused:
         error = refused
-    if groups.any(error is not None):
+    if groups.any_rank(error is not None):
         raise error or ConfigError("the artifact cannot be used", why="another rank refused it, and says why")
     return graphs
 
 
 def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> bool:
     """Whether to compile instead, on all ranks if on one; an error where the settings do not ask for that."""
-    if not groups.any(bool(found)):
+    if not groups.any_rank(bool(found)):
         return False
     error = misfit_error(settings.artifact, found or ["it does not fit another rank, which says why"])
     if settings.artifact_on_mismatch != "compile":

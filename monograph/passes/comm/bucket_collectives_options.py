@@ -17,4 +17,8 @@ class BucketCollectivesConfig(PassOptions):
 
     def check(self) -> None:
         if self.max_bytes < 1:
-            raise ConfigError(f"max_bytes is {self.max_bytes}", why="a bucket holds at least one parameter")
+            raise ConfigError(
+                f"max_bytes is {self.max_bytes}",
+                why="it must be at least 1",
+                do="--passes.bucket_collectives.max_bytes 268435456",
+            )

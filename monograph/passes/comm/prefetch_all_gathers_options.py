@@ -17,4 +17,6 @@ class PrefetchAllGathersConfig(PassOptions):
 
     def check(self) -> None:
         if self.ahead < 1:
-            raise ConfigError(f"ahead is {self.ahead}", why="it counts blocks", do="--passes.off prefetch_all_gathers")
+            raise ConfigError(
+                f"ahead is {self.ahead}", why="it must be at least 1", do="--passes.off prefetch_all_gathers for none"
+            )

@@ -10,10 +10,10 @@ from monograph.passes.base import Pass, Property
 from monograph.passes.compile.regions import (
     CompiledRegion,
     compile_region,
-    find_kind,
     find_region,
     group_consecutive,
-    put_in_place,
+    make_region_key,
+    replace_with_compiled,
 )
 
 
@@ -31,17 +31,17 @@ class CompileRegions(Pass):
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
-        kinds = [find_kind(find_region(run)) for run in runs]
+        kinds = [make_region_key(find_region(run)) for run in runs]
         codes: dict[str, tuple[str, CompiledRegion]] = {}
-        with kernels_built_together(wanted=not facts.for_artifact):
+        with kernels_built_together(wanted=not facts.is_ahead_of_time):
             for run, kind in zip(runs, kinds, strict=True):
                 if kind not in codes:
-                    code = compile_region(graph, find_region(run), for_artifact=facts.for_artifact)
+                    code = compile_region(graph, find_region(run), for_artifact=facts.is_ahead_of_time)
                     codes[kind] = f"compiled_{len(codes)}", code
         for run, kind in zip(runs, kinds, strict=True):
             tag = tag_of(run[0])
             path = f"layers.{tag.block}" if tag.block is not None else tag.path
             made = replace(tag, path=path, slot="", role=None, compile="", keep=None, made_by=self.name())
-            put_in_place(graph, find_region(run), *codes[kind], made)
+            replace_with_compiled(graph, find_region(run), *codes[kind], made)
         graph.compiled += len(codes)
         return f"{len(runs)} parts, {len(codes)} compilations"

@@ -7,7 +7,7 @@ from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag
 from monograph.passes.base import Pass
-from monograph.passes.compile.regions import compile_region, find_region, put_in_place
+from monograph.passes.compile.regions import compile_region, find_region, replace_with_compiled
 
 
 class CompileWhole(Pass):
@@ -28,9 +28,9 @@ class CompileWhole(Pass):
         region = find_region(nodes)
         has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
         tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
-        with kernels_built_together(wanted=not facts.for_artifact):
-            code = compile_region(graph, region, for_artifact=facts.for_artifact)
-        put_in_place(graph, region, "compiled", code, tag)
+        with kernels_built_together(wanted=not facts.is_ahead_of_time):
+            code = compile_region(graph, region, for_artifact=facts.is_ahead_of_time)
+        replace_with_compiled(graph, region, "compiled", code, tag)
         graph.compiled += 1
         graph.properties = None  # checked up to here; compiled code cannot be checked
         return f"{len(nodes)} nodes became one call"

@@ -18,7 +18,7 @@ from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
 from monograph.graph.text import render_inner
-from monograph.kernels.catalog import teach_compiler
+from monograph.kernels.catalog import register_decompositions
 
 _SYMBOL = re.compile(r"\b[us]\d+\b")
 
@@ -89,7 +89,7 @@ def inner_graph(node: Node) -> Any:
     return getattr(node.graph.owning_module, str(node.target), None)
 
 
-def cut_out(region: Region) -> GraphModule:
+def extract_subgraph(region: Region) -> GraphModule:
     """The region as a graph of its own."""
     graph, root = Graph(), nn.Module()
     copies: dict[Node, Node] = {}
@@ -106,10 +106,10 @@ def cut_out(region: Region) -> GraphModule:
     return GraphModule(root, graph)
 
 
-def find_kind(region: Region) -> str:
+def make_region_key(region: Region) -> str:
     """Equal for regions that compute the same on values of the same form: these share one compiled code.
 
-    Sizes that only a running step knows go by the order in which they appear, not by their names in the capture.
+    unbacked symbols go by the order in which they appear, not by their names in the capture.
     """
     names: dict[Node, str] = {value: f"in{index}" for index, value in enumerate(region.inputs)}
     lines = [f"{name}: {_form(value_of(value))}" for value, name in names.items()]
@@ -141,14 +141,14 @@ def _form(value: Any) -> str:
 
 def compile_region(graph: StepGraph, region: Region, *, for_artifact: bool) -> CompiledRegion:
     """Compile a region for values of the form its inputs have."""
-    teach_compiler()
+    register_decompositions()
     values = [value_of(value) for value in region.inputs]
     return CompiledRegion(
-        compile_graph(cut_out(region), values, fake_mode(graph.module.graph), for_artifact=for_artifact)
+        compile_graph(extract_subgraph(region), values, fake_mode(graph.module.graph), for_artifact=for_artifact)
     )
 
 
-def put_in_place(graph: StepGraph, region: Region, name: str, code: CompiledRegion, tag: Tag) -> None:
+def replace_with_compiled(graph: StepGraph, region: Region, name: str, code: CompiledRegion, tag: Tag) -> None:
     """One node that runs the code, and one for each value others read, instead of the region's nodes."""
     inside = graph.module.graph
     if not hasattr(graph.module, name):

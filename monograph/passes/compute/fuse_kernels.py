@@ -10,9 +10,9 @@ from monograph.kernels.swiglu import SWIGLU_BACKWARD
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.fusions import (
-    fuse_again,
     fuse_casts,
     fuse_joined,
+    fuse_recompute,
     fuse_rotations,
     fuse_sum_after,
     fuse_sum_before,
@@ -34,7 +34,7 @@ class FuseKernels(Pass):
         if not any(node.target in CUSTOM_OPS for node in graph.nodes):
             return "no custom ops"
         stages = (
-            (fuse_again, (NORM_BACKWARD, SWIGLU_BACKWARD)),
+            (fuse_recompute, (NORM_BACKWARD, SWIGLU_BACKWARD)),
             (fuse_joined, (ATEN.cat.default,)),
             (fuse_rotations, (ATEN.cat.default,)),
             (fuse_sum_before, (NORM,)),

@@ -27,10 +27,10 @@ _VIEWS = (ATEN.view.default, UNSAFE_VIEW)
 _NAME = "fuse_kernels"
 
 
-def fuse_again(graph: Graph, back: Node) -> bool:
+def fuse_recompute(graph: Graph, back: Node) -> bool:
     """Let a backward also compute what was to be recomputed from the same values."""
-    for again in find_again(back):
-        sunk = plan_sinking(again, back)
+    for again in find_recomputed_forwards(back):
+        sunk = plan_moves_after(again, back)
         if sunk is None:
             continue
         is_gate = back.target is SWIGLU_BACKWARD
@@ -48,7 +48,7 @@ def fuse_again(graph: Graph, back: Node) -> bool:
     return False
 
 
-def find_again(back: Node) -> Iterator[Node]:
+def find_recomputed_forwards(back: Node) -> Iterator[Node]:
     """Nodes of a backward's own direction that compute from the values it reads what its forward computed."""
     is_gate = back.target is SWIGLU_BACKWARD
     _, x, other, *_ = back.args
@@ -68,7 +68,7 @@ def has_eps_of(norm: Node, back: Node) -> bool:
     return isinstance(source, Node) and source.target in (NORM, ADD_NORM) and source.args[-1] == norm.args[-1]
 
 
-def plan_sinking(again: Node, back: Node) -> list[Node] | None:
+def plan_moves_after(again: Node, back: Node) -> list[Node] | None:
     """What has to move behind the backward because it reads what will come from there; None when it must not move."""
     reached, found = {again}, []
     for node in find_between(again, back):

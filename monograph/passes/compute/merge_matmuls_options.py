@@ -17,4 +17,8 @@ class MergeMatmulsConfig(PassOptions):
 
     def check(self) -> None:
         if self.max_columns < 1:
-            raise ConfigError(f"max_columns is {self.max_columns}", why="every matrix has a column")
+            raise ConfigError(
+                f"max_columns is {self.max_columns}",
+                why="it must be at least 1",
+                do="--passes.merge_matmuls.max_columns 65536",
+            )

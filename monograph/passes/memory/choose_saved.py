@@ -48,7 +48,7 @@ class ChooseSaved(Pass):
         before = count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))) / GIB
         after = count_saved_bytes(graph, crossing) / GIB
         mode = facts.activations.mode
-        return f"{mode}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.again)}"
+        return f"{mode}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.recomputed)}"
 
     def plan(self, graph: StepGraph, facts: Facts) -> set[Node]:
         """The forward nodes that are kept."""

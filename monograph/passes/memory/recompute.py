@@ -47,7 +47,7 @@ class Recompute(Pass):
 def plan_recompute(graph: StepGraph) -> list[Recomputation]:
     """Every node to recompute with its first reader; arguments come before those who read them."""
     crossing = find_crossing(graph, {node for node in graph.nodes if tag_of(node).keep is not False})
-    again = set(crossing.again)
+    again = set(crossing.recomputed)
     indices = {node: index for index, node in enumerate(graph.nodes)}
     first: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -55,11 +55,11 @@ def plan_recompute(graph: StepGraph) -> list[Recomputation]:
             for value in node.all_input_nodes:
                 if value in again:
                     first.setdefault(value, node)
-    for node in reversed(crossing.again):  # readers come later in the graph, so they are settled already
+    for node in reversed(crossing.recomputed):  # readers come later in the graph, so they are settled already
         readers = [first[user] for user in node.users if user in again]
         readers += [first[node]] if node in first else []
         first[node] = min(readers, key=indices.__getitem__)
-    return [Recomputation(node, first[node]) for node in crossing.again]
+    return [Recomputation(node, first[node]) for node in crossing.recomputed]
 
 
 def apply_recompute(plan: list[Recomputation]) -> None:

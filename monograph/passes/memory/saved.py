@@ -20,7 +20,7 @@ class SavedActivations:
 
     kept: tuple[Node, ...]
     """Values it reads as they are, in order."""
-    again: tuple[Node, ...]
+    recomputed: tuple[Node, ...]
     """Values it recomputes, in order."""
 
 

@@ -21,7 +21,7 @@ log = get_log("overlap")
 
 
 class OverlapExperts(Pass):
-    """Let chunks take turns at every exchange of rows.
+    """Let chunks take turns at every all_to_all of rows.
 
     Before:  d0 = exchange(x0);  d1 = exchange(x1);  y0 = experts(wait(d0));  y1 = experts(wait(d1));  ...
     After:   d0 = exchange(x0);  x1 = ...;  d1 = exchange(x1);  y0 = experts(wait(d0));  c0 = exchange(y0);

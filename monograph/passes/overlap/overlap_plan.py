@@ -64,14 +64,14 @@ class ScheduleBuilder:
             self.needed = find_ancestors([launch for each in rounds for launch in each])
             for launches in rounds:
                 for launch in launches:
-                    self.take_turn(launch)
+                    self.emit_until_launch(launch)
             self.finish(direction)
         for node in self.nodes:
             if node not in self.done:
                 self.emit(node)
         return self.played
 
-    def take_turn(self, launch: Node) -> None:
+    def emit_until_launch(self, launch: Node) -> None:
         """Run what a launch needs: first what waits for no rows, then the rest."""
         closure = self.find_missing([launch])
         late: set[Node] = set()
@@ -79,7 +79,7 @@ class ScheduleBuilder:
             if is_row_wait(node) or not late.isdisjoint(node.all_input_nodes):
                 late.add(node)
         for node in (*(n for n in closure if n not in late), *(n for n in closure if n in late)):
-            self.pass_by(self.indices[node])
+            self.emit_unchunked_before(self.indices[node])
             self.run_node(node)
         self.release()
 
@@ -97,7 +97,7 @@ class ScheduleBuilder:
         if node in self.done:
             return
         if is_row_wait(node):
-            self.fill(node.args[0])
+            self.emit_filler(node.args[0])
         self.emit(node)
 
     def emit(self, node: Node) -> None:
@@ -108,22 +108,22 @@ class ScheduleBuilder:
                 if wait.target is WAIT_TENSOR:
                     self.due[wait] = self.front + self.indices[wait] - self.indices[node]
         for user in node.users:
-            if self.is_spare(user):
+            if self.is_ready_filler(user):
                 self.spare.append(user)
 
-    def is_spare(self, node: Node) -> bool:
+    def is_ready_filler(self, node: Node) -> bool:
         """Whether a chunk's node could run, and is neither the start nor the end of a collective."""
         if tag_of(node).chunk is None or not is_compute(node) or node in self.done or is_launch(node) or is_wait(node):
             return False
-        return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
+        return all(each in self.done or self.is_ready_unchunked(each) for each in node.all_input_nodes)
 
-    def is_at_hand(self, node: Node) -> bool:
+    def is_ready_unchunked(self, node: Node) -> bool:
         """Whether a node of no chunk, say a transposed weight, could run right now."""
         if tag_of(node).chunk is not None or is_launch(node) or is_wait(node):
             return False
-        return all(each in self.done or self.is_at_hand(each) for each in node.all_input_nodes)
+        return all(each in self.done or self.is_ready_unchunked(each) for each in node.all_input_nodes)
 
-    def fill(self, launch: Any) -> None:
+    def emit_filler(self, launch: Any) -> None:
         """Run spare work under a collective: what nothing will need first, then what a later turn needs, if it fits."""
         while self.played.gap(launch) > 0:
             self.spare = [node for node in dict.fromkeys(self.spare) if node not in self.done]
@@ -140,7 +140,7 @@ class ScheduleBuilder:
         self.early = [each for each in self.early if any(user not in self.done for user in each.users)]
         return sum(self.sizes.bytes(value_of(each)) for each in (*self.early, node)) <= self.max_extra_bytes
 
-    def pass_by(self, index: int) -> None:
+    def emit_unchunked_before(self, index: int) -> None:
         """Run the nodes of no chunk that stand before a place."""
         self.front = max(self.front, index)
         while self.next_waiting < len(self.waiting) and self.indices[self.waiting[self.next_waiting]] < index:

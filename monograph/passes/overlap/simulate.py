@@ -1,4 +1,4 @@
-"""A schedule played through with a cost model: what each exchange of rows takes, and what lies under it."""
+"""A schedule played through with a cost model: what each all_to_all of rows takes, and what lies under it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ MICROSECOND = 1e-6
 
 @dataclass(frozen=True)
 class Window:
-    """One exchange of rows: how long it takes, and what compute does meanwhile."""
+    """One all_to_all of rows: how long it takes, and what compute does meanwhile."""
 
     launch: Node
     bytes: int
@@ -79,7 +79,7 @@ class SimulatedSchedule:
 
     @property
     def exposed_seconds(self) -> float:
-        """How long compute waits for exchanges of rows, in all."""
+        """How long compute waits for all_to_alls of rows, in all."""
         return sum(window.exposed_seconds for window in self.windows)
 
 

@@ -60,7 +60,7 @@ def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, CheckpointMan
             rejected.append(f"{path.name}/{damage.file}: {damage.reason}")
             log.warning("%s is damaged and passed over: %s: %s", path, damage.file, damage.reason)
     raise CheckpointError(
-        "there is no good checkpoint",
+        "there is no intact checkpoint",
         why="; ".join(rejected[:5]) or "there is none at all",
         do="start from another checkpoint, or from scratch with --checkpoint.load ''",
     )
@@ -82,9 +82,11 @@ def find_latest(store: Store, ranks: Ranks) -> Path | None:
 def _agree(find: Callable[[], Candidates], ranks: Ranks) -> Candidates:
     """What the first rank finds, so that no two ranks can load different checkpoints."""
     try:
-        found = ranks.share(ranks.lead(find))
+        found = ranks.broadcast_object(ranks.run_on_rank0(find))
     except PeerError as error:
-        raise CheckpointError("no checkpoint can be loaded", why=str(error)) from None
+        raise CheckpointError(
+            "no checkpoint can be loaded", why=str(error), do="another --checkpoint.load, or '' to start from scratch"
+        ) from None
     if found is None:
         raise AssertionError("the first rank shares what it found")
     return found

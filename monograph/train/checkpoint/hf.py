@@ -216,7 +216,11 @@ def _describe_model(config: DecoderConfig, entries: Iterable[Entry]) -> dict[str
     mapped = {entry.ours for entry in entries}
     if mapped != set(state):
         difference = list_some("in only one of the model and its Hugging Face map", sorted(mapped ^ set(state)))
-        raise CheckpointError(f"{type(config).__name__} cannot be moved", why=difference)
+        raise CheckpointError(
+            f"{type(config).__name__} cannot be converted to or from Hugging Face",
+            why=difference,
+            do="name every tensor in the family's hf.py",
+        )
     return {name: _Ours(tuple(tensor.shape), name not in parameters) for name, tensor in state.items()}
 
 

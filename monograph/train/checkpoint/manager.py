@@ -130,7 +130,7 @@ class CheckpointManager(Configurable):
         which = self.config.load
         if not which:
             return None
-        if which == AUTO and not self._ranks.share(self._store.find_all()):
+        if which == AUTO and not self._ranks.broadcast_object(self._store.find_all()):
             log.info("%s: starting from scratch", describe_choices(self._store))
             return None
         return self.load(which, tensors)
@@ -149,7 +149,7 @@ class CheckpointManager(Configurable):
         self._settle(final=True)
 
     def close(self) -> None:
-        """Finish what is under way and let go of the folder; raises when the most recent save failed."""
+        """Finish what is under way and release the folder; raises when the most recent save failed."""
         try:
             self.wait()
         finally:
@@ -157,11 +157,15 @@ class CheckpointManager(Configurable):
 
     def _open(self) -> None:
         try:
-            self._ranks.lead(self._store.open)
-            owner = self._ranks.share(self._store.read_owner())
-            self._ranks.together(lambda: self._check_shared(owner))
+            self._ranks.run_on_rank0(self._store.open)
+            owner = self._ranks.broadcast_object(self._store.read_owner())
+            self._ranks.run_on_all_ranks(lambda: self._check_shared(owner))
         except PeerError as error:
-            raise CheckpointError("checkpoints cannot be written", why=str(error)) from None
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self._store.folder}",
+                why=str(error),
+                do="choose another --checkpoint.folder, or --checkpoint.enabled false",
+            ) from None
 
     def _warn_of_writers(self, folder: Path, *inside: Path) -> None:
         """Say once that other users can change checkpoints: they hold no code, but they decide what a run computes."""
@@ -212,10 +216,10 @@ class CheckpointManager(Configurable):
         """One whole save; an error is kept for `_settle`, and one of storage is told at once."""
         start = time.perf_counter()
         try:
-            sequence = self._ranks.lead(self._find_next_sequence) or 0
+            sequence = self._ranks.run_on_rank0(self._find_next_sequence) or 0
             label = Label(step, sequence, self._run, values)
             save_plan(tensors, planner, SafetensorsWriter(self._store, label, rank=self._ranks.rank), self._ranks)
-            self._ranks.lead(self._prune)
+            self._ranks.run_on_rank0(self._prune)
         except Exception as error:
             self._failure = _Failure(step, error)
             if is_disk_error(error):
@@ -238,9 +242,9 @@ class CheckpointManager(Configurable):
         """What all ranks ask for together. They mostly ask for the same, so a hash is compared before lists travel."""
         mine = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         digest = hashlib.sha256(repr(sorted(mine.items(), key=lambda entry: entry[0])).encode()).digest()
-        if len(set(self._ranks.collect(digest))) == 1:
+        if len(set(self._ranks.all_gather_object(digest))) == 1:
             return mine
-        return {name: request for part in self._ranks.collect(mine) for name, request in part.items()}
+        return {name: request for part in self._ranks.all_gather_object(mine) for name, request in part.items()}
 
     def _find_next_sequence(self) -> int:
         return max((manifest.sequence for _, manifest in self._read_manifests()), default=0) + 1

@@ -30,8 +30,8 @@ class _Problem:
 
 class Ranks:
     """This process among those that share a checkpoint. `group` needs a CPU backend (gloo) and must be used by nothing
-    else: an asynchronous save talks over it from a thread of its own. It is held weakly: its owner decides when it
-    ends."""
+    else: an asynchronous save communicates over it from a thread of its own. It is held weakly: its owner decides when
+    it ends."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = None if group is None else weakref.ref(group)
@@ -68,7 +68,7 @@ class Ranks:
         dist.scatter_object_list(mine, values if self.is_first else None, src=self._first(), group=self.group)
         return mine[0]
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """The first rank's value, on every rank."""
         if self.group is None:
             return value
@@ -76,7 +76,7 @@ class Ranks:
         dist.broadcast_object_list(box, src=self._first(), group=self.group)
         return box[0]
 
-    def collect(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         """Every rank's value, on every rank."""
         if self.group is None:
             return [value]
@@ -84,16 +84,16 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Do `work` on every rank; when it fails on any of them, fail on all, for the same reason."""
         result, error = _attempt(work)
-        self._check(self.collect(None if error is None else _describe(self.rank, error)), error)
+        self._check(self.all_gather_object(None if error is None else _describe(self.rank, error)), error)
         return result  # type: ignore[return-value]
 
-    def lead(self, work: Callable[[], T]) -> T | None:
+    def run_on_rank0(self, work: Callable[[], T]) -> T | None:
         """Do `work` on the first rank only; the others wait for it, get None, and fail when it fails."""
         result, error = _attempt(work) if self.is_first else (None, None)
-        self._check([self.share(None if error is None else _describe(self.rank, error))], error)
+        self._check([self.broadcast_object(None if error is None else _describe(self.rank, error))], error)
         return result
 
     def _first(self) -> int:

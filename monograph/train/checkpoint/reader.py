@@ -120,8 +120,8 @@ def load_plan(tensors: Mapping[str, torch.Tensor], reader: SafetensorsReader, ra
         reader.set_up_storage_reader(metadata, ranks.is_first)
         return reader.prepare_local_plan(planner.create_local_plan())
 
-    plan = planner.finish_plan(ranks.together(plan_locally))  # the default plan needs nothing from other ranks
-    ranks.together(lambda: reader.read_data(plan, planner).wait())
+    plan = planner.finish_plan(ranks.run_on_all_ranks(plan_locally))  # the default plan needs nothing from other ranks
+    ranks.run_on_all_ranks(lambda: reader.read_data(plan, planner).wait())
 
 
 class RegionReader:

@@ -62,14 +62,14 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManif
     Each rank reads its share of the files, several at a time.
     """
     ranks = ranks or Ranks()
-    opened = ranks.share(_attempt_manifest(path) if ranks.is_first else None)
+    opened = ranks.broadcast_object(_attempt_manifest(path) if ranks.is_first else None)
     if isinstance(opened, DamagedError) or opened is None:
         raise opened or AssertionError("the first rank shares what it found")
     mine = sorted(opened.files)[ranks.rank :: ranks.size]
     contents = _find_contents(opened)
     with ThreadPoolExecutor(min(_HASH_THREADS, max(1, len(mine)))) as pool:
         found = list(pool.map(lambda name: _find_damage(path, name, opened.files[name], contents[name]), mine))
-    damage = [problem for part in ranks.collect(found) for problem in part if problem is not None]
+    damage = [problem for part in ranks.all_gather_object(found) for problem in part if problem is not None]
     if damage:
         raise damage[0]
     return opened

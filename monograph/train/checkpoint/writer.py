@@ -159,11 +159,11 @@ def save_plan(
         return writer.prepare_global_plan(shared), metadata
 
     try:
-        plans = ranks.gather(ranks.together(plan_locally))
-        planned = ranks.lead(lambda: plan_globally(plans))
+        plans = ranks.gather(ranks.run_on_all_ranks(plan_locally))
+        planned = ranks.run_on_rank0(lambda: plan_globally(plans))
         plan = planner.finish_plan(ranks.scatter(planned[0] if planned else []))
-        results = ranks.gather(ranks.together(lambda: writer.write_data(plan, planner).wait()))
-        ranks.lead(lambda: writer.finish(planned[1], results) if planned else None)
+        results = ranks.gather(ranks.run_on_all_ranks(lambda: writer.write_data(plan, planner).wait()))
+        ranks.run_on_rank0(lambda: writer.finish(planned[1], results) if planned else None)
     except Exception:
         writer.discard()
         raise

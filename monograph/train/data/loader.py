@@ -17,7 +17,6 @@ from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.encode import count
-from monograph.train.data.feeder import Feeder
 from monograph.train.data.load import (
     check_length,
     check_tokens,
@@ -28,6 +27,7 @@ from monograph.train.data.load import (
     open_stream,
 )
 from monograph.train.data.packing import PackedSamples
+from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.data.split import Split
 from monograph.train.data.stream import RowFactory
 from monograph.train.data.stream_samples import StreamSamples
@@ -89,7 +89,7 @@ class DataLoader(Configurable):
 
     def batches(
         self, cursor: Cursor, *, local_batch_size: int, global_batch_size: int, part: int = 0, parts: int = 1
-    ) -> Feeder[Batch]:
+    ) -> Prefetcher[Batch]:
         """This part's micro-batches from the cursor on, without end, made ahead in the background.
 
         An update uses the next `global_batch_size` samples; part p of `parts` takes the p-th contiguous run of them. So
@@ -111,7 +111,7 @@ class DataLoader(Configurable):
                 update = number * local_batch_size // share
                 yield stack_samples(group, cursor.advance(update * global_batch_size, self.samples_per_epoch))
 
-        return Feeder(make, depth=self.config.prefetch, name=f"data {self.split}")
+        return Prefetcher(make, depth=self.config.prefetch, name=f"data {self.split}")
 
     def with_split(self, split: Split) -> "DataLoader":
         """The loader of the other split; what is loaded already is not loaded again."""

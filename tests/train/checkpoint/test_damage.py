@@ -145,7 +145,7 @@ def test_nothing_but_damage_is_an_error_that_names_every_file(folder):
     with make_manager(folder, load="auto") as manager:
         live = blank(make_state(0))
         for attempt in (lambda: manager.load("latest", live), lambda: manager.resume(live), manager.latest):
-            with pytest.raises(CheckpointError, match="no good checkpoint") as caught:
+            with pytest.raises(CheckpointError, match="no intact checkpoint") as caught:
                 attempt()
             assert f"step-00000001/{TENSORS}" in str(caught.value)
             assert f"step-00000002/{MANIFEST_NAME}" in str(caught.value)

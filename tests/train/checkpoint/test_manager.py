@@ -105,7 +105,7 @@ def test_what_does_not_exist_is_an_error_that_says_what_does(tmp_path):
 def test_latest_of_nothing_is_an_error_and_auto_starts_from_scratch(tmp_path):
     with make_manager(tmp_path / "a", load="latest") as manager:
         assert manager.latest() is None
-        with pytest.raises(CheckpointError, match="no good checkpoint"):
+        with pytest.raises(CheckpointError, match="no intact checkpoint"):
             manager.resume({})
     with make_manager(tmp_path / "b", load="auto") as manager:
         assert manager.resume({}) is None

@@ -19,7 +19,7 @@ JOIN_SECONDS = 10.0
 log = get_log(__name__)
 
 
-class Shelf(Generic[Item]):
+class BoundedQueue(Generic[Item]):
     """What the thread and the feeder share; the thread knows nothing else, so a dropped feeder can be collected."""
 
     def __init__(self, depth: int) -> None:
@@ -68,35 +68,35 @@ class Shelf(Generic[Item]):
             self.changed.notify_all()
 
 
-def fill(shelf: Shelf[Item], make: Callable[[threading.Event], Iterator[Item]]) -> None:
+def fill(queue: BoundedQueue[Item], make: Callable[[threading.Event], Iterator[Item]]) -> None:
     """The thread's whole life."""
     try:
-        for item in make(shelf.closing):
-            if not shelf.put(item):
+        for item in make(queue.closing):
+            if not queue.put(item):
                 break
-        shelf.end()
+        queue.end()
     except BaseException as error:  # handed to the consumer, whatever it is
-        shelf.end(error)
+        queue.end(error)
 
 
-class Feeder(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """An iterator whose items are made ahead by a thread. `make` gets an event that is set when it should stop."""
 
     def __init__(self, make: Callable[[threading.Event], Iterator[Item]], *, depth: int, name: str = "data") -> None:
-        self._shelf: Shelf[Item] = Shelf(depth)
-        self._thread = threading.Thread(target=fill, args=(self._shelf, make), name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, self._shelf.close)
+        self._queue: BoundedQueue[Item] = BoundedQueue(depth)
+        self._thread = threading.Thread(target=fill, args=(self._queue, make), name=name, daemon=True)
+        self._finalizer = weakref.finalize(self, self._queue.close)
         self._thread.start()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Item:
-        return self._shelf.take()
+        return self._queue.take()
 
     def close(self) -> None:
         """End the thread and wait for it. Safe to call again."""
-        self._shelf.close()
+        self._queue.close()
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             log.warning("data: the background reader is still inside a call and is left to end by itself")

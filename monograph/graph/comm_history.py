@@ -26,7 +26,7 @@ SUMS = (ATEN.add.Tensor, ADD_WIDE)
 """Ops that add two gradients."""
 
 
-class GradientPath(NamedTuple):
+class CommHistory(NamedTuple):
     """What is known of a value on its way."""
 
     slot: str = ""
@@ -40,9 +40,9 @@ class GradientPath(NamedTuple):
     """False behind a compiled region, which does not tell what it does."""
 
 
-Pieces = tuple[GradientPath, ...]
+Histories = tuple[CommHistory, ...]
 """The flow of a value, or of each value in a pack."""
-HIDDEN = (GradientPath(is_known=False),)
+UNKNOWN = (CommHistory(is_known=False),)
 
 SAME_RANKS = {
     Group.FSDP_SCATTER.value: Group.FSDP_GATHER.value,
@@ -76,7 +76,7 @@ class Reader(NamedTuple):
     """A module that computes with a parameter."""
 
     node: Node
-    parameter: GradientPath
+    parameter: CommHistory
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class GradientPaths:
     """What was found: everyone who computes with a parameter, and every value on its way."""
 
     readers: list[Reader]
-    of: dict[Node, Pieces]
+    of: dict[Node, Histories]
 
-    def of_gradient(self, node: Node) -> GradientPath:
+    def of_gradient(self, node: Node) -> CommHistory:
         """A gradient's flow where it leaves the step; one that was never summed starts there."""
         pieces = self.of.get(node)
         return _join(pieces, node) if pieces else _start(node)
@@ -99,11 +99,11 @@ def ranks_of(group: str) -> str:
 
 def find_gradient_paths(nodes: Sequence[Node], states: dict[Node, str]) -> GradientPaths:
     """Follow every parameter from its input (`states` has its slot) and every gradient from where it is made."""
-    flows = GradientPaths(readers=[], of={node: (GradientPath(slot=slot),) for node, slot in states.items()})
+    flows = GradientPaths(readers=[], of={node: (CommHistory(slot=slot),) for node, slot in states.items()})
     of = flows.of
     for node in nodes:
         if node.op == "call_module":
-            of[node] = HIDDEN
+            of[node] = UNKNOWN
         elif node.op == "call_function":
             found = None if _is_ordinary(node, of) else _follow(node, of, flows.readers)
             if found:
@@ -113,21 +113,21 @@ def find_gradient_paths(nodes: Sequence[Node], states: dict[Node, str]) -> Gradi
     return flows
 
 
-def _is_ordinary(node: Node, of: dict[Node, Pieces]) -> bool:
+def _is_ordinary(node: Node, of: dict[Node, Histories]) -> bool:
     """Whether nothing that is followed comes in, and nothing starts here: most nodes."""
-    if moves(node.target):
+    if is_value_preserving(node.target):
         return node.args[0] not in of
     return not _may_start(node.target) and of.keys().isdisjoint(node.all_input_nodes)
 
 
-def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces | None:
+def _follow(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> Histories | None:
     """The flow of a node's value from the flows of its arguments; None for ordinary compute."""
     target = node.target
     if target in LAUNCHES:
         role = tag_of(node).role
         if role is Role.GRAD_REDUCE_SCATTER or role is Role.PARAM_ALL_GATHER or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
             return _transfer(node, of)
-    elif moves(target):
+    elif is_value_preserving(target):
         return _move(node, of)
     elif target in _PACKS:
         parts: Any = node.args[0]
@@ -139,7 +139,7 @@ def _follow(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> Pieces
     return None
 
 
-def _transfer(node: Node, of: dict[Node, Pieces]) -> Pieces:
+def _transfer(node: Node, of: dict[Node, Histories]) -> Histories:
     source: Any = node.args[0]
     pieces = of.get(source) or (_start(source),)
     if tag_of(node).slot:
@@ -159,7 +159,7 @@ def _transfer(node: Node, of: dict[Node, Pieces]) -> Pieces:
     return tuple(each._replace(groups=each.groups | {group}, is_gradient=not is_gather) for each in pieces)
 
 
-def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
+def _move(node: Node, of: dict[Node, Histories]) -> Histories | None:
     source: Any = node.args[0]
     pieces = of.get(source)
     if pieces is None or len(pieces) == 1:
@@ -177,16 +177,16 @@ def _move(node: Node, of: dict[Node, Pieces]) -> Pieces | None:
             why="they cannot be assigned to a parameter",
             do="cut with one split into as many parts as were put together",
         )
-    return HIDDEN
+    return UNKNOWN
 
 
-def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
+def _add(node: Node, of: dict[Node, Histories]) -> Histories:
     """A sum of two gradients of one parameter, which both must have seen the same collectives."""
     one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
     if node.args[0] is node.args[1]:
         raise broken(node, f"a gradient of {one.slot or 'a bucket'} is added to itself", why="each part counts once")
     if not (one.is_known and other.is_known):
-        return HIDDEN
+        return UNKNOWN
     if one.groups != other.groups:
         raise broken(
             node,
@@ -196,22 +196,22 @@ def _add(node: Node, of: dict[Node, Pieces]) -> Pieces:
     return (_join((one, other), node),)
 
 
-def _join(pieces: Pieces, node: Node) -> GradientPath:
+def _join(pieces: Histories, node: Node) -> CommHistory:
     """One flow for a value made of several: they must belong to one parameter if they are gradients."""
     if len(pieces) == 1:
         return pieces[0]
     if not all(piece.is_known for piece in pieces):
-        return HIDDEN[0]
+        return UNKNOWN[0]
     slots = {piece.slot for piece in pieces if piece.slot}
     if len(slots) > 1 and any(piece.is_gradient for piece in pieces):
         raise broken(node, f"gradients of {_listed(slots)} end in one value", why="each parameter has its own gradient")
     groups = frozenset().union(*(piece.groups for piece in pieces))
     paths = frozenset().union(*(piece.paths for piece in pieces))
     slot = slots.pop() if len(slots) == 1 else ""
-    return GradientPath(slot, groups, paths, is_gradient=any(piece.is_gradient for piece in pieces))
+    return CommHistory(slot, groups, paths, is_gradient=any(piece.is_gradient for piece in pieces))
 
 
-def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
+def _read(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> None:
     """A compute op may read a parameter; one that reads a gradient is an error."""
     for each in node.all_input_nodes:
         for piece in of.get(each, ()):
@@ -225,7 +225,7 @@ def _read(node: Node, of: dict[Node, Pieces], readers: list[Reader]) -> None:
                 readers.append(Reader(node, piece))
 
 
-def _name(node: Node, pieces: Pieces) -> Pieces:
+def _name(node: Node, pieces: Histories) -> Histories:
     """Let a node's tag say whose value it moves, or refuse it where the tag says something else."""
     tag = tag_of(node)
     slot = tag.slot if tag.role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER) else ""
@@ -243,15 +243,15 @@ def _name(node: Node, pieces: Pieces) -> Pieces:
     return (piece._replace(slot=slot),) if piece.is_known else pieces
 
 
-def _start(node: Node) -> GradientPath:
+def _start(node: Node) -> CommHistory:
     """The flow of a gradient before any collective."""
     tag = tag_of(node)
     slot = tag.slot if tag.role is Role.GRAD_REDUCE_SCATTER else tag.gradient_of
     paths = frozenset({tag.path} if tag.path else ())
-    return GradientPath(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
+    return CommHistory(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
 
 
-def _is_gradient(pieces: Pieces | None) -> bool:
+def _is_gradient(pieces: Histories | None) -> bool:
     """Whether a value is the gradient of a parameter, and not just something on the way to one."""
     return pieces is not None and any(piece.is_gradient and (piece.slot or piece.groups) for piece in pieces)
 
@@ -263,7 +263,7 @@ def _may_start(target: Any) -> bool:
 
 
 @functools.cache
-def moves(target: Any) -> bool:
+def is_value_preserving(target: Any) -> bool:
     """Whether an op hands on the numbers of its first argument, unchanged but for their type and place."""
     if target in _COPIES:
         return True

@@ -1,7 +1,7 @@
 """The values of a graph that was read from a file are what its operators yield: checked on the meta device.
 
 A file only says what a node yields. Here every operator runs on tensors without memory, once for all nodes that are
-equal, and must accept its arguments and yield what the file says. Sizes that only a running step knows have example
+equal, and must accept its arguments and yield what the file says. unbacked symbols have example
 numbers (`formulas.Numbers`), and nodes that depend on them are checked for two sets of these.
 """
 
@@ -16,11 +16,11 @@ from torch.fx.node import map_arg
 
 from monograph.compat.capture import is_op
 from monograph.compat.ops import ATEN, READ_SIZE
-from monograph.graph.forms import Form, NumberForm, SizeForm
 from monograph.graph.formulas import Numbers, parse_formula
 from monograph.graph.query import value_of
 from monograph.graph.refuse import GraphError, broken
 from monograph.graph.shape_rules import find_rule
+from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 from monograph.graph.verify_kernels import do_shapes_fit
 
 _META = torch.device("meta")
@@ -54,11 +54,11 @@ def check_symbols(nodes: Sequence[Node]) -> None:
         if node.target is READ_SIZE:
             source = value_of(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
             is_number = (
-                isinstance(source, Form)
+                isinstance(source, TensorMeta)
                 and source.dtype in (torch.int32, torch.int64)
                 and math.prod(_plain(source)) == 1
             )
-            if not is_number or not isinstance(form, SizeForm) or [form.formula] != list(symbols):
+            if not is_number or not isinstance(form, SymIntMeta) or [form.formula] != list(symbols):
                 raise broken(node, "a size is not read from one integer", why="sizes are counts of rows")
             known |= symbols
         elif not symbols <= known:
@@ -128,20 +128,20 @@ class FormChecker:
 
     def make(self, form: Any) -> Any:
         """A value of this form that has no memory."""
-        if isinstance(form, Form):
+        if isinstance(form, TensorMeta):
             shape, strides = ([self.numbers.of(size) for size in sizes] for sizes in (form.shape, form.strides))
             return torch.empty_strided(shape, strides, dtype=form.dtype, device=_META)
-        if isinstance(form, SizeForm):
+        if isinstance(form, SymIntMeta):
             return self.numbers.of(form.formula)
-        if isinstance(form, NumberForm):
+        if isinstance(form, ScalarMeta):
             return _NUMBERS[form.kind]
         return None if form is None else [self.make(item) for item in form]
 
     def _shape(self, value: Any) -> Any:
         form = value_of(value) if isinstance(value, Node) else value
-        if isinstance(form, Form):
+        if isinstance(form, TensorMeta):
             return tuple(self.numbers.of(size) for size in form.shape)
-        return self.numbers.of(form.formula) if isinstance(form, SizeForm) else form
+        return self.numbers.of(form.formula) if isinstance(form, SymIntMeta) else form
 
     def _key(self, value: Any) -> Any:
         """Equal for calls that need to be checked once."""
@@ -149,20 +149,20 @@ class FormChecker:
             return self._key(value_of(value))
         if isinstance(value, _LISTS):
             return type(value), *map(self._key, value)
-        if isinstance(value, Form):
+        if isinstance(value, TensorMeta):
             sizes = tuple(self.numbers.of(size) for size in (*value.shape, *value.strides))
             return value.dtype, sizes, value.device.type
-        if isinstance(value, SizeForm):
+        if isinstance(value, SymIntMeta):
             return "size", self.numbers.of(value.formula)
         return type(value), value
 
     def _is_same(self, said: Any, found: Any) -> bool:
-        if isinstance(said, Form):
+        if isinstance(said, TensorMeta):
             shape = tuple(self.numbers.of(size) for size in said.shape)
             return isinstance(found, Tensor) and found.dtype == said.dtype and tuple(found.shape) == shape
         if isinstance(said, _LISTS):
             return isinstance(found, _LISTS) and len(said) == len(found) and all(map(self._is_same, said, found))
-        if isinstance(said, SizeForm):
+        if isinstance(said, SymIntMeta):
             return type(found) is int and found == self.numbers.of(said.formula)
         return found is None if said is None else type(found).__name__ == said.kind
 
@@ -191,17 +191,17 @@ def _symbols(form: Any) -> frozenset[str]:
     """The symbols in the sizes of a value."""
     if isinstance(form, _LISTS):
         return frozenset().union(*map(_symbols, form))
-    sizes = (*form.shape, *form.strides) if isinstance(form, Form) else ()
+    sizes = (*form.shape, *form.strides) if isinstance(form, TensorMeta) else ()
     texts = [size for size in sizes if isinstance(size, str)]
-    texts += [form.formula] if isinstance(form, SizeForm) else []
+    texts += [form.formula] if isinstance(form, SymIntMeta) else []
     return frozenset(symbol for text in texts for symbol in parse_formula(text).symbols)
 
 
-def _tensors(form: Any) -> list[Form]:
-    return [each for each in (form if isinstance(form, _LISTS) else [form]) if isinstance(each, Form)]
+def _tensors(form: Any) -> list[TensorMeta]:
+    return [each for each in (form if isinstance(form, _LISTS) else [form]) if isinstance(each, TensorMeta)]
 
 
-def _plain(form: Form) -> list[int]:
+def _plain(form: TensorMeta) -> list[int]:
     """The sizes of a tensor; one that is not known counts as none."""
     return [size if isinstance(size, int) else 0 for size in form.shape]
 
@@ -219,6 +219,6 @@ def find_bytes(form: Any, numbers: Numbers) -> list[int]:
     """The bytes of each of a node's values."""
     forms = form if isinstance(form, _LISTS) else [form]
     return [
-        math.prod(numbers.of(size) for size in each.shape) * each.dtype.itemsize if isinstance(each, Form) else 0
+        math.prod(numbers.of(size) for size in each.shape) * each.dtype.itemsize if isinstance(each, TensorMeta) else 0
         for each in forms
     ]

@@ -17,7 +17,7 @@ RETRY_SECONDS = 30.0
 """A sink that failed is left alone for so long: opening it again may leave a new file behind each time."""
 
 
-class Trouble:
+class WriteFailures:
     """The failures of one writer."""
 
     def __init__(self, name: str) -> None:
@@ -52,27 +52,27 @@ class Trouble:
         return f"{self.name} is missing: {self._reason}" if self._is_failing else ""
 
 
-class Retried:
+class RetriedWrite:
     """Something done once per step by `work(step)`, which may fail and then pauses for a while."""
 
     def __init__(self, name: str, *, pause_seconds: float | None = None) -> None:
-        self.trouble = Trouble(name)
+        self.failures = WriteFailures(name)
         self._pause = RETRY_SECONDS if pause_seconds is None else pause_seconds
         self._failed_at: float | None = None
 
     def attempt(self, step: int, work: Callable[[], None]) -> bool:
         """Do the work; whether it was done. Any failure of another's library counts as one of its storage."""
         if self._failed_at is not None and time.monotonic() - self._failed_at < self._pause:
-            self.trouble.skipped(step)
+            self.failures.skipped(step)
             return False
         try:
             work()
         except Exception as error:
             self._failed_at = time.monotonic()
-            self.trouble.failed(error, step=step)
+            self.failures.failed(error, step=step)
             return False
         self._failed_at = None
-        self.trouble.worked()
+        self.failures.worked()
         return True
 
 
@@ -81,7 +81,7 @@ class SmallFile:
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.text = path, text
-        self.trouble = Trouble(path.name)
+        self.failures = WriteFailures(path.name)
         self.is_written = False
 
     def attempt(self) -> None:
@@ -91,13 +91,13 @@ class SmallFile:
         try:
             write_whole(self.path, self.text)
         except OSError as error:
-            self.trouble.failed(error)
+            self.failures.failed(error)
             return
         self.is_written = True
-        self.trouble.worked()
+        self.failures.worked()
 
 
-def watch_lines(lines: LineFile, trouble: Trouble) -> None:
+def watch_lines(lines: LineFile, trouble: WriteFailures) -> None:
     """Tell when lines begin to wait for the disk, and when they are all in the file again."""
     if lines.error is not None:
         trouble.failed(lines.error)

@@ -8,11 +8,11 @@ from torch.fx import GraphModule, Node
 
 from monograph.annotate import PATH
 from monograph.capture.failure import refuse_random, refuse_write
-from monograph.compat.capture import find_pure_form
+from monograph.compat.capture import find_functional_variant
 from monograph.graph.query import alias_of, is_mutation, is_random
 
 
-def make_pure(module: GraphModule) -> None:
+def functionalize(module: GraphModule) -> None:
     """Replace every write by its pure form; random numbers, and a write with another reader, are refused."""
     for node in [node for node in module.graph.nodes if is_mutation(node)]:
         path = (node.meta.get("custom") or {}).get(PATH, "")
@@ -22,7 +22,7 @@ def make_pure(module: GraphModule) -> None:
         assert isinstance(written, Node)
         if is_seen_elsewhere(written, node):
             raise refuse_write(node, path)
-        node.target = find_pure_form(node.target)
+        node.target = find_functional_variant(node.target)
         for user in [user for user in written.users if node < user]:
             user.replace_input_with(written, node)
 

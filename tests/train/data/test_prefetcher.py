@@ -6,7 +6,7 @@ import time
 import pytest
 
 from monograph.errors import DataError
-from monograph.train.data.feeder import Feeder
+from monograph.train.data.prefetcher import Prefetcher
 
 
 def wait_until(condition, seconds=5.0):
@@ -21,7 +21,7 @@ def find_threads(name):
 
 
 def test_items_arrive_in_order_and_the_end_is_the_end():
-    feeder = Feeder(lambda closing: iter(range(50)), depth=3)
+    feeder = Prefetcher(lambda closing: iter(range(50)), depth=3)
     assert list(feeder) == list(range(50))
     with pytest.raises(StopIteration):
         next(feeder)
@@ -35,7 +35,7 @@ def test_no_more_than_the_depth_is_made_ahead():
             made.append(number)
             yield number
 
-    with Feeder(make, depth=4) as feeder:
+    with Prefetcher(make, depth=4) as feeder:
         assert wait_until(lambda: len(made) == 5)  # four on the shelf and one in hand
         time.sleep(0.05)
         assert len(made) == 5
@@ -49,7 +49,7 @@ def test_an_error_in_the_thread_is_raised_after_the_items_before_it():
         yield 2
         raise DataError("broken row", why="it is", do="repair it")
 
-    with Feeder(make, depth=8) as feeder:
+    with Prefetcher(make, depth=8) as feeder:
         assert [next(feeder), next(feeder)] == [1, 2]
         for _ in range(2):
             with pytest.raises(DataError, match="broken row"):
@@ -57,7 +57,7 @@ def test_an_error_in_the_thread_is_raised_after_the_items_before_it():
 
 
 def test_closing_ends_a_thread_that_waits_for_room():
-    feeder = Feeder(lambda closing: itertools.count(), depth=2, name="waits for room")
+    feeder = Prefetcher(lambda closing: itertools.count(), depth=2, name="waits for room")
     next(feeder)
     feeder.close()
     feeder.close()
@@ -71,7 +71,7 @@ def test_closing_ends_a_thread_that_waits_for_the_network():
         closing.wait(60)
         return iter(())
 
-    feeder = Feeder(make, depth=2, name="waits for the network")
+    feeder = Prefetcher(make, depth=2, name="waits for the network")
     started = time.monotonic()
     feeder.close()
     assert not find_threads("waits for the network") and time.monotonic() - started < 5
@@ -82,7 +82,7 @@ def test_closing_wakes_a_consumer_that_waits():
         closing.wait(60)
         yield from ()
 
-    feeder = Feeder(make, depth=2)
+    feeder = Prefetcher(make, depth=2)
     answers = []
 
     def consume():
@@ -100,7 +100,7 @@ def test_closing_wakes_a_consumer_that_waits():
 
 
 def test_a_dropped_feeder_ends_its_thread():
-    feeder = Feeder(lambda closing: itertools.count(), depth=2, name="dropped")
+    feeder = Prefetcher(lambda closing: itertools.count(), depth=2, name="dropped")
     next(feeder)
     assert find_threads("dropped")
     del feeder
@@ -114,7 +114,7 @@ def test_items_are_made_while_the_consumer_is_busy():
             time.sleep(0.05)
             yield number
 
-    with Feeder(make, depth=4) as feeder:
+    with Prefetcher(make, depth=4) as feeder:
         time.sleep(0.4)
         started = time.monotonic()
         assert list(feeder) == [0, 1, 2, 3]

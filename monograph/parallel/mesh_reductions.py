@@ -11,12 +11,12 @@ from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.param_table import ParamTable
 
 
-def total_over_batch(value: Tensor) -> Tensor:
+def all_reduce_over_data(value: Tensor) -> Tensor:
     """The sum over everyone who reads other data; tensor-parallel peers read the same and count once."""
     return _sum(value, Group.BATCH)
 
 
-def total_over_tokens(load: Tensor) -> Tensor:
+def all_reduce_over_tokens(load: Tensor) -> Tensor:
     """The sum over everyone who routes other tokens: all ranks, since peers divide their tokens by sequence."""
     return _sum(load, Group.WORLD)
 

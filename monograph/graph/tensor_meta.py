@@ -16,7 +16,7 @@ FormSize = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorMeta:
     """The metadata of a tensor."""
 
     dtype: torch.dtype
@@ -26,30 +26,30 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeForm:
+class SymIntMeta:
     """Of a size that the data decides."""
 
     formula: str
 
 
 @dataclass(frozen=True, slots=True)
-class NumberForm:
+class ScalarMeta:
     """Of any other number on the host."""
 
     kind: str
 
 
-def form_of(value: Any) -> Any:
+def meta_of(value: Any) -> Any:
     """The form of what a node yields; lists of values become lists of forms, None stays None."""
-    if value is None or isinstance(value, Form | SizeForm | NumberForm):
+    if value is None or isinstance(value, TensorMeta | SymIntMeta | ScalarMeta):
         return value
     if isinstance(value, Tensor):
-        return Form(value.dtype, _sizes(value.shape), _sizes(value.stride()), torch.device(value.device.type))
+        return TensorMeta(value.dtype, _sizes(value.shape), _sizes(value.stride()), torch.device(value.device.type))
     if isinstance(value, list | tuple):
-        return [form_of(item) for item in value]
+        return [meta_of(item) for item in value]
     if isinstance(value, torch.SymInt):
-        return SizeForm(str(expression_of(value)))
-    return NumberForm(type(value).__name__)
+        return SymIntMeta(str(expression_of(value)))
+    return ScalarMeta(type(value).__name__)
 
 
 def _sizes(sizes: Any) -> tuple[FormSize, ...]:

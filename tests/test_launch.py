@@ -91,6 +91,7 @@ def test_ranks_train_together_and_the_logs_of_each_are_kept(unbroken):
     assert find_processes(str(folder)) == {}
 
 
+@pytest.mark.long
 def test_the_traceback_of_the_rank_that_failed_is_what_the_user_sees(tmp_path):
     folder = tmp_path / "run"
     code, _, err = finish(start(folder, "--ranks", "2", "--model.fail_on_rank", "1"))
@@ -226,6 +227,7 @@ assert asked == ["stop"], asked
     subprocess.run([sys.executable, "-c", script], check=True, env=environment(), cwd=tmp_path)
 
 
+@pytest.mark.long
 def test_torchrun_joins_and_continues_a_broken_run_to_the_bit(unbroken, broken):
     folder, *_ = broken
     runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "monograph")

@@ -144,7 +144,7 @@ def replace_forward(model):
 
 
 @pytest.mark.parametrize(
-    "change", [add_hook, *(pytest.param(each, marks=pytest.mark.long) for each in (change_setting, replace_forward))]
+    "change", [pytest.param(each, marks=pytest.mark.long) for each in (add_hook, change_setting, replace_forward)]
 )
 def test_a_block_that_differs_in_anything_is_captured_itself(change, tmp_path):
     unfolded, whole, runs = trace_both("llama3", tmp_path, change=change, layers=8)

@@ -58,6 +58,7 @@ def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     assert lanes[0] == "compute" and "tp" in lanes
 
 
+@pytest.mark.long
 def test_times_are_estimates_for_the_machine_that_was_named(tmp_path, capsys):
     words = "inspect llama3_debugmodel --ranks 16 --model.n_layers 2 --training.seq_len 64 --debug.device cpu"
     reports = {}

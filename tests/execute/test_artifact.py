@@ -135,6 +135,7 @@ def test_a_graph_that_was_planned_for_a_machine_fits_no_other():
     assert found == "machine.planned_for.link_gb_per_second: artifact 450, this run 449.5"
 
 
+@pytest.mark.long
 def test_the_machine_is_written_down_only_if_a_pass_decided_by_it(folder):
     changes = {"compile.expert_overlap.strategy": "trace", "training.local_batch_size": 4, "machine": "b200"}
     config = make_config(folder)

@@ -76,7 +76,10 @@ KERNELS = {
 """Of a model on a GPU of a compute capability."""
 
 
-@pytest.mark.parametrize(("model", "capability"), list(KERNELS))
+@pytest.mark.parametrize(
+    ("model", "capability"),
+    [pytest.param(*case, marks=() if case == ("deepseek_v3", 9) else pytest.mark.long) for case in KERNELS],
+)
 def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, capability, tmp_path):
     """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""
     config = small(model, tmp_path, FAST, experts="grouped")

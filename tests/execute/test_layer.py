@@ -44,6 +44,7 @@ def run_length(step, batch, length):
     return step(tensors, normalizers_of(step, valid_tokens=length))
 
 
+@pytest.mark.long
 def test_a_new_sequence_length_is_compiled_once_and_the_counter_shows_it(tmp_path):
     config = small("llama3", tmp_path, CAPTURED)
     with one_rank(config) as groups:

@@ -131,6 +131,7 @@ def test_no_thread_of_a_group_outlives_the_block_that_joined_it():
         assert after == before
 
 
+@pytest.mark.long
 def test_no_thread_of_a_group_is_left_when_the_interpreter_ends(tmp_path):
     """A gloo thread that frees its last collective's tensor after that aborts the process, however well it ended."""
     words = [sys.executable, "-m", "tests.parallel.exit_work", str(tmp_path)]

@@ -75,7 +75,8 @@ def test_accumulated_micro_batches_equal_one_large_batch(fsdp, tmp_path):
     assert largest_gap(many.norms, one.norms) < 1e-5
 
 
-@pytest.mark.parametrize("fsdp", [pytest.param("fsdp2", marks=pytest.mark.long), "graph"])
+@pytest.mark.long
+@pytest.mark.parametrize("fsdp", ["fsdp2", "graph"])
 def test_bf16_compute_keeps_masters_and_gradients_in_fp32(fsdp, tmp_path):
     half = {"training.compute_dtype": "bfloat16", "training.steps": 6}
     exact = train("deepseek_v3", tmp_path, 2, {"training.steps": 6}, fsdp=fsdp)

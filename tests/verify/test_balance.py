@@ -68,10 +68,7 @@ def compare_chunked(folder, model, scope, options, degrees):
 
 @pytest.mark.parametrize(
     ("chunks", "scope"),
-    [
-        pytest.param(*case, marks=() if case == ("experts seq", "sequence") else pytest.mark.long)
-        for case in itertools.product(MODES, SCOPES)
-    ],
+    [pytest.param(*case, marks=pytest.mark.long) for case in itertools.product(MODES, SCOPES)],
 )
 def test_chunked_graphs_have_the_bits_of_eager_chunking(chunks, scope, tmp_path):
     found = compare_chunked(str(tmp_path), "qwen3_moe", scope, MODES[chunks], {})

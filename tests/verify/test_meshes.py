@@ -37,7 +37,13 @@ CASES = {
 }
 
 
-LONG = ("deepseek_v3-dp4-tp2-ep4-etp1-graph", "deepseek_v3-dp4-graph", "qwen3_moe-dp4-ep2-graph")
+LONG = (
+    "deepseek_v3-dp4-tp2-ep4-etp1-fsdp2",
+    "qwen3_moe-dp4-tp2-ep4-etp2-fsdp2",
+    "deepseek_v3-dp4-tp2-ep4-etp1-graph",
+    "deepseek_v3-dp4-graph",
+    "qwen3_moe-dp4-ep2-graph",
+)
 """Of which others show every part."""
 
 

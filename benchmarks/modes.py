@@ -1,6 +1,7 @@
 """One recipe in each compile mode, side by side: speed, memory, and the time to the first step.
 
     python benchmarks/modes.py llama3_debugmodel
+    python benchmarks/modes.py deepseek_v3_debugmodel --modes eager exact --most-first-step 2 --most-step 1.05
     python benchmarks/modes.py deepseek_v3_debugmodel --modes eager layer --steps 40 --save --training.seq_len 512
 
 Every mode is a training run in a process of its own, one after the other, so that none inherits another's memory or
@@ -9,6 +10,7 @@ compiled code. Compilers start with empty caches, as on a machine that sees the 
 """
 
 import argparse
+import math
 import os
 import platform
 import re
@@ -146,6 +148,20 @@ def format_table(rows: Sequence[Row]) -> str:
     )
 
 
+def find_excess(rows: Sequence[Row], most_first_step: float, most_step: float) -> list[str]:
+    """What takes more than these multiples of the first row's time."""
+    base = rows[0]
+    found = []
+    for row in rows[1:]:
+        first, step = row.first_step_seconds / base.first_step_seconds, row.ms / base.ms
+        print(f"{row.mode} / {base.mode}: first step {first:.2f}x, step {step:.2f}x")
+        if first > most_first_step:
+            found.append(f"{row.mode}: the first step comes after {first:.2f}x, more than {most_first_step}x")
+        if step > most_step:
+            found.append(f"{row.mode}: a step takes {step:.2f}x, more than {most_step}x")
+    return found
+
+
 def describe_machine() -> dict[str, Any]:
     """What the numbers were measured on. The GPU is asked in a process of its own: this one needs no torch."""
     code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
@@ -206,6 +222,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5, help="first steps that do not count")
     parser.add_argument("--caches", choices=("cold", "warm"), default="cold")
+    parser.add_argument(
+        "--most-first-step", type=float, default=math.inf, help="exit 1 beyond so many times the base's"
+    )
+    parser.add_argument("--most-step", type=float, default=math.inf, help="the same for the time of a step")
     parser.add_argument("--save", action="store_true", help="write a dated JSON file")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for it")
     arguments, flags = parser.parse_known_args(words)
@@ -221,13 +241,15 @@ def main(words: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
     print(format_table(rows))
+    excess = find_excess(rows, arguments.most_first_step, arguments.most_step)
     if arguments.save:
         given = sys.argv[1:] if words is None else words
         path = save(
             rows, arguments.recipe, arguments, shlex.join(["python", "benchmarks/modes.py", *given]), arguments.results
         )
         print(f"saved {path}")
-    return 0
+    print("\n".join(excess), file=sys.stderr)
+    return 1 if excess else 0
 
 
 if __name__ == "__main__":

@@ -70,3 +70,11 @@ def test_eager_and_layer_are_measured_and_saved_with_all_that_is_needed_to_repea
     assert eager["last_loss"] == layer["last_loss"]
     for row in (eager, layer):
         assert row["tokens_per_second"] > 0 and row["first_step_seconds"] > 0 and row["peak_memory_gib"] > 0
+
+
+def test_what_takes_longer_than_allowed_is_named(modes):
+    base = modes.summarize("eager", [record(1, 200), record(2, 200)], LOG, warmup=1)
+    late = modes.summarize("exact", [record(1, 200), record(2, 180)], LOG.replace("12.25", "25.00"), warmup=1)
+    assert modes.find_excess([base, late], 2.1, 1.2) == []
+    first, step = modes.find_excess([base, late], 2.0, 1.05)
+    assert first.startswith("exact: the first step comes after 2.04x") and step.startswith("exact: a step takes 1.11x")

@@ -254,7 +254,7 @@ class MachineChoice:
         return "" if self.is_known else f"{self.device_name!r} is not in the table; --machine NAME or FILE.json"
 
     def peak_flops(self, dtype: str) -> float:
-        """The peak that MFU is a part of; 0 where nobody knows it: no MFU is better than a wrong one."""
+        """The peak that MFU is a part of; 0 where it is unknown, and MFU is left out."""
         return self.machine.peak_flops(dtype) if self.is_known and self.machine != CPU else 0.0
 
 

@@ -38,7 +38,7 @@ def explain_failure(error: Exception) -> CaptureError:
 
 
 def is_of_model(error: Exception) -> bool:
-    """Whether a model's code raised the error, or torch on its behalf; a mistake of ours keeps its traceback."""
+    """Whether a model's code raised the error, or torch called by it; errors of capture itself keep their traceback."""
     frame = find_model_frame(error)
     inside = Path(frame.filename).relative_to(_PACKAGE).parts[0] if frame and _is_ours(frame.filename) else "models"
     return inside in ("models", "kernels", "parallel")

@@ -112,10 +112,10 @@ class ActivationCheckpointConfig(Configurable.Config):
 
     def check_run(self, compile: CompileConfig, off: Collection[str]) -> None:
         """Refuse what the way the step runs, or a pass that is off, cannot do."""
-        needs_graph = ("mode", self.mode) if self.mode in ("min_cut", "budget") else ("save", " ".join(self.save))
-        if compile.mode != "graph" and needs_graph[1]:
+        asked = f"mode is {self.mode}" if self.mode in ("min_cut", "budget") else f"save is {list(self.save)}"
+        if compile.mode != "graph" and (self.save or self.mode in ("min_cut", "budget")):
             raise ConfigError(
-                f"activation_checkpoint.{needs_graph[0]} is {needs_graph[1]} and compile.mode is {compile.mode}",
+                f"activation_checkpoint.{asked} and compile.mode is {compile.mode}",
                 why="it is decided for the captured step",
                 do="--compile.mode graph, or --activation_checkpoint.mode selective",
             )

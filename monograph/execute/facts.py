@@ -22,7 +22,7 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         device=groups.device.type,
         machine=settings.machine,
         activations=settings.activations,
-        is_ahead_of_time=groups.is_fake,
+        for_artifact=groups.is_fake,
         chunking=describe_chunks(settings.compile.expert_overlap),
     )
 

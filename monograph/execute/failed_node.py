@@ -9,7 +9,7 @@ from monograph.graph.tags import tag_of
 
 
 def find_failed_node(error: BaseException, graph: Graph) -> Node | None:
-    """The node whose line of the generated code raised the error; None when it came from elsewhere."""
+    """The node that raised the error, by its line of the generated code; None for errors from elsewhere."""
     nodes = {node.name: node for node in graph.nodes}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = re.match(r"\s*(\w+)(:.*?)? = ", frame.line or "")

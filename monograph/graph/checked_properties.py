@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from monograph.annotate import Role
 from monograph.compat.ops import ALL_REDUCE, REDUCE_SCATTER
-from monograph.graph.comm_history import (
+from monograph.graph.facts import Facts
+from monograph.graph.gradient_paths import (
     SUMS,
     GradientPaths,
     find_gradient_paths,
@@ -21,7 +22,6 @@ from monograph.graph.comm_history import (
     ranks_of,
     reads_shape_only,
 )
-from monograph.graph.facts import Facts
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputKind, OutputKind

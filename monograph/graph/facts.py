@@ -60,7 +60,7 @@ class Facts:
     """Where the step will run; the passes themselves need no device."""
     machine: Machine = CPU
     """What costs are estimated for; that of rank 0 where ranks have different ones."""
-    is_ahead_of_time: bool = False
+    for_artifact: bool = False
     """Whether the graph is made for an artifact: compiled code must be complete, and as good as it gets."""
     activations: SavePolicy = field(default_factory=SavePolicy)
     """What forward saves for backward."""

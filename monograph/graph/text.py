@@ -176,7 +176,7 @@ def _facts(tag: Tag, names: ValueNames) -> str:
     named = (names.generic(f"{tag.path}.").rstrip("."), tag.role and tag.role.value, names.generic(tag.slot))
     facts = [*(str(fact) for fact in named if fact), *([f"in {tag.region}"] if tag.region else [])]
     facts += [f"chunk {tag.chunk}"] if tag.chunk is not None else []
-    facts += ["kept"] if tag.keep else []
+    facts += ["saved"] if tag.keep else []
     facts += ["once"] if tag.once else []
     facts += [f"compile {names.generic(tag.compile + '.').rstrip('.')}"] if tag.compile else []
     facts += [f"by {tag.made_by}"] if tag.made_by != "capture" else []

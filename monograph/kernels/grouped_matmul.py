@@ -1,8 +1,8 @@
 """One matmul for the rows of every expert, in any dtype and on any device: a loop over experts inside of one op.
 
-torch's grouped kernel takes bf16 only. Op by op, a loop has a size for every expert that only the data decide, a dozen
-nodes for each of them, and a copy of the sizes to the host that a graph has to hold. Here the op reads the sizes
-itself, so a graph has one node whose shapes do not depend on the routing. On a GPU the host waits for them.
+torch's grouped kernel takes bf16 only. A loop over experts in a captured graph has an unbacked size and a dozen nodes
+for every expert, and copies the sizes to the host. This op reads the sizes itself: one node, with shapes that do not
+depend on the routing. On a GPU it synchronizes with the host.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """One writer at a time: a file that is locked by its open handle and names the process that holds it.
 
-The system releases the handle when the process ends, however it ends, so a killed process blocks nobody. What the
+The system releases the handle when the process ends, however it ends, so a killed process holds no lock. What the
 file says is for people, and for file systems whose locks do not reach other machines or do not exist: there a holder on
 this machine counts while its process lives, one on another machine while it refreshes the file's time.
 """

@@ -76,9 +76,9 @@ class Groups:
         return self._native[group]
 
     def checkpoint_group(self) -> dist.ProcessGroup | None:
-        """A gloo group of all ranks for those who write files together; None when this rank is alone.
+        """A gloo group of all ranks for checkpoints and for checks before training; None when this rank is alone.
 
-        Nobody else may use it: a checkpoint saved in the background communicates over it from a thread of its own.
+        While training runs, only checkpoints use it: a background save issues collectives on it from its own thread.
         """
         return self._host_group("files", max(self._limit, FILES_LIMIT))
 

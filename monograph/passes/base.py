@@ -18,11 +18,11 @@ from monograph.passes.options import PassOptions
 class Property(StrEnum):
     """What a graph has once a pass was there; others may need it."""
 
-    SHARED_GATHERS = "one gather per parameter"
-    SAVED_PLAN = "a plan of what backward keeps"
-    RECOMPUTE = "backward that recomputes what was not kept"
-    CHUNKS = "modules cut into chunks"
-    BUCKETS = "one gather and one scatter per block"
+    SHARED_GATHERS = "one all_gather per parameter"
+    SAVED_PLAN = "a plan of saved activations"
+    RECOMPUTE = "backward that recomputes what was not saved"
+    CHUNKS = "modules split into chunks"
+    BUCKETS = "one all_gather and one reduce_scatter per block"
     REGIONS = "marked regions to compile"
 
 

@@ -36,7 +36,7 @@ class PassRecord:
     removed: int
     moved: int
     before: Cost | None
-    """The graph's estimated cost; None where nobody asked for it."""
+    """The graph's estimated cost; None where it was not measured."""
     after: Cost | None
     reads_machine: bool = False
     """Whether what was done depends on the machine."""

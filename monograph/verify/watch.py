@@ -85,7 +85,7 @@ class TracedRecording(ModuleRecording):
 
 
 def can_record(config: TrainerConfig) -> bool:
-    """Whether module outputs can be compared: each module runs on the whole micro-batch, and nobody compiled it before.
+    """Whether module outputs can be compared: each module runs on the whole micro-batch, and is not compiled.
 
     A CUDA graph that was asked for is verified as it is, without further outputs.
     """

@@ -37,7 +37,7 @@ def test_matmuls_are_kept_and_what_follows_cheaply_is_computed_again():
         graph,
         """
         forward block 0:
-          0: float32[4, 4] = mm(%x, %w)  # layers.*.ffn kept
+          0: float32[4, 4] = mm(%x, %w)  # layers.*.ffn saved
           1: float32[4, 4] = silu(f.0)  # layers.*.ffn
           2: float32[] = sum(f.1)  # layers.*
         backward block 0:

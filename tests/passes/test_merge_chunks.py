@@ -1,4 +1,4 @@
-"""Chunks that are put together only to be cut again are handed on."""
+"""merge_chunks: a concat of chunks that the next module splits again is removed."""
 
 import operator
 

@@ -24,7 +24,7 @@ def test_a_value_lives_again_just_before_backward_reads_it():
         graph,
         """
         forward block 0:
-          0: float32[4, 4] = mm(%x, %w)  # layers.*.ffn kept
+          0: float32[4, 4] = mm(%x, %w)  # layers.*.ffn saved
           1: float32[4, 4] = silu(f.0)  # layers.*.ffn
           2: float32[] = sum(f.1)  # layers.*
         backward block 0:

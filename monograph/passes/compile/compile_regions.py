@@ -33,10 +33,10 @@ class CompileRegions(Pass):
         runs = group_consecutive(graph.nodes, lambda node: tag_of(node).compile or None)
         kinds = [make_region_key(find_region(run)) for run in runs]
         codes: dict[str, tuple[str, CompiledRegion]] = {}
-        with kernels_built_together(wanted=not facts.is_ahead_of_time):
+        with kernels_built_together(wanted=not facts.for_artifact):
             for run, kind in zip(runs, kinds, strict=True):
                 if kind not in codes:
-                    code = compile_region(graph, find_region(run), for_artifact=facts.is_ahead_of_time)
+                    code = compile_region(graph, find_region(run), for_artifact=facts.for_artifact)
                     codes[kind] = f"compiled_{len(codes)}", code
         for run, kind in zip(runs, kinds, strict=True):
             tag = tag_of(run[0])

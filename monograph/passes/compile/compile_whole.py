@@ -28,8 +28,8 @@ class CompileWhole(Pass):
         region = find_region(nodes)
         has_backward = any(is_backward(node) for node in nodes)  # an evaluation has none
         tag = Tag(direction=Direction.BACKWARD if has_backward else Direction.FORWARD, made_by=self.name())
-        with kernels_built_together(wanted=not facts.is_ahead_of_time):
-            code = compile_region(graph, region, for_artifact=facts.is_ahead_of_time)
+        with kernels_built_together(wanted=not facts.for_artifact):
+            code = compile_region(graph, region, for_artifact=facts.for_artifact)
         replace_with_compiled(graph, region, "compiled", code, tag)
         graph.compiled += 1
         graph.properties = None  # checked up to here; compiled code cannot be checked

@@ -23,11 +23,11 @@ from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 
 
 class ChooseSaved(Pass):
-    """Mark every forward value as kept for backward or recomputed.
+    """Mark every forward value as saved for backward or recomputed.
 
     Before:  a = mm(x, w);  b = silu(a)      backward reads a and b
-    After:   a = mm(x, w)  # kept;  b = silu(a)
-    Why:     what is kept for backward is most of a step's memory, and much of it is cheap to recompute. By mode:
+    After:   a = mm(x, w)  # saved;  b = silu(a)
+    Why:     saved activations are most of a step's memory, and much of it is cheap to recompute. By mode:
              none saves everything; selective saves matmuls, attention, top-k and all_to_alls; min_cut does not repeat
              those either, and saves the fewest bytes that allow it; full saves block inputs and what selectors name;
              budget saves what is slowest to repeat within a number of GiB. Gathered parameters are saved only if they

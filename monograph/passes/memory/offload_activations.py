@@ -32,7 +32,7 @@ class OffloadCopy:
 
 
 class OffloadActivations(Pass):
-    """Move kept values to the host after forward used them, and back shortly before backward does.
+    """Move saved activations to the host after forward used them, and back shortly before backward does.
 
     Before:  a = mm(x, w)                       backward: g = mul(a, d)
     After:   a = mm(x, w);  h = to_host(a)      backward: r = from_host(h);  ...  b = wait_copy(r);  g = mul(b, d)

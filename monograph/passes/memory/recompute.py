@@ -1,4 +1,4 @@
-"""Compute again in backward what forward did not keep."""
+"""Recompute in backward what forward did not save."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Recomputation:
 
 
 class Recompute(Pass):
-    """Copy the forward nodes that are not kept into backward, each just before it is first needed there.
+    """Copy the forward nodes that are not saved into backward, each just before it is first needed there.
 
     Before:  b = silu(a)                        backward: g2 = mm(b, g)
     After:   b = silu(a)                        backward: b2 = silu(a);  g2 = mm(b2, g)

@@ -1,4 +1,4 @@
-"""Chunks that are put together only to be cut again are handed on."""
+"""Remove a concat of chunks that the next module splits again."""
 
 import operator
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ from monograph.passes.base import Pass
 
 
 @dataclass
-class JoinPlan:
+class MergePlan:
     """What is read instead of what, and what has no readers then."""
 
     same: dict[Node, Node] = field(default_factory=dict)
-    """Part of a value that was put together -> the part it was made of."""
+    """Chunk of a concatenated value -> the chunk it was made of."""
     dropped: list[Node] = field(default_factory=list)
 
 
 class MergeChunks(Pass):
-    """Parts of a value that was put together from them are read directly.
+    """Read the chunks of a concatenated value directly where it is split into the same chunks.
 
     Before:  h = cat(h0, h1);  g0, g1 = split(h);  use(g0);  use(g1)
     After:   use(h0);  use(h1)
     Why:     neighbouring blocks that are called chunk by chunk would otherwise wait for each other's chunks at every
-             boundary: with chunks handed on, the next block's first chunk runs during this block's last all_to_all.
+             boundary: without the concat, the next block's first chunk runs during this block's last all_to_all.
     """
 
     def skip(self, facts: Facts) -> str:
@@ -42,12 +42,12 @@ class MergeChunks(Pass):
         for part, source in plan.same.items():
             redirect(part, source)
         erase(plan.dropped)
-        return f"{len(plan.same)} parts are handed on"
+        return f"{len(plan.same)} chunks are read directly"
 
 
-def plan_joins(graph: StepGraph) -> JoinPlan:
+def plan_joins(graph: StepGraph) -> MergePlan:
     """Every split of a cat into the parts it was made of; copies that only made parts contiguous go as well."""
-    plan = JoinPlan()
+    plan = MergePlan()
     for split in graph.nodes:
         cat = split.args[0] if split.target is ATEN.split.Tensor else None
         if not isinstance(cat, Node) or cat.target is not ATEN.cat.default or not is_undone(cat, split):

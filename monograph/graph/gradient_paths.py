@@ -26,7 +26,7 @@ SUMS = (ATEN.add.Tensor, ADD_WIDE)
 """Ops that add two gradients."""
 
 
-class CommHistory(NamedTuple):
+class GradientPath(NamedTuple):
     """What is known of a value on its way."""
 
     slot: str = ""
@@ -40,9 +40,9 @@ class CommHistory(NamedTuple):
     """False behind a compiled region, which does not tell what it does."""
 
 
-Histories = tuple[CommHistory, ...]
+PathTuple = tuple[GradientPath, ...]
 """The flow of a value, or of each value in a pack."""
-UNKNOWN = (CommHistory(is_known=False),)
+UNKNOWN = (GradientPath(is_known=False),)
 
 SAME_RANKS = {
     Group.FSDP_SCATTER.value: Group.FSDP_GATHER.value,
@@ -76,7 +76,7 @@ class Reader(NamedTuple):
     """A module that computes with a parameter."""
 
     node: Node
-    parameter: CommHistory
+    parameter: GradientPath
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class GradientPaths:
     """What was found: everyone who computes with a parameter, and every value on its way."""
 
     readers: list[Reader]
-    of: dict[Node, Histories]
+    of: dict[Node, PathTuple]
 
-    def of_gradient(self, node: Node) -> CommHistory:
+    def of_gradient(self, node: Node) -> GradientPath:
         """A gradient's flow where it leaves the step; one that was never summed starts there."""
         pieces = self.of.get(node)
         return _join(pieces, node) if pieces else _start(node)
@@ -99,7 +99,7 @@ def ranks_of(group: str) -> str:
 
 def find_gradient_paths(nodes: Sequence[Node], states: dict[Node, str]) -> GradientPaths:
     """Follow every parameter from its input (`states` has its slot) and every gradient from where it is made."""
-    flows = GradientPaths(readers=[], of={node: (CommHistory(slot=slot),) for node, slot in states.items()})
+    flows = GradientPaths(readers=[], of={node: (GradientPath(slot=slot),) for node, slot in states.items()})
     of = flows.of
     for node in nodes:
         if node.op == "call_module":
@@ -113,14 +113,14 @@ def find_gradient_paths(nodes: Sequence[Node], states: dict[Node, str]) -> Gradi
     return flows
 
 
-def _is_ordinary(node: Node, of: dict[Node, Histories]) -> bool:
+def _is_ordinary(node: Node, of: dict[Node, PathTuple]) -> bool:
     """Whether nothing that is followed comes in, and nothing starts here: most nodes."""
     if is_value_preserving(node.target):
         return node.args[0] not in of
     return not _may_start(node.target) and of.keys().isdisjoint(node.all_input_nodes)
 
 
-def _follow(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> Histories | None:
+def _follow(node: Node, of: dict[Node, PathTuple], readers: list[Reader]) -> PathTuple | None:
     """The flow of a node's value from the flows of its arguments; None for ordinary compute."""
     target = node.target
     if target in LAUNCHES:
@@ -139,7 +139,7 @@ def _follow(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> His
     return None
 
 
-def _transfer(node: Node, of: dict[Node, Histories]) -> Histories:
+def _transfer(node: Node, of: dict[Node, PathTuple]) -> PathTuple:
     source: Any = node.args[0]
     pieces = of.get(source) or (_start(source),)
     if tag_of(node).slot:
@@ -159,7 +159,7 @@ def _transfer(node: Node, of: dict[Node, Histories]) -> Histories:
     return tuple(each._replace(groups=each.groups | {group}, is_gradient=not is_gather) for each in pieces)
 
 
-def _move(node: Node, of: dict[Node, Histories]) -> Histories | None:
+def _move(node: Node, of: dict[Node, PathTuple]) -> PathTuple | None:
     source: Any = node.args[0]
     pieces = of.get(source)
     if pieces is None or len(pieces) == 1:
@@ -180,7 +180,7 @@ def _move(node: Node, of: dict[Node, Histories]) -> Histories | None:
     return UNKNOWN
 
 
-def _add(node: Node, of: dict[Node, Histories]) -> Histories:
+def _add(node: Node, of: dict[Node, PathTuple]) -> PathTuple:
     """A sum of two gradients of one parameter, which both must have seen the same collectives."""
     one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
     if node.args[0] is node.args[1]:
@@ -196,7 +196,7 @@ def _add(node: Node, of: dict[Node, Histories]) -> Histories:
     return (_join((one, other), node),)
 
 
-def _join(pieces: Histories, node: Node) -> CommHistory:
+def _join(pieces: PathTuple, node: Node) -> GradientPath:
     """One flow for a value made of several: they must belong to one parameter if they are gradients."""
     if len(pieces) == 1:
         return pieces[0]
@@ -208,10 +208,10 @@ def _join(pieces: Histories, node: Node) -> CommHistory:
     groups = frozenset().union(*(piece.groups for piece in pieces))
     paths = frozenset().union(*(piece.paths for piece in pieces))
     slot = slots.pop() if len(slots) == 1 else ""
-    return CommHistory(slot, groups, paths, is_gradient=any(piece.is_gradient for piece in pieces))
+    return GradientPath(slot, groups, paths, is_gradient=any(piece.is_gradient for piece in pieces))
 
 
-def _read(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> None:
+def _read(node: Node, of: dict[Node, PathTuple], readers: list[Reader]) -> None:
     """A compute op may read a parameter; one that reads a gradient is an error."""
     for each in node.all_input_nodes:
         for piece in of.get(each, ()):
@@ -225,7 +225,7 @@ def _read(node: Node, of: dict[Node, Histories], readers: list[Reader]) -> None:
                 readers.append(Reader(node, piece))
 
 
-def _name(node: Node, pieces: Histories) -> Histories:
+def _name(node: Node, pieces: PathTuple) -> PathTuple:
     """Let a node's tag say whose value it moves, or refuse it where the tag says something else."""
     tag = tag_of(node)
     slot = tag.slot if tag.role in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER) else ""
@@ -243,15 +243,15 @@ def _name(node: Node, pieces: Histories) -> Histories:
     return (piece._replace(slot=slot),) if piece.is_known else pieces
 
 
-def _start(node: Node) -> CommHistory:
+def _start(node: Node) -> GradientPath:
     """The flow of a gradient before any collective."""
     tag = tag_of(node)
     slot = tag.slot if tag.role is Role.GRAD_REDUCE_SCATTER else tag.gradient_of
     paths = frozenset({tag.path} if tag.path else ())
-    return CommHistory(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
+    return GradientPath(slot=slot, paths=paths, is_gradient=tag.direction is Direction.BACKWARD)
 
 
-def _is_gradient(pieces: Histories | None) -> bool:
+def _is_gradient(pieces: PathTuple | None) -> bool:
     """Whether a value is the gradient of a parameter, and not just something on the way to one."""
     return pieces is not None and any(piece.is_gradient and (piece.slot or piece.groups) for piece in pieces)
 

@@ -45,6 +45,7 @@ def test_texts_fold_equal_blocks_and_differences_say_what_changed(inspected):
 
 def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     report = json.loads((inspected / "report.json").read_text())
+    assert any("in a step" in note and "in an evaluation" in note for note in report["run"]["notes"])
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
     assert report["run"]["numerics"] == "bitwise identical to eager"
     assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0

@@ -84,8 +84,10 @@ def plan_checks(steps: int, device: str) -> list[Check]:
             found.append(
                 Check(f"eager/aot_eager {recipe} {label}", ["compare", base, f"{layer} --compile.backend aot_eager"])
             )
-            tolerance = "1e-4" if label == "fp32" else "2e-2"
-            found.append(Check(f"eager/inductor {recipe} {label}", ["compare", base, layer, "--tolerance", tolerance]))
+            # Once a token goes to another expert in bf16, gradients part by more than rounding: the first steps count.
+            few, tolerance = ("", "1e-4") if label == "fp32" else (" --training.steps 4", "1e-2")
+            words = ["compare", base + few, layer + few, "--tolerance", tolerance]
+            found.append(Check(f"eager/inductor {recipe} {label}", words))
         same = f"{recipe} {on} {SHORT} {exact}"
         base = f"{same} {EAGER}"
         found.append(Check(f"fsdp2/graph {recipe}", ["compare", base, f"{base} --parallelism.fsdp graph"]))

@@ -61,7 +61,8 @@ class BenchRow:
     mfu: float | None
     mfu_causal: float | None
     graph_tflops: float | None
-    """Operations of the step as it was captured and then planned, recomputation included, before it was compiled."""
+    """Operations of the step as it was captured and then planned, recomputation included, before it was compiled; None
+    in modes without a graph, and of a graph that was loaded from an artifact."""
     peak_gib: float | None
     """CUDA only: what one process of several modes held cannot be told apart on a CPU."""
     first_step_seconds: float
@@ -198,7 +199,7 @@ def summarize(
         flops = count_flops(config.model.build(), config.training.seq_len)
     rate = config.training.local_batch_size * config.training.seq_len / median
     mfu = find_mfu(flops, rate, peak_flops)
-    captured = count_captured_flops(step) if isinstance(step, GraphStep) else None
+    captured = count_captured_flops(step) if isinstance(step, GraphStep) and step.artifact is None else None
     return BenchRow(
         mode=mode,
         numerics=str(promise_numerics(config, ran=step.ran_passes, device=step.device.type)),

@@ -40,6 +40,8 @@ def bench(
     console = Console(width=max(WIDTH, Console().width))
     console.print(make_table(rows))
     for row in rows:
+        console.print(f"{row.mode}: {row.numerics}", soft_wrap=True, highlight=False)
+    for row in rows:
         if row.profile is not None:
             console.print(make_profile_table(row))
     if profile:
@@ -62,14 +64,13 @@ def make_table(rows: list[Any]) -> Table:
     """One line a mode; the ratio is to the first."""
     caption = "* replayed as a CUDA graph" if any(row.is_recorded for row in rows) else None
     table = Table(title="one step, optimizer included", title_justify="left", caption=caption, caption_justify="left")
-    heads = ("mode", "numerics", "ms", "spread", "tokens/s", f"x {rows[0].mode}", "MFU (full / causal)")
+    heads = ("mode", "ms", "spread", "tokens/s", f"x {rows[0].mode}", "MFU (full / causal)")
     for head in (*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss"):
-        table.add_column(head, justify="left" if head in ("mode", "numerics") else "right")
+        table.add_column(head, justify="left" if head == "mode" else "right")
     for row in rows:
         shares = "-" if row.mfu is None else f"{100 * row.mfu:.1f} / {100 * row.mfu_causal:.1f} %"
         table.add_row(
             f"{row.mode}{' *' if row.is_recorded else ''}",
-            row.numerics,
             f"{row.ms:.1f}",
             f"{100 * row.spread:.1f} %",
             f"{row.tokens_per_second:,.0f}",

@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.compat.ops import READ_SIZE
 from monograph.errors import ConfigError
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
-from monograph.graph.host_copy import FROM_HOST, TO_HOST
+from monograph.graph.host_use import find_host_use
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import has_symbols, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import TensorMeta
-from monograph.kernels.grouped_matmul import READS_HOST
 from monograph.log import get_log
 
 log = get_log("graph")
@@ -44,10 +42,11 @@ def find_obstacles(graph: StepGraph, device: str = "cuda") -> list[str]:
 
 def find_obstacle(node: Node, device: str) -> str:
     """Why this node cannot be part of a recording; empty when it can."""
-    if node.target is READ_SIZE or node.target in READS_HOST:
-        return "reads a number on the host"
-    if node.target in (TO_HOST, FROM_HOST):
-        return "copies between the device and the host"
+    host_use = find_host_use(node)
+    if host_use:
+        return host_use
+    if tag_of(node).uses_host:
+        return "compiled code reads a number on the host, or copies from or to it"
     values = [value_of(each) for each in (node, *node.all_input_nodes)]
     if any(has_symbols(value) for value in values):
         return "has a size that changes from step to step"

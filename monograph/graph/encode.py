@@ -125,7 +125,7 @@ _TAG_KINDS: Mapping[str, type] = {
     "direction": Direction,
     "role": Role,
     "chunk": int,
-    **dict.fromkeys(("keep", "once"), bool),
+    **dict.fromkeys(("keep", "once", "uses_host"), bool),
 }
 """What a fact about a node is; all others are texts."""
 

@@ -35,6 +35,9 @@ class Tag:
     compile: str = ""
     """The part to be compiled that the node belongs to."""
 
+    uses_host: bool = False
+    """Whether compiled code in the place of nodes waits for the host or copies from it."""
+
     def is_like(self, other: object) -> bool:
         """Whether both say the same of where a node comes from; what passes plan to do with it may differ."""
         if self is other:

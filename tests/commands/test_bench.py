@@ -47,6 +47,20 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
         check_profile(tmp_path, mode)
 
 
+def test_a_step_from_an_artifact_is_measured_like_one_that_was_captured(capsys, tmp_path):
+    artifact, out = str(tmp_path / "artifact"), tmp_path / "bench.json"
+    recipe = [TINY, "--compile.mode", "graph", "--validator.interval", "0"]
+    assert main(["precompile", *recipe, "--out", artifact]) == 0
+    words = [*recipe, "--modes", "exact", "--steps", "1", "--warmup", "0", "--out", str(out)]
+    assert main(["bench", *words]) == 0
+    captured = json.loads(out.read_text())["rows"][0]
+    assert main(["bench", *words, "--compile.artifact", artifact]) == 0
+    loaded = json.loads(out.read_text())["rows"][0]
+    assert loaded["losses"] == captured["losses"], "same bits"
+    assert captured["graph_tflops"] > 0 and loaded["graph_tflops"] is None
+    assert "exact: bitwise identical to eager" in capsys.readouterr().out
+
+
 def check_profile(folder, mode):
     shares = json.loads((folder / f"{mode}.shares.json").read_text())
     totals = [sum(share["ms"] for share in table) for table in shares.values()]

@@ -5,6 +5,7 @@ import pytest
 from monograph.errors import ConfigError
 from monograph.execute.cudagraph import SHOWN, find_obstacles, refuse
 from monograph.parallel.mesh import Mesh
+from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.config import PassesConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.runner import build_passes, run_passes
@@ -38,6 +39,21 @@ def test_copies_to_the_host_and_nodes_elsewhere_are_named():
     config = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64))
     run_passes(graph, build_passes(config), facts)
     assert any("copies between the device and the host" in line for line in find_obstacles(graph, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "config", [{"mark_regions": MarkRegionsConfig(regions=("blocks",))}, {"on": ("compile_whole",)}]
+)
+def test_compiled_code_does_not_hide_that_the_host_is_needed(config, monkeypatch):
+    monkeypatch.setattr("monograph.passes.compile.regions.compile_graph", lambda module, *_, **__: module)
+    graph, facts = capture_small("qwen3_moe", Mesh(), **{"model.moe.experts.backend": "grouped_loop"})
+    needed = {line.split(":")[0] for line in find_obstacles(graph, device="cpu")}
+    assert needed, "a loop over experts reads their sizes"
+    run_passes(graph, build_passes(PassesConfig(**config)), facts)
+    found = find_obstacles(graph, device="cpu")
+    assert graph.compiled and found and all("reads a number on the host" in line for line in found)
+    if "on" not in config:
+        assert {line.split(":")[0] for line in found} == needed, "regions leave these ops visible"
 
 
 def test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons():

@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from monograph.compat.capture import expression_of
 from monograph.compat.compiler import CompiledCode, compile_graph
 from monograph.graph.cast_weights import is_cached_cast
 from monograph.graph.edit import fake_mode
+from monograph.graph.host_use import find_host_use
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
@@ -48,9 +49,9 @@ _ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
 
 
 def can_compile(node: Node) -> bool:
-    """Whether a node may be in a region: collectives stay visible, sizes stay on the host, sums keep an order."""
+    """Whether a node may be in a region: collectives and what waits for the host stay visible, sums keep an order."""
     is_special = is_launch(node) or is_wait(node) or is_size(node) or is_cached_cast(node) or node.target in _ATOMIC
-    return node.op == "call_function" and not is_special
+    return node.op == "call_function" and not is_special and not find_host_use(node)
 
 
 def find_region(nodes: Sequence[Node]) -> Region:
@@ -157,7 +158,7 @@ def replace_with_compiled(graph: StepGraph, region: Region, name: str, code: Com
     with inside.inserting_after(last):
         call = inside.call_module(name, region.inputs)
     call.meta["val"] = tuple(value_of(node) for node in region.outputs)
-    set_tag(call, tag)
+    set_tag(call, replace(tag, uses_host=any(find_host_use(node) for node in region.nodes)))
     anchor = call
     for index, node in enumerate(region.outputs):
         with inside.inserting_after(anchor):

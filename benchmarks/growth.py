@@ -122,7 +122,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         source, settings = build_source(config, groups)
         facts = make_facts(source.table, groups, settings)
         scalars = {name: torch.tensor(64) for name in source.model.normalizers}
-        inputs = source.inputs(dict.fromkeys(source.model.batch_names, tokens), scalars)
+        inputs = source.inputs(dict.fromkeys(source.model.batch_spec, tokens), scalars)
         gc.collect()
         gc.disable()  # what it costs depends on all that the process has made before
         start = time.process_time()

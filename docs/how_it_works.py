@@ -27,10 +27,8 @@ from monograph.recipes.catalog import load_recipe
 from monograph.run import build_step, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.cursor import Cursor
-from monograph.train.flops import count_flops
 from monograph.train.layout import plan_run_mesh
-from monograph.train.step import to_device
-from monograph.train.update import count_normalizers
+from monograph.train.step import tensors_of, to_device
 
 
 def chapter_1_config(folder: Path) -> TrainerConfig:
@@ -81,9 +79,9 @@ def chapter_2_model(config: TrainerConfig) -> Decoder:
     # result instead of being counted inside, so evaluation and recomputation cannot count twice.
     tokens = torch.randint(0, 256, (1, 32), generator=torch.Generator().manual_seed(1))
     output = model(tokens, labels=tokens)
-    print(f"   an untrained {type(model).__name__} guesses: loss {output.value:.2f} (ln of the vocabulary is 6.24)")
+    print(f"   an untrained {type(model).__name__} guesses: loss {output.loss:.2f} (ln of the vocabulary is 6.24)")
     print(f"   tokens per expert, layer by layer: {output.metrics['expert_load'].tolist()}")
-    flops = count_flops(model, config.training.seq_len)
+    flops = model.flops(config.training.seq_len)
     print(f"   one token costs {flops.full_attention / 1e6:.1f} MFLOP, forward and backward together")
     return model
 
@@ -109,7 +107,7 @@ def chapter_3_step(config: TrainerConfig) -> None:
 
         # Losses are divided by the tokens of the WHOLE update, so micro-batches add up to the mean over all tokens,
         # however unevenly the valid ones are spread.
-        normalizers = step.sum_normalizers(count_normalizers(halves))
+        normalizers = step.sum_normalizers([tensors_of(half) for half in halves])
         shares = [step(to_device(batch, step.device), normalizers) for batch in halves]
         norm = step.grad_norm()
     print(f"   the halves of an update add {shares[0]:.3f} and {shares[1]:.3f} to its loss; gradient norm {norm:.2f}")
@@ -167,8 +165,7 @@ def chapter_6_graph(config: TrainerConfig) -> None:
     with joined_groups(plan_run_mesh(config, 1), torch.device("cpu")) as groups:
         op_by_op, captured = build_step(eager, groups), build_step(graph, groups)
         assert isinstance(captured, GraphStep)
-        counts = {"valid_tokens": tokens.numel(), "sequences": len(tokens)}  # what a step's sums are divided by
-        losses = [step(batch, step.sum_normalizers(counts)) for step in (op_by_op, captured)]
+        losses = [step(batch, step.sum_normalizers([batch])) for step in (op_by_op, captured)]
     assert torch.equal(*losses)
 
     # A graph is a text that people can read; equal blocks are printed once.

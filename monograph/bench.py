@@ -10,10 +10,10 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,12 @@ from monograph.execute.profile import Profile, profile_step
 from monograph.graph.cost import measure
 from monograph.graph.facts import Facts
 from monograph.log import get_log
+from monograph.models.model import BatchTensor
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, find_peak_flops
 from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
-from monograph.train.flops import count_flops
 from monograph.train.measure import find_mfu
 from monograph.train.numerics import promise_numerics
 from monograph.train.optimizer import Optimizer
@@ -130,9 +130,9 @@ def run_mode(
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
         optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
-    batches = make_batches(config, device)
+    batches = make_batches(config, step)
     with startup.phase("step"):
-        loss = step(batch := next(batches), count_batch(step, batch))
+        loss = step(*next(batches))
         synchronize(device)
     with startup.phase("update"):
         apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
@@ -154,27 +154,49 @@ def run_mode(
     return row
 
 
-def update(step: MeshStep, optimizer: Optimizer, batch: dict[str, Tensor], config: TrainerConfig) -> Tensor:
+class DrawnBatch(NamedTuple):
+    """A micro-batch on the device, and what its sums are divided by: it is the whole update."""
+
+    tensors: dict[str, Tensor]
+    normalizers: dict[str, Tensor]
+
+
+def update(step: MeshStep, optimizer: Optimizer, batch: DrawnBatch, config: TrainerConfig) -> Tensor:
     """One micro-batch and one update."""
-    loss = step(batch, count_batch(step, batch))
+    loss = step(batch.tensors, batch.normalizers)
     apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
     return loss
 
 
-def count_batch(step: MeshStep, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What this micro-batch's sums are divided by: it is the whole update."""
-    return step.sum_normalizers({"valid_tokens": batch["tokens"].numel(), "sequences": batch["tokens"].shape[0]})
-
-
-def make_batches(config: TrainerConfig, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Random tokens without end, the same in every mode; on the device long before they are needed."""
+def make_batches(config: TrainerConfig, step: MeshStep) -> Iterator[DrawnBatch]:
+    """Random batches without end, the same in every mode; on the device long before they are needed."""
     generator = torch.Generator().manual_seed(config.debug.seed)
-    shape = (config.training.local_batch_size, config.training.seq_len)
-    positions = torch.arange(shape[1], device=device).expand(shape).contiguous()
     while True:
-        drawn = torch.randint(0, config.model.vocab_size, (AHEAD, *shape), generator=generator).to(device)
-        for tokens in drawn:
-            yield {"tokens": tokens, "labels": tokens.roll(-1, 1), "positions": positions, "documents": positions * 0}
+        drawn = [draw_batch(config, step.model.batch_spec, generator) for _ in range(AHEAD)]
+        moved = [{name: value.to(step.device) for name, value in batch.items()} for batch in drawn]
+        for tensors, batch in zip(moved, drawn, strict=True):
+            yield DrawnBatch(tensors, step.sum_normalizers([batch]))
+
+
+def draw_batch(
+    config: TrainerConfig, specs: Mapping[str, BatchTensor], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Tensors of a batch: random tokens in one document, each labelled with the next; all else is noise, or zero."""
+    sizes = {"batch": config.training.local_batch_size, "sequence": config.training.seq_len}
+    found: dict[str, Tensor] = {}
+    for name, spec in specs.items():
+        shape = spec.shape(**sizes)
+        if name == "tokens":
+            found[name] = torch.randint(0, config.model.find_vocab_size() or 1, shape, generator=generator)
+        elif name == "labels" and "tokens" in found:
+            found[name] = found["tokens"].roll(-1, 1)
+        elif name == "positions":
+            found[name] = torch.arange(shape[-1]).expand(shape).contiguous()
+        elif spec.dtype.is_floating_point:
+            found[name] = torch.randn(shape, generator=generator).to(spec.dtype)
+        else:
+            found[name] = torch.zeros(shape, dtype=spec.dtype)
+    return found
 
 
 def synchronize(device: torch.device) -> None:
@@ -196,7 +218,7 @@ def summarize(
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
     with torch.device("meta"):
-        flops = count_flops(config.model.build(), config.training.seq_len)
+        flops = config.model.build().flops(config.training.seq_len)
     rate = config.training.local_batch_size * config.training.seq_len / median
     mfu = find_mfu(flops, rate, peak_flops)
     captured = count_captured_flops(step) if isinstance(step, GraphStep) and step.artifact is None else None

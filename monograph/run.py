@@ -31,17 +31,16 @@ from monograph.graph.facts import Facts, SavePolicy
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
-from monograph.models.decoder import Decoder
-from monograph.models.init import InitSpec, plan_init, reset
+from monograph.models.init import InitSpec, reset
+from monograph.models.model import Model
 from monograph.parallel.apply import parallelize
+from monograph.parallel.check_plan import check_plan
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable, build_table
-from monograph.parallel.plan import DECODER_PLAN
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.train.flops import count_flops
 from monograph.train.folder import RunFolder, claimed_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
@@ -54,10 +53,10 @@ from monograph.train.trainer import Summary, Trainer
 log = get_log("run")
 
 
-def build_model(config: TrainerConfig, device: torch.device) -> Decoder:
+def build_model(config: TrainerConfig, device: torch.device) -> Model:
     """The model's structure: parameters on the meta device (shards come later), buffers real and initialized."""
     with torch.device("meta"):
-        model: Decoder = config.model.build()
+        model: Model = config.model.build()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=device))
@@ -141,17 +140,19 @@ def capture_and_optimize(
     return OptimizedGraph(graph, records, seconds)
 
 
-def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Decoder, ParamTable, StepSettings]:
+def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Model, ParamTable, StepSettings]:
     """The model sharded for the mesh, the table of its parameters, and how its step computes."""
     model = build_model(config, groups.device)
     choice = find_run_machine(config, groups)
     if choice.note:
         log.info("costs are estimated for %s, and MFU is left out: %s", choice.machine.name, choice.note)
-    settings = make_settings(config, plan_init(model), choice.machine)
+    settings = make_settings(config, model.plan_parameters(), choice.machine)
     if not groups.is_fake:
         warn_of_slow_matmuls(groups.device, settings.compute_dtype)
-    table = build_table(model, DECODER_PLAN, groups.mesh)
-    parallelize(model, DECODER_PLAN, groups.mesh, groups.coords())
+    plan = model.parallel_plan()
+    check_plan(model, plan, groups.mesh)
+    table = build_table(model, plan, groups.mesh)
+    parallelize(model, plan, groups.mesh, groups.coords())
     return model, table, settings
 
 
@@ -212,8 +213,12 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
 
 def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
     """Inputs of the shapes that training reads; their values do not matter."""
-    shape, device = (config.training.local_batch_size, config.training.seq_len), source.coords.device
-    batch = {name: torch.zeros(shape, dtype=torch.int64, device=device) for name in source.model.batch_names}
+    device = source.coords.device
+    sizes = {"batch": config.training.local_batch_size, "sequence": config.training.seq_len}
+    batch = {
+        name: torch.zeros(spec.shape(**sizes), dtype=spec.dtype, device=device)
+        for name, spec in source.model.batch_spec.items()
+    }
     ones = {name: torch.ones((), dtype=torch.int64, device=device) for name in source.model.normalizers}
     return source.inputs(batch, ones)
 
@@ -225,7 +230,7 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         data = config.dataloader.build(
             tokenizer=tokenizer,
             seq_len=config.training.seq_len,
-            vocab_size=config.model.vocab_size,
+            vocab_size=config.model.find_vocab_size(),
             seed=config.debug.seed,
             split="train",
         )
@@ -235,8 +240,8 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
     folder.write_numerics(promise)
     with startup.phase("model"):
         with torch.device("meta"):
-            whole = config.model.build()
-        flops = count_flops(whole, config.training.seq_len)
+            whole: Model = config.model.build()
+        flops = whole.flops(config.training.seq_len)
         count = sum(parameter.numel() for parameter in whole.parameters())
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
     log.info("numerics: %s", promise)

@@ -6,12 +6,12 @@ way. A block that differs in anything that can be seen, its own number for insta
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from monograph.models.decoder import Decoder
+from monograph.models.model import Model
 from monograph.parallel.param_table import ParamTable
 
 _PRIVATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
@@ -19,10 +19,12 @@ _PRIVATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"
 
 @dataclass(frozen=True)
 class BlockRepeat:
-    """Blocks in a row that are identical, by number."""
+    """Blocks in a row that are identical, by their number among all blocks."""
 
     first: int
     last: int
+    paths: tuple[str, ...] = field(default=(), compare=False)
+    """Of all blocks of the model, by number."""
 
     @property
     def captured(self) -> tuple[int, int, int]:
@@ -35,20 +37,22 @@ class BlockRepeat:
         return range(self.first + 2, self.last)
 
 
-def find_block_repeats(model: Decoder, table: ParamTable) -> list[BlockRepeat]:
+def find_block_repeats(model: Model, table: ParamTable) -> list[BlockRepeat]:
     """Runs with blocks to leave out."""
-    kinds = [describe_block(block, table, f"layers.{number}") for number, block in enumerate(model.layers)]
+    paths = tuple(model.blocks())
+    kinds = [describe_block(block, table, path) for path, block in model.blocks().items()]
     found, start = [], 0
     for _, alike in itertools.groupby(kinds):
         length = len(list(alike))
-        found.append(BlockRepeat(start, start + length - 1))
+        found.append(BlockRepeat(start, start + length - 1, paths))
         start += length
     return [run for run in found if run.skipped]
 
 
-def find_skipped_blocks(model: Decoder, runs: Sequence[BlockRepeat]) -> frozenset[nn.Module]:
+def find_skipped_blocks(model: Model, runs: Sequence[BlockRepeat]) -> frozenset[nn.Module]:
     """The blocks that are not captured."""
-    return frozenset(model.layers[number] for run in runs for number in run.skipped)
+    blocks = list(model.blocks().values())
+    return frozenset(blocks[number] for run in runs for number in run.skipped)
 
 
 def describe_block(block: nn.Module, table: ParamTable, path: str) -> Any:

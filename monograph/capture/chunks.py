@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from monograph.capture.trace import trace
 from monograph.graph.chunk_nodes import pair_captures
@@ -12,13 +12,14 @@ from monograph.graph.edit import fake_mode
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import is_size
 from monograph.graph.step_graph import StepGraph
+from monograph.models.model import Model
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 
 def capture_chunk_nodes(
     graph: StepGraph,
     step: Callable[..., Any],
-    model: nn.Module,
+    model: Model,
     inputs: StepInputs,
     overlap: ExpertOverlapConfig,
     roots: Sequence[str],

@@ -83,7 +83,8 @@ def check_run(run: BlockRepeat, halves: CapturedBlocks, names: Mapping[str, Node
     """Check that the captured blocks of a run do the same."""
     slots = {node: name for name, node in names.items()}
     views = [
-        BlockView(classify_arguments(halves, number, slots, stacked), halves.names(number)) for number in run.captured
+        BlockView(classify_arguments(halves, number, run.paths[number], slots, stacked), halves.names(number))
+        for number in run.captured
     ]
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         found = [halves.of(direction).get(number, []) for number in run.captured]
@@ -114,7 +115,7 @@ def is_same_argument(first: Any, second: Any, last: Any) -> bool:
 
 
 def classify_arguments(
-    halves: CapturedBlocks, number: int, slots: Mapping[Node, str], stacked: StackedEntries
+    halves: CapturedBlocks, number: int, path: str, slots: Mapping[Node, str], stacked: StackedEntries
 ) -> Callable[[Node], Any]:
     """What a node is to a block: its own, its neighbour's before or after it, its parameter, its entry, or common."""
     known: dict[Node, Any] = {}
@@ -122,7 +123,7 @@ def classify_arguments(
         for direction in (Direction.FORWARD, Direction.BACKWARD):
             near = find_neighbour(halves.of(direction), number, step)
             known |= {node: (step, direction, place) for place, node in enumerate(near)}
-    prefix = f"layers.{number}."
+    prefix = f"{path}."
 
     def find(node: Node) -> Any:
         if node in known:
@@ -189,7 +190,7 @@ def replicate_block(
     anchor = forward[last][0]
     for number in run.skipped:
         known = pair(forward[first], forward[number - 1])
-        forward[number] = copy_block(graph, anchor, forward[second], number, second, names, known, sizes[number])
+        forward[number] = copy_block(graph, anchor, forward[second], number, run, names, known, sizes[number])
     redirect_users(forward[last], pair(forward[second], forward[last - 1]))
     stacked.fill(run, forward)
     if not halves.backward:
@@ -200,13 +201,13 @@ def replicate_block(
     for number in reversed(run.skipped):
         known = pair(forward[second], forward[number]) | pair(forward[first], forward[number - 1])
         known |= pair(backward[last], backward[number + 1]) | stacked.pair(second, number)
-        backward[number] = copy_block(graph, anchor, backward[second], number, second, names, known, sizes[number])
+        backward[number] = copy_block(graph, anchor, backward[second], number, run, names, known, sizes[number])
     redirect_users(backward[second], pair(backward[last], backward[second + 1]))
     indices = {node: place for place, node in enumerate(backward[second])}
     for slot, node in list(gradients.items()):
-        if node in indices and slot.startswith(f"layers.{second}."):
+        if node in indices and is_in_block(slot, run.paths[second]):
             for number in run.skipped:
-                gradients[rename(slot, second, number)] = backward[number][indices[node]]
+                gradients[rename(slot, run.paths[second], run.paths[number])] = backward[number][indices[node]]
 
 
 def pair(old: Iterable[Node], new: Iterable[Node]) -> dict[Node, Node]:
@@ -219,13 +220,14 @@ def copy_block(
     anchor: Node,
     nodes: BlockNodes,
     number: int,
-    second: int,
+    run: BlockRepeat,
     names: Mapping[str, Node],
     known: dict[Node, Node],
     sizes: SymbolRenamer,
 ) -> BlockNodes:
     """The nodes once more before `anchor`, for another block: with its parameters, and others as `known` says."""
-    own = {node: names[rename(name, second, number)] for name, node in names.items() if is_in_block(name, second)}
+    old, new = run.paths[run.captured[1]], run.paths[number]
+    own = {node: names[rename(name, old, new)] for name, node in names.items() if is_in_block(name, old)}
     mapped = known | own
     copies = []
     for node in nodes:
@@ -233,7 +235,8 @@ def copy_block(
             copy = graph.node_copy(node, lambda each: mapped.get(each, each))
         sizes.apply(copy, node)
         tag = tag_of(node)
-        set_tag(copy, replace(tag, path=rename(tag.path, second, number), slot=rename(tag.slot, second, number)))
+        path, slot = rename(tag.path, old, new), rename(tag.slot, old, new)
+        set_tag(copy, replace(tag, path=path, slot=slot, unit=new, block=number))
         mapped[node] = copy
         copies.append(copy)
     return copies
@@ -247,11 +250,11 @@ def redirect_users(nodes: BlockNodes, known: Mapping[Node, Node]) -> None:
                 node.replace_input_with(each, known[each])
 
 
-def is_in_block(name: str, number: int) -> bool:
-    """Whether a path or slot lies in a block."""
-    return name == f"layers.{number}" or name.startswith(f"layers.{number}.")
+def is_in_block(name: str, path: str) -> bool:
+    """Whether a path or slot lies in the block at `path`."""
+    return name == path or name.startswith(f"{path}.")
 
 
-def rename(name: str, old: int, new: int) -> str:
+def rename(name: str, old: str, new: str) -> str:
     """The same place in another block."""
-    return f"layers.{new}{name.removeprefix(f'layers.{old}')}" if is_in_block(name, old) else name
+    return f"{new}{name.removeprefix(old)}" if is_in_block(name, old) else name

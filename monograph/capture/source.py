@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monograph.capture.step import OutputProbe
 from monograph.graph.inputs import StepInputs
-from monograph.models.decoder import Decoder
+from monograph.models.model import Model
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import ParamTable
 
@@ -17,7 +17,7 @@ from monograph.parallel.param_table import ParamTable
 class StepSource:
     """The model, its parameters by slot, and how the step computes with them."""
 
-    model: Decoder
+    model: Model
     """Gives the structure; its own parameters are never read."""
     table: ParamTable
     parameters: Mapping[str, Tensor]

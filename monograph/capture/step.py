@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from monograph.annotate import Direction, annotate_direction
 from monograph.capture.failure import CaptureError
 from monograph.compat.capture import mark_backward
-from monograph.models.decoder import Decoder, DecoderOutput
+from monograph.models.model import Model, StepOutput
 from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import FsdpUnitRunner
@@ -38,19 +38,19 @@ class StepOutputs(NamedTuple):
 
 
 StepFunction = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]
-OutputProbe = Callable[[Decoder], AbstractContextManager[Mapping[str, Tensor]]]
+OutputProbe = Callable[[Model], AbstractContextManager[Mapping[str, Tensor]]]
 """Watches a model while its step runs: what it finds by then are further outputs of the step."""
 
 
 def make_model_call(
-    model: Decoder,
+    model: Model,
     table: ParamTable,
     *,
     compute_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
     chunks: ByUnit | None = None,
     skipped: frozenset[nn.Module] = frozenset(),
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], DecoderOutput]:
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutput]:
     """The model as a function of the step's inputs.
 
     `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk, blocks in
@@ -58,7 +58,7 @@ def make_model_call(
     """
     coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
 
-    def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> DecoderOutput:
+    def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutput:
         call = FsdpUnitRunner(
             model,
             table,
@@ -74,19 +74,19 @@ def make_model_call(
     return call_model
 
 
-def make_forward(model: Decoder, table: ParamTable, **settings: Any) -> StepFunction:
+def make_forward(model: Model, table: ParamTable, **settings: Any) -> StepFunction:
     """The forward half of the step, which is all that evaluation needs; settings as in `make_model_call`."""
     call_model = make_model_call(model, table, **settings)
 
     def forward(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
         output = call_model(state, buffers, batch, coords, scalars)
-        return StepOutputs(output.value, {}, output.metrics)
+        return StepOutputs(output.loss, {}, output.metrics)
 
     return forward
 
 
 def make_step(
-    model: Decoder,
+    model: Model,
     table: ParamTable,
     *,
     skipped: frozenset[nn.Module] = frozenset(),
@@ -106,7 +106,7 @@ def make_step(
                 gradients = torch.autograd.grad(output.objective, wanted, allow_unused=True)
         named = {slot.name: gradient for slot, gradient in zip(slots, gradients, strict=True)}
         check_used(named)
-        return StepOutputs(output.value.detach(), named, output.metrics, probed)
+        return StepOutputs(output.loss.detach(), named, output.metrics, probed)
 
     return step
 
@@ -123,6 +123,6 @@ def check_used(gradients: Mapping[str, Tensor | None]) -> None:
         )
 
 
-def buffers_of(model: Decoder) -> dict[str, Tensor]:
+def buffers_of(model: Model) -> dict[str, Tensor]:
     """The buffers a step reads, without the coordinates, which are an input of their own."""
     return {name: value for name, value in model.named_buffers() if not name.endswith("coords")}

@@ -1,5 +1,6 @@
 """Tracing: run the step once on fake tensors, and keep every op with the facts that were known when it ran."""
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -20,11 +21,12 @@ from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSp
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.graph.verify_values import trust_values
+from monograph.models.model import Model, find_unit
 
 
 def trace(
     step: Callable[..., Any],
-    model: nn.Module,
+    model: Model,
     inputs: StepInputs,
     *,
     has_sources: bool = False,
@@ -61,7 +63,7 @@ def trace(
     functionalize(module)
     drop_missing(module.graph)
     drop_device_numbers(module.graph)
-    tag_nodes(module.graph)
+    tag_nodes(module.graph, number_units(model))
     if repeats:
         outputs = replicate_outputs(module, specs, outputs, repeats)
     graph = StepGraph(module=module, inputs=specs, outputs=tuple(outputs))
@@ -187,8 +189,8 @@ def find_role(facts: Mapping[str, Any], direction: Direction) -> Role | None:
 
 def find_unit_of_sum(node: torch.fx.Node) -> str:
     """A sum of gradients undoes no node; it belongs to the block whose gradient came last."""
-    block = tag_of(max(node.all_input_nodes)).block
-    return "" if block is None else f"layers.{block}"
+    tag = tag_of(max(node.all_input_nodes))
+    return "" if tag.block is None else tag.unit
 
 
 def find_chunk_of_sum(node: torch.fx.Node) -> dict[str, int]:
@@ -206,7 +208,13 @@ def tag_inner_nodes(graph: StepGraph) -> None:
             set_tag(node, tag_of(readers[name]))
 
 
-def tag_nodes(graph: torch.fx.Graph) -> None:
+def number_units(model: Model) -> dict[str, int | None]:
+    """The units of a model by path, with the number of each block among the blocks."""
+    numbers = itertools.count()
+    return {unit.path: next(numbers) if unit.is_block else None for unit in model.units()}
+
+
+def tag_nodes(graph: torch.fx.Graph, units: Mapping[str, int | None]) -> None:
     """Turn what tracing left on the nodes into tags; backward nodes inherit from the forward node they undo."""
     owners: dict[int, dict[str, Any]] = {}
     last = -1
@@ -225,10 +233,13 @@ def tag_nodes(graph: torch.fx.Graph) -> None:
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
             facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT, CHUNK) if key in inherited} | facts
         role = find_role(facts, direction)
+        unit = find_unit(facts.get(SLOT) or facts.get(PATH, ""), units)
         set_tag(
             node,
             Tag(
                 path=facts.get(PATH, ""),
+                unit=unit,
+                block=units.get(unit),
                 direction=direction,
                 role=role,
                 slot=facts.get(SLOT, ""),

@@ -13,9 +13,8 @@ from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
 from monograph.graph.facts import SavePolicy
 from monograph.machine import CPU, Machine
-from monograph.models.decoder import Decoder, DecoderOutput
 from monograph.models.init import InitSpec
-from monograph.models.load_balance import update_expert_bias
+from monograph.models.model import Model, StepOutput
 from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens, compute_grad_norm
@@ -77,7 +76,7 @@ class MeshStep(ABC):
     weight_cache: CastWeightCache | None = None
     """Copies of the parameters that this step reads instead of them."""
 
-    def __init__(self, model: Decoder, table: ParamTable, groups: Groups) -> None:
+    def __init__(self, model: Model, table: ParamTable, groups: Groups) -> None:
         self.model = model
         self.table = table
         self.rank = groups.rank
@@ -108,13 +107,14 @@ class MeshStep(ABC):
 
     def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this model reads of a batch."""
-        return {name: batch[name] for name in self.model.batch_names if name in batch}
+        return {name: batch[name] for name in self.model.batch_spec if name in batch}
 
-    def sum_normalizers(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """The counts this model divides by, summed over all ranks that read other data."""
+    def sum_normalizers(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The counts this model divides by, of all micro-batches of an update, on all ranks that read other data."""
+        counts = [self.model.count_normalizers(batch) for batch in batches]
         names = self.model.normalizers
-        local = torch.tensor([counts[name] for name in names], dtype=torch.int64, device=self.device)
-        return dict(zip(names, all_reduce_over_data(local).unbind(), strict=True))
+        local = torch.tensor([sum(each[name] for each in counts) for name in names], dtype=torch.int64)
+        return dict(zip(names, all_reduce_over_data(local.to(self.device)).unbind(), strict=True))
 
     def total_loss(self, share: Tensor) -> Tensor:
         """The loss of the whole update, over all ranks."""
@@ -126,10 +126,9 @@ class MeshStep(ABC):
 
     @torch.no_grad()
     def finish_batch(self) -> dict[str, Tensor]:
-        """Before an update: the metrics of the whole global batch; the experts' selection biases follow their load."""
+        """Before an update: the metrics of the whole global batch; what changes once an update follows them."""
         metrics = self.metrics.take()
-        if "expert_load" in metrics:
-            update_expert_bias(self.model, metrics["expert_load"], self.model.config.find_bias_update_rate())
+        self.model.finish_update(metrics)
         return metrics
 
     def state(self) -> dict[str, Any]:
@@ -148,7 +147,7 @@ class ModuleStep(MeshStep):
     """A step that runs the model's modules, with autograd."""
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
         """The model's output for this rank's part of the batch."""
 
     @abstractmethod
@@ -160,13 +159,13 @@ class ModuleStep(MeshStep):
         for name, value in output.metrics.items():
             self.metrics.add(name, value)
         self.backward(output.objective)
-        return output.value.detach()
+        return output.loss.detach()
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
         self.model.eval()
         try:
-            return self.forward(self.inputs(batch), normalizers).value
+            return self.forward(self.inputs(batch), normalizers).loss
         finally:
             self.model.train()
 

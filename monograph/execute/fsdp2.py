@@ -4,6 +4,7 @@ FSDP2 sees the pieces that tensor and expert parallelism leave to a rank, and sh
 efsdp) axis. Everything outside of it works on the plain local tensors behind its parameters.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from monograph.compat.modules import has_parameter_meshes, placements_on, releas
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
-from monograph.models.decoder import Decoder, DecoderOutput, call_module
+from monograph.models.model import Model, StepOutput, call_module, find_unit
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.groups import Groups
 from monograph.parallel.init_shards import fill_shards
@@ -28,7 +29,7 @@ from monograph.parallel.param_table import ParamTable
 class Fsdp2Step(ModuleStep):
     """Eager execution with `fully_shard` around every unit."""
 
-    def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
+    def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.call = self._prepare_blocks(settings)
         put_pieces(model, table, settings.dtype)
@@ -41,14 +42,15 @@ class Fsdp2Step(ModuleStep):
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         fill_shards(self.parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
 
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
         return self.model(**inputs, **normalizers, call=self.call)
 
     def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
         """Apply activation checkpointing and per-block compile, before fully_shard wraps the blocks."""
         runner, config = find_runner(settings.activations.mode), settings.compile
-        for block in self.model.blocks():
-            block.run = runner or block.run
+        if runner is not None:
+            for block in self.model.blocks().values():
+                block.forward = functools.partial(runner, block.forward)
         if config.mode == "eager":
             return call_module
         self.backend = CountingBackend(config.backend)
@@ -80,21 +82,16 @@ def put_pieces(model: nn.Module, table: ParamTable, dtype: torch.dtype) -> None:
 
 
 def apply_fully_shard(
-    model: Decoder, table: ParamTable, groups: Groups, policy: MixedPrecisionPolicy, *, reshard: bool
+    model: Model, table: ParamTable, groups: Groups, policy: MixedPrecisionPolicy, *, reshard: bool
 ) -> None:
-    """Wrap blocks, embedding, head and the whole. Routed experts are wrapped with their block, on their own mesh.
+    """Wrap every unit and the whole. Routed experts are wrapped with their block, on their own mesh.
 
     With a torch that cannot do that (2.11), experts whose mesh differs are wrapped by themselves.
     """
     dense, experts = build_device_mesh(groups, Group.FSDP_GATHER), build_device_mesh(groups, Group.EFSDP_GATHER)
     own_mesh = has_own_expert_mesh(groups)
     on_expert_mesh = placements_on(experts) if own_mesh and has_parameter_meshes() else Shard
-    routed = {
-        id(parameter): table[f"layers.{index}.moe.experts.w1"].shard.dim
-        for index, block in enumerate(model.blocks())
-        if block.moe is not None
-        for parameter in block.moe.experts.parameters()
-    }
+    routed = {id(model.get_parameter(slot.name)): slot.shard.dim for slot in table if slot.is_expert}
 
     def place(parameter: nn.Parameter) -> Any:
         dim = routed.get(id(parameter))
@@ -109,13 +106,15 @@ def apply_fully_shard(
         wrapped.set_gradient_divide_factor(1.0)  # the loss is divided by the global token count already
         wrapped.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
-    for block in model.blocks():
-        if block.moe is not None and own_mesh and not has_parameter_meshes():
-            wrap(block.moe.experts, experts)
-        wrap(block, dense)
-    if not model.config.tied_embeddings:  # tied weights must be one group: they stay with the whole
-        wrap(model.embedding, dense)
-        wrap(model.head, dense)
+    if own_mesh and not has_parameter_meshes():
+        for path in dict.fromkeys(slot.name.rpartition(".")[0] for slot in table if slot.is_expert):
+            wrap(model.get_submodule(path), experts)
+    units = model.unit_modules()
+    tied = {find_unit(name, units) for slot in table if len(slot.names) > 1 for name in slot.names}
+    blocks = model.blocks()
+    for path, unit in [*blocks.items(), *(each for each in units.items() if each[0] not in blocks)]:
+        if path not in tied:  # tied weights must be one group: they stay with the whole
+            wrap(unit, dense)
     wrap(model, dense, frees=False)
 
 

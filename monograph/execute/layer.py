@@ -22,9 +22,9 @@ from monograph.compat.modules import (
     is_recompile_limit,
     scoped_dynamo,
 )
-from monograph.errors import MonographError
+from monograph.errors import ConfigError, MonographError
 from monograph.kernels.catalog import register_decompositions
-from monograph.models.decoder import Block, Decoder
+from monograph.models.model import Model
 
 INDUCTOR = "inductor"
 MOST_GRAPHS = 64
@@ -64,18 +64,27 @@ class LayerCall:
             return unit(*args)
 
 
-def compile_blocks(model: Decoder, backend: CountingBackend) -> LayerCall:
+def compile_blocks(model: Model, backend: CountingBackend) -> LayerCall:
     """Compile every block in place. Doing it twice changes nothing."""
-    for block in model.blocks():
+    blocks = model.blocks()
+    for block in blocks.values():
         if not is_compiled_in_place(block):
             compile_in_place(block, backend)
-    return LayerCall({module: name for name, module in model.named_modules() if isinstance(module, Block)})
+    return LayerCall({block: path for path, block in blocks.items()})
 
 
-def compile_loss(model: Decoder, backend: CountingBackend) -> None:
-    """Compile the loss in place of the plain one. Doing it twice changes nothing."""
-    if not isinstance(model.head.loss, CompiledLoss):
-        model.head.loss = CompiledLoss(model.head.loss, backend)
+def compile_loss(model: Model, backend: CountingBackend) -> None:
+    """Compile the loss of the last unit in place of the plain one. Doing it twice changes nothing."""
+    path, head = list(model.unit_modules().items())[-1]
+    loss = getattr(head, "loss", None)
+    if loss is None:
+        raise ConfigError(
+            f"compile.components has loss, and {path} has no `loss`",
+            why="what computes the loss of the last unit is compiled by itself",
+            do="--compile.components model",
+        )
+    if not isinstance(loss, CompiledLoss):
+        head.loss = CompiledLoss(loss, backend)
 
 
 class CompiledLoss(nn.Module):

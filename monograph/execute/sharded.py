@@ -4,7 +4,7 @@ The model holds no parameters here (they stay on the meta device); the shards ar
 an op that a tracer sees.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from monograph.compat.capture import fake_tensors
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
-from monograph.models.decoder import Block, Decoder, DecoderOutput, call_function
+from monograph.models.model import Model, StepOutput
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
 from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.shard import FsdpUnitRunner
+from monograph.parallel.shard import FsdpUnitRunner, call_function
 
 
 class RunBlocks:
     """Blocks forget what they can recompute. Their parameters come from outside, and are kept or not as ever."""
 
-    def __init__(self, runner: Callable[..., Any]) -> None:
-        self.runner = runner
+    def __init__(self, runner: Callable[..., Any], blocks: Collection[nn.Module]) -> None:
+        self.runner, self.blocks = runner, blocks
 
     def __call__(self, function: Callable[..., Any], unit: nn.Module, *args: Any) -> Any:
-        if isinstance(unit, Block) and torch.is_grad_enabled():
+        if unit in self.blocks and torch.is_grad_enabled():
             return self.runner(function, unit, *args)
         return function(unit, *args)
 
@@ -49,7 +49,7 @@ def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> di
 class ShardedStep(ModuleStep):
     """Eager execution over explicit shards."""
 
-    def __init__(self, model: Decoder, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
+    def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups)
         self.parameters = make_shards(table, groups, settings)
         runner = find_runner(settings.activations.mode)
@@ -60,11 +60,11 @@ class ShardedStep(ModuleStep):
             compute_dtype=settings.compute_dtype,
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
-            run=RunBlocks(runner) if runner is not None else call_function,
+            run=RunBlocks(runner, set(model.blocks().values())) if runner is not None else call_function,
             chunks=find_chunks(model, settings.compile.expert_overlap),
         )
 
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> DecoderOutput:
+    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
         return self.model(**inputs, **normalizers, call=self.call)
 
     def backward(self, objective: Tensor) -> None:

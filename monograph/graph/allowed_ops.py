@@ -16,6 +16,7 @@ from monograph.compat.ops import find_op
 from monograph.errors import ConfigError
 from monograph.graph.encode import GraphFileError
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
+from monograph.graph.layer_ops import LAYER_OP_TEXTS, LAYER_OPS
 from monograph.kernels.catalog import CUSTOM_OPS
 from monograph.renamed import RENAMED_OPS, find_new_name
 
@@ -161,6 +162,7 @@ GENERATED: frozenset[str] = frozenset(
 
 _ON_GPU = "attention on a GPU; the list is generated on a CPU, which has another op for it"
 EXTRA: Mapping[str, str] = {
+    **{f"aten.{name}": "layers that models of other families are made of" for name in LAYER_OPS},
     **{
         f"aten._scaled_dot_product_{kind}_attention{direction}.default": _ON_GPU
         for kind in ("flash", "efficient", "cudnn")
@@ -224,4 +226,4 @@ def find_strings(name: str, argument: str, groups: Sequence[str], device: str) -
         return groups if argument == "group_name" else REDUCTIONS
     if name == str(FROM_HOST) and argument == "device":
         return (device,)
-    return _added.get(name, {}).get(argument, ())
+    return LAYER_OP_TEXTS.get(name, _added.get(name, {})).get(argument, ())

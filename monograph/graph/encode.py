@@ -124,6 +124,7 @@ def encode_tag(tag: Tag) -> dict[str, Any]:
 _TAG_KINDS: Mapping[str, type] = {
     "direction": Direction,
     "role": Role,
+    "block": int,
     "chunk": int,
     **dict.fromkeys(("keep", "once", "uses_host"), bool),
 }

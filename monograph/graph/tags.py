@@ -15,6 +15,10 @@ class Tag:
 
     path: str = ""
     """The module; empty outside of the model, e.g. for sums of gradients from several uses."""
+    unit: str = ""
+    """The unit of the model it belongs to, by path: what it is gathered, scattered and recomputed with."""
+    block: int | None = None
+    """The unit's number among the blocks; None outside of the blocks."""
     direction: Direction = Direction.FORWARD
     role: Role | None = None
     slot: str = ""
@@ -46,17 +50,10 @@ class Tag:
             isinstance(other, Tag) and replace(self, keep=other.keep, once=other.once, compile=other.compile) == other
         )
 
-    @property
-    def block(self) -> int | None:
-        """The number of the repeated block the node belongs to, None outside of the blocks."""
-        unit, _, number = self.unit.partition(".")
-        return int(number) if unit == "layers" and number else None
 
-    @property
-    def unit(self) -> str:
-        """What the node is gathered and scattered with: `layers.3`, the embedding, the head."""
-        parts = (self.slot or self.path).split(".")
-        return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+def make_generic(name: str, unit: str) -> str:
+    """A path, or the name of an input, with the number of its block left out: `layers.*.attention`."""
+    return name.replace(f"{unit}.", f"{unit.rpartition('.')[0]}.*.", 1) if unit else name
 
 
 def tag_of(node: Node) -> Tag:

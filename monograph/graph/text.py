@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat.capture import is_op
-from monograph.graph.tags import Tag, has_tag, tag_of
+from monograph.graph.tags import Tag, has_tag, make_generic, tag_of
 from monograph.graph.tensor_meta import SymIntMeta, TensorMeta
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -45,7 +45,8 @@ def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
     lines: list[str] = []
     shown: dict[tuple[Direction, str], int] = {}
     for (direction, block), nodes in split_into_parts(graph, positions):
-        names = ValueNames(positions, inputs, direction, block)
+        unit = next((tag_of(node).unit for node in nodes if has_tag(node) and tag_of(node).block == block), "")
+        names = ValueNames(positions, inputs, direction, block, unit if block is not None else "")
         body = [render_node(node, names) for node in nodes]
         if block is None:
             lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
@@ -80,8 +81,10 @@ class ValueNames:
         inputs: Mapping[Node, str],
         direction: Direction = Direction.FORWARD,
         block: int | None = None,
+        unit: str = "",
     ) -> None:
         self.positions, self.inputs, self.direction, self.block = positions, inputs, direction, block
+        self.unit = unit
         self._outside: dict[str, str] = {}
 
     def of(self, node: Node) -> str:
@@ -97,7 +100,7 @@ class ValueNames:
 
     def generic(self, name: str) -> str:
         """A path with this block's own number left out."""
-        return name.replace(f"layers.{self.block}.", "layers.*.", 1) if self.block is not None else name
+        return make_generic(name, self.unit)
 
     def listed(self) -> str:
         """What `in0`, `in1`, ... stand for."""

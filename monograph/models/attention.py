@@ -10,6 +10,7 @@ from monograph.kernels.rope import Rotation, apply_rope
 from monograph.models.config import AttentionConfig, ResidualSpec, RopeConfig, SdpaConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
+from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
 
 BACKENDS = {
@@ -58,6 +59,15 @@ class Attention(nn.Module, Configurable):
         self.wo = Linear(config.n_heads * self.head_dim, residual.dim, init_std=residual.out_std)
         self.q_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
+
+    @property
+    def score_width(self) -> int:
+        """Channels that one query meets at one position."""
+        return self.config.n_heads * 2 * self.head_dim
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Every rank computes some of the heads."""
+        return plan_column_row_pair(("wq.weight", "wk.weight", "wv.weight"), ("wo.weight",))
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))

@@ -4,13 +4,16 @@ Each one is named after the component it builds; a family (`models/<family>/conf
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from monograph.axes import Axis
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.models.load_balance_config import LoadBalanceConfig
+from monograph.models.model_config import DividedSize, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
 AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
@@ -148,6 +151,11 @@ class AttentionConfig(Configurable.Config):
                 do=f"write an even number of at most {MAX_SIZE}, or 0",
             )
 
+    def find_divided_sizes(self) -> Iterator[DividedSize]:
+        """Heads are shared among tensor-parallel ranks."""
+        yield DividedSize(Axis.TP, "n_heads", self.n_heads)
+        yield DividedSize(Axis.TP, "n_kv_heads", self.n_kv_heads)
+
     def find_head_dim(self, dim: int) -> int:
         """Channels of one head in a model of width `dim`."""
         if self.head_dim:
@@ -200,6 +208,10 @@ class LatentAttentionConfig(Configurable.Config):
                 do="write an even number",
             )
 
+    def find_divided_sizes(self) -> Iterator[DividedSize]:
+        """Heads are shared among tensor-parallel ranks."""
+        yield DividedSize(Axis.TP, "n_heads", self.n_heads)
+
 
 @dataclass(kw_only=True, slots=True)
 class FeedForwardConfig(Configurable.Config):
@@ -211,6 +223,10 @@ class FeedForwardConfig(Configurable.Config):
 
     def check(self) -> None:
         check_positive(self, "hidden_dim")
+
+    def find_divided_sizes(self) -> Iterator[DividedSize]:
+        """Hidden channels are shared among tensor-parallel ranks."""
+        yield DividedSize(Axis.TP, "hidden_dim", self.hidden_dim)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -311,6 +327,15 @@ class MoeConfig(Configurable.Config):
             self.router.check_experts(self.n_experts)
             self.balance.check_groups(self.router.n_groups)
 
+    def find_divided_sizes(self) -> Iterator[DividedSize]:
+        """Experts over expert-parallel ranks, hidden channels over expert-tensor-parallel and tensor-parallel ones."""
+        if not self.n_experts:
+            return
+        yield DividedSize(Axis.EP, "n_experts", self.n_experts)
+        yield DividedSize(Axis.ETP, "hidden_dim", self.hidden_dim)
+        if self.n_shared_experts:
+            yield DividedSize(Axis.TP, "hidden_dim x n_shared_experts", self.hidden_dim * self.n_shared_experts)
+
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig(Configurable.Config):
@@ -325,7 +350,7 @@ class LossConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class DecoderConfig(Configurable.Config):
+class DecoderConfig(ModelConfig):
     """What every decoder-only model has; a family adds its attention and feed-forward layers."""
 
     vocab_size: int
@@ -360,10 +385,6 @@ class DecoderConfig(Configurable.Config):
         """The residual stream, as its parts see it; two of them write to it in every block."""
         out_std = self.init_std / math.sqrt(2 * self.n_layers)
         return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)
-
-    def find_moe(self) -> MoeConfig | None:
-        """The experts of this model, None when every layer is dense."""
-        return None
 
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""

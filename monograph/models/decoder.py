@@ -1,47 +1,27 @@
 """The decoder-only transformer that all families share: an embedding, blocks, a head with the loss.
 
-These three kinds of units are what a trainer handles one at a time (casting, and later gathering, the parameters of a
-unit just before it runs): `forward` runs each of them through `call`.
+These three kinds of units are what a trainer handles one at a time (casting and gathering the parameters of a unit
+just before it runs): `forward` runs each of them through `call`.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.kernels.rope import Rotation
+from monograph.labels import IGNORED_LABEL
 from monograph.models.attention import build_document_mask
 from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
 from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
-from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted
+from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted, update_expert_bias
+from monograph.models.model import BatchTensor, Model, StepOutput, Unit, UnitCall, blocks_of, call_module
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
-
-
-class DecoderOutput(NamedTuple):
-    """What one forward returns."""
-
-    value: Tensor
-    """The loss (scalar, fp32) when labels were given, logits otherwise."""
-    objective: Tensor
-    """What training differentiates: the loss plus weighted auxiliary losses; `value` itself where there are none."""
-    metrics: dict[str, Tensor]
-    """Sums over this call's tokens, to be added up over micro-batches and ranks. With experts: `expert_load`, int64
-    [MoE layers, experts]; the share of every auxiliary loss, fp32 [MoE layers]; their weighted sum `aux_loss`."""
-
-
-def call_module(module: nn.Module, *args: Any) -> Any:
-    """The plain way to run a unit."""
-    return module(*args)
-
-
-def call_function(function: Callable[..., Any], *args: Any) -> Any:
-    """The plain way to run a block's work; activation checkpointing puts another in its place."""
-    return function(*args)
+from monograph.models.parallel_plan import ParallelPlan, collect_plan, plan_vocab_embedding, plan_vocab_head
 
 
 class Block(nn.Module):
@@ -52,7 +32,6 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
         self.attention = attention
         self.ffn_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
-        self.run: Callable[..., Any] = call_function
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
 
@@ -60,10 +39,6 @@ class Block(nn.Module):
         self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, RouterStats | None]:
         """The residual stream [batch, sequence, dim] after this block, and its router's statistics (None if dense)."""
-        return self.run(self.compute, h, cos, sin, mask)
-
-    def compute(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> tuple[Tensor, RouterStats | None]:
-        """The block's work, which may run once more in backward instead of being remembered."""
         rotation: Rotation = (cos, sin)
         h = h + self.attention(self.attention_norm(h), rotation, mask)
         if self.feed_forward is not None:
@@ -82,6 +57,10 @@ class Head(nn.Module):
         self.output = Linear(residual.dim, vocab_size, init_std=residual.init_std)
         self.loss = loss.build(kernels=residual.kernels)
 
+    def plan_parallel(self) -> ParallelPlan:
+        """The vocabulary is spread over ranks; its logits are never gathered."""
+        return plan_vocab_head(norm="norm")
+
     def forward(self, h: Tensor, labels: Tensor | None = None, valid_tokens: Tensor | None = None) -> Tensor:
         h = self.norm(h)
         if labels is None:
@@ -89,8 +68,12 @@ class Head(nn.Module):
         return self.loss(h, self.output.weight, labels, valid_tokens)
 
 
-class Decoder(nn.Module, Configurable):
-    """A language model. Families say which blocks it is made of, and how many channels of a head are rotated."""
+class Decoder(Model):
+    """A language model. Families say which blocks it is made of, and how many channels of a head are rotated.
+
+    Metrics of a model with experts: `expert_load`, int64 [MoE layers, experts]; the share of every auxiliary loss, fp32
+    [MoE layers]; their weighted sum `aux_loss`.
+    """
 
     Config: ClassVar[Any] = DecoderConfig
     embedding: nn.Module
@@ -111,24 +94,36 @@ class Decoder(nn.Module, Configurable):
         """The block with this number."""
         raise NotImplementedError
 
-    def blocks(self) -> list[Block]:
-        """The blocks in order."""
-        return [block for block in self.layers if isinstance(block, Block)]
-
     def find_rotated_dim(self) -> int:
         """Channels of a head that get RoPE."""
         raise NotImplementedError
 
+    def units(self) -> list[Unit]:
+        return [Unit("embedding"), *blocks_of("layers", self.layers), Unit("head")]
+
     @property
-    def batch_names(self) -> tuple[str, ...]:
-        """What it reads of a batch: with a causal mask a sequence is one text, whatever was packed into it."""
-        names = ("tokens", "labels")
-        return names if self.config.mask == "causal" else (*names, "positions", "documents")
+    def batch_spec(self) -> Mapping[str, BatchTensor]:
+        """With a causal mask a sequence is one text, whatever was packed into it."""
+        more = () if self.config.mask == "causal" else ("positions", "documents")
+        return dict.fromkeys(("tokens", "labels", *more), BatchTensor())
 
     @property
     def normalizers(self) -> tuple[str, ...]:
-        """Counts over the whole update that `forward` divides by, as arguments of it."""
         return ("valid_tokens", "sequences") if self.load_balance is not None else ("valid_tokens",)
+
+    def count_normalizers(self, batch: Mapping[str, Tensor]) -> dict[str, int]:
+        valid = int((batch["labels"] != IGNORED_LABEL).sum())
+        counts = {"valid_tokens": valid, "sequences": batch["tokens"].shape[0]}
+        return {name: counts[name] for name in self.normalizers}
+
+    def parallel_plan(self) -> ParallelPlan:
+        """The vocabulary is spread over ranks where the stream begins; all else is what modules say."""
+        return plan_vocab_embedding("embedding") + collect_plan(self)
+
+    def finish_update(self, metrics: Mapping[str, Tensor]) -> None:
+        """The experts' selection biases follow their load."""
+        if "expert_load" in metrics:
+            update_expert_bias(self, metrics["expert_load"], self.config.find_bias_update_rate())
 
     def reset(self) -> None:
         """Tie the output to the embedding (moving a model between devices may have separated them)."""
@@ -138,21 +133,49 @@ class Decoder(nn.Module, Configurable):
     def forward(
         self,
         tokens: Tensor,
-        labels: Tensor | None = None,
+        labels: Tensor,
         valid_tokens: Tensor | None = None,
         *,
         sequences: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
-        call: Callable[..., Any] = call_module,
-    ) -> DecoderOutput:
-        """Loss (with labels) or logits of int64 tokens [batch, sequence].
+        call: UnitCall = call_module,
+    ) -> StepOutput:
+        """The loss of int64 tokens [batch, sequence] and the labels that follow them.
 
         positions: of each token, counted from 0 when not given; they restart with every packed document.
         documents: the number of each token's document, needed by the document mask and unused by the causal one.
         valid_tokens: what the summed loss is divided by; this call's valid labels when not given.
         sequences: what sums of auxiliary losses over sequences are divided by; this call's when not given.
         """
+        h, stats = self.run_blocks(tokens, positions, documents, call)
+        loss = call(self.head, h, labels, valid_tokens)
+        metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
+        if self.load_balance is None or not torch.is_grad_enabled():
+            return StepOutput(loss, loss, metrics)
+        if sequences is None:
+            sequences = torch.tensor(tokens.shape[0], device=tokens.device)
+        losses = self.load_balance(stats, tokens.shape[1], sequences)
+        total = sum_weighted(losses, self.load_balance.coefficients)
+        metrics |= {name: value.detach() for name, value in losses.items()} | {"aux_loss": total.detach()}
+        return StepOutput(loss, loss + total, metrics)
+
+    def predict(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        call: UnitCall = call_module,
+    ) -> Tensor:
+        """The logits [batch, sequence, vocabulary] of what follows each token."""
+        h, _ = self.run_blocks(tokens, positions, documents, call)
+        return call(self.head, h)
+
+    def run_blocks(
+        self, tokens: Tensor, positions: Tensor | None, documents: Tensor | None, call: UnitCall
+    ) -> tuple[Tensor, list[RouterStats]]:
+        """The stream after the last block, and what each router did."""
         cos, sin = self.rope(tokens.shape[1], positions)
         mask = self.build_mask(documents)
         h = call(self.embedding, tokens)
@@ -161,16 +184,7 @@ class Decoder(nn.Module, Configurable):
             h, found = call(block, h, cos, sin, mask)
             if found is not None:
                 stats.append(found)
-        value = call(self.head, h, labels, valid_tokens)
-        metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
-        if self.load_balance is None or labels is None or not torch.is_grad_enabled():
-            return DecoderOutput(value, value, metrics)
-        if sequences is None:
-            sequences = torch.tensor(tokens.shape[0], device=tokens.device)
-        losses = self.load_balance(stats, tokens.shape[1], sequences)
-        total = sum_weighted(losses, self.load_balance.coefficients)
-        metrics |= {name: loss.detach() for name, loss in losses.items()} | {"aux_loss": total.detach()}
-        return DecoderOutput(value, value + total, metrics)
+        return h, stats
 
     def build_mask(self, documents: Tensor | None) -> Tensor | None:
         """The mask of this forward, shared by all blocks; None is the causal one, which kernels know by themselves."""

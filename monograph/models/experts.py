@@ -13,6 +13,7 @@ from monograph.kernels.grouped_matmul import grouped_matmul
 from monograph.kernels.swiglu import swiglu
 from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.init import InitSpec, Normal
+from monograph.models.parallel_plan import ParallelPlan, shard_experts
 
 
 class Experts(nn.Module, Configurable):
@@ -24,12 +25,20 @@ class Experts(nn.Module, Configurable):
 
     Config = ExpertsConfig
 
-    def __init__(self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, residual: ResidualSpec) -> None:
+    def __init__(
+        self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, residual: ResidualSpec, used_share: float = 1.0
+    ) -> None:
         super().__init__()
         self.config, self.residual = config, residual
+        self.used_share = used_share
+        """The share of experts that a token visits."""
         self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
         self.w2 = nn.Parameter(torch.empty(n_experts, residual.dim, hidden_dim))
         self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Experts over ranks, and their hidden channels over further ones."""
+        return ParallelPlan(parameters=(*(shard_experts(name, 1) for name in ("w1", "w3")), shard_experts("w2", 2)))
 
     def plan_init(self) -> dict[str, InitSpec]:
         """How the weights start."""

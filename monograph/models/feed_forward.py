@@ -6,6 +6,7 @@ from monograph.config.configurable import Configurable
 from monograph.kernels.swiglu import swiglu
 from monograph.models.config import FeedForwardConfig, ResidualSpec
 from monograph.models.linear import Linear
+from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 
 
 class FeedForward(nn.Module, Configurable):
@@ -19,6 +20,10 @@ class FeedForward(nn.Module, Configurable):
         self.w1 = Linear(residual.dim, config.hidden_dim, init_std=residual.init_std)
         self.w2 = Linear(config.hidden_dim, residual.dim, init_std=residual.out_std)
         self.w3 = Linear(residual.dim, config.hidden_dim, init_std=residual.init_std)
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Every rank computes some of the hidden channels."""
+        return plan_column_row_pair(("w1.weight", "w3.weight"), ("w2.weight",))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(swiglu(self.w1(x), self.w3(x), kernels=self.kernels))

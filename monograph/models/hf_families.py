@@ -1,48 +1,61 @@
-"""The families that Hugging Face checkpoints can be turned into, by their `model_type` and by our Config."""
+"""The families that Hugging Face checkpoints can be turned into: those of the package, and models of a user's own."""
 
+import pkgutil
+import sys
+from collections.abc import Iterator
+
+from monograph import models
+from monograph.config.configurable import find_owner
+from monograph.config.references import load_reference
 from monograph.errors import ConfigError, did_you_mean
-from monograph.models.config import DecoderConfig
-from monograph.models.deepseek_v3 import hf as deepseek_v3
-from monograph.models.deepseek_v3.config import DeepseekV3Config
 from monograph.models.hf_map import HfFamily
-from monograph.models.llama3 import hf as llama3
-from monograph.models.llama3.config import Llama3Config
-from monograph.models.qwen3 import hf as qwen3
-from monograph.models.qwen3.config import Qwen3Config
+from monograph.models.model import Model
+from monograph.models.model_config import ModelConfig
 
-BY_MODEL_TYPE: dict[str, HfFamily] = {
-    "llama": llama3,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3,
-    "deepseek_v2": deepseek_v3,
-    "deepseek_v3": deepseek_v3,
-}
-"""`model_type` of a config.json -> the family's map."""
-BY_CONFIG: dict[type[DecoderConfig], HfFamily] = {
-    Llama3Config: llama3,
-    Qwen3Config: qwen3,
-    DeepseekV3Config: deepseek_v3,
-}
-"""Config class -> the family's map."""
+
+def list_families() -> dict[str, HfFamily]:
+    """`model_type` of a config.json -> the family's map: those of the package, then those of loaded models."""
+    found: dict[str, HfFamily] = {}
+    for family in [*load_own_families(), *(kind.hf for kind in find_kinds(Model) if kind.hf is not None)]:
+        found |= {model_type: family for model_type in family.MODEL_TYPES if model_type not in found}
+    return found
+
+
+def load_own_families() -> Iterator[HfFamily]:
+    """The map of every family in the package: `hf.py` of its folder."""
+    for each in pkgutil.iter_modules(models.__path__):
+        if each.ispkg:
+            name = f"{models.__name__}.{each.name}.hf"
+            load_reference(f"{name}:MODEL_TYPES")
+            yield sys.modules[name]
+
+
+def find_kinds(kind: type[Model]) -> Iterator[type[Model]]:
+    """The model classes that are loaded and derive from this one."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from find_kinds(each)
 
 
 def find_family(model_type: str) -> HfFamily:
     """The map of a `model_type` in a config.json."""
-    if model_type not in BY_MODEL_TYPE:
+    known = list_families()
+    if model_type not in known:
         raise ConfigError(
             f"unsupported model_type '{model_type}'",
-            why=f"supported: {', '.join(BY_MODEL_TYPE)}",
-            do=did_you_mean(model_type, BY_MODEL_TYPE),
+            why=f"supported: {', '.join(known)}",
+            do=did_you_mean(model_type, known),
         )
-    return BY_MODEL_TYPE[model_type]
+    return known[model_type]
 
 
-def find_family_of(config: DecoderConfig) -> HfFamily:
-    """The map of one of our configs (or of a user's own config derived from it)."""
-    for kind, family in BY_CONFIG.items():
-        if isinstance(config, kind):
-            return family
-    raise ConfigError(
-        f"{type(config).__qualname__} has no Hugging Face map",
-        why=f"supported: {', '.join(kind.__qualname__ for kind in BY_CONFIG)} and classes derived from them",
-    )
+def find_family_of(config: ModelConfig) -> HfFamily:
+    """The map of one of our configs, or of a user's own."""
+    family: HfFamily | None = getattr(find_owner(type(config)), "hf", None)
+    if family is None:
+        raise ConfigError(
+            f"{type(config).__qualname__} has no Hugging Face map",
+            why="its model class does not set `hf`",
+            do="set hf = ... in the model class; docs/guides/own_model.md shows one",
+        )
+    return family

@@ -16,6 +16,7 @@ from torch import Tensor
 from monograph.errors import CheckpointError
 from monograph.models.config import DecoderConfig
 from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
+from monograph.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,10 @@ class Entry:
 
 
 class HfFamily(Protocol):
-    """What a family's `hf` module offers."""
+    """What a family's `hf` module, or a class with these members, offers."""
+
+    MODEL_TYPES: tuple[str, ...]
+    """`model_type` of the config.json of such a model."""
 
     def entries(self, config: Any, /) -> list[Entry]:
         """Every parameter and persistent buffer of ours, with its names in their checkpoint."""
@@ -45,7 +49,7 @@ class HfFamily(Protocol):
     def is_ignored(self, config: Any, name: str, /) -> bool:
         """Whether a tensor of their checkpoint is known, and known not to be needed."""
 
-    def from_hf_config(self, hf: Mapping[str, Any], /) -> DecoderConfig:
+    def from_hf_config(self, hf: Mapping[str, Any], /) -> ModelConfig:
         """Our config of the model that a config.json describes."""
 
     def to_hf_config(self, config: Any, /) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Starting values: the same on every device, for every sharding, from the seed and each parameter's name.
 
 Modules say how they start: `plan_init()` describes the random and constant parameters they own directly, `reset()`
-brings everything else (tables, biases, counters, ties) into its first state.
+brings everything else (tables, biases, counters, ties) into its first state. Of torch's own layers the usual is known.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from monograph.errors import ConfigError
 from monograph.models.random_normal import draw
 
 
@@ -27,6 +28,8 @@ class Constant:
 
 
 InitSpec = Normal | Constant
+STD = 0.02
+"""Of the weights of torch's own layers."""
 
 
 def plan_init(model: nn.Module) -> dict[str, InitSpec]:
@@ -34,13 +37,29 @@ def plan_init(model: nn.Module) -> dict[str, InitSpec]:
     plan: dict[str, InitSpec] = {}
     for path, module in model.named_modules():
         describe = getattr(module, "plan_init", None)
-        if describe is not None:
-            plan.update({f"{path}.{name}".lstrip("."): start for name, start in describe().items()})
+        starts = describe() if describe is not None else plan_torch_layer(module)
+        plan.update({f"{path}.{name}".lstrip("."): start for name, start in starts.items()})
     names = [name for name, _ in model.named_parameters()]
     missing = [name for name in names if name not in plan]
     if missing:
-        raise TypeError(f"no module says how these parameters start: {', '.join(missing)}")
+        raise ConfigError(
+            f"no module says how {', '.join(missing[:8])} start",
+            why="starting values are the same on every mesh, so they are drawn from a description",
+            do='define plan_init() in the module that owns them: return {"weight": Normal(0.02)}',
+        )
     return {name: plan[name] for name in names}
+
+
+def plan_torch_layer(module: nn.Module) -> dict[str, InitSpec]:
+    """How a layer of torch's starts: weights as in GPT-2, norms at one, biases at zero; nothing for other modules."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        weight: InitSpec = Normal(STD)
+    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        weight = Constant(1.0)
+    else:
+        return {}
+    own = {"weight": weight, "bias": Constant(0.0)}
+    return {name: own[name] for name, _ in module.named_parameters(recurse=False)}
 
 
 def reset(model: nn.Module) -> None:
@@ -71,11 +90,14 @@ def materialize(model: nn.Module, *, device: torch.device | str, dtype: torch.dt
     (`model.to(dtype)` would round the experts' biases and the rotary table too.) Values are undefined until
     `initialize`, or `reset` and a load.
     """
+    made: dict[int, nn.Parameter] = {}  # by the parameter it replaces: ties stay ties
     with torch.no_grad():
         for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
-                setattr(module, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in made:
+                    empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                setattr(module, name, made[id(parameter)])
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, torch.empty_like(buffer, device=device))
     return model

@@ -9,6 +9,7 @@ from monograph.models.attention import attend
 from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
+from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
 
 
@@ -40,6 +41,20 @@ class LatentAttention(nn.Module, Configurable):
             config.kv_lora_rank, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), init_std=std
         )
         self.wo = Linear(config.n_heads * config.v_head_dim, dim, init_std=residual.out_std)
+
+    @property
+    def score_width(self) -> int:
+        """Channels that one query meets at one position."""
+        return self.config.n_heads * (self.qk_head_dim + self.config.v_head_dim)
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Every rank computes some of the heads; the latents, which all heads share, are computed on every rank."""
+        has_latent = bool(self.config.q_lora_rank)
+        return plan_column_row_pair(
+            ("wq_b.weight" if has_latent else "wq.weight", "wkv_b.weight"),
+            ("wo.weight",),
+            replicated=("wq_a.weight", "wkv_a.weight") if has_latent else ("wkv_a.weight",),
+        )
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x, rotation)

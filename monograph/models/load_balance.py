@@ -15,6 +15,7 @@ from monograph.annotate import Role, annotate_role
 from monograph.config.configurable import Configurable
 from monograph.models.config import MoeConfig, RouterConfig
 from monograph.models.load_balance_config import LoadBalanceConfig
+from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
 from monograph.models.router import Choice, Router
 
 
@@ -41,6 +42,10 @@ class LoadBalance(nn.Module, Configurable):
         self.config, self.router, self.n_experts = config, router, n_experts
         self.sum_counts: Callable[[Tensor], Tensor] = unchanged
         """Totals of the counts over the ranks whose tokens belong to one statistic; parallelism replaces it."""
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Counts of ranks that hold tokens of one statistic are summed."""
+        return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.COUNT_REDUCTION),))
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ from monograph.config.configurable import Configurable
 from monograph.models.config import FeedForwardConfig, MoeConfig, ResidualSpec
 from monograph.models.dispatch import Dispatch, LocalDispatch
 from monograph.models.load_balance import RouterStats, count_choices
+from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
 
 
 class Moe(nn.Module, Configurable):
@@ -23,13 +24,20 @@ class Moe(nn.Module, Configurable):
         n, hidden = config.n_experts, config.hidden_dim
         self.config, self.n_experts = config, n
         self.router = config.router.build(n_experts=n, residual=residual)
-        self.experts = config.experts.build(n_experts=n, hidden_dim=hidden, residual=residual)
+        self.experts = config.experts.build(
+            n_experts=n, hidden_dim=hidden, residual=residual, used_share=config.router.top_k / n
+        )
         self.shared_experts = (
             FeedForwardConfig(hidden_dim=hidden * config.n_shared_experts).build(residual=residual)
             if config.n_shared_experts
             else None
         )
+        self.kernels = residual.kernels
         self.dispatch: Dispatch = LocalDispatch(kernels=residual.kernels)
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Tokens travel to the ranks of their experts."""
+        return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.EXPERT_EXCHANGE),))
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterStats]:
         """The layer's output for x [batch, sequence, dim], and what its router chose."""

@@ -1,48 +1,75 @@
 """Turn a whole model into one rank's part of a parallel one. Model code does not change; parts are put in its place."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from monograph.axes import Group
-from monograph.models.decoder import Decoder
 from monograph.models.load_balance import LoadBalance
+from monograph.models.model import Model
+from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.plan import Plan
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_boundary, add_output_boundary
 
 
-def parallelize(model: Decoder, plan: Plan, mesh: Mesh, coords: Tensor) -> None:
+def parallelize(model: Model, plan: ParallelPlan, mesh: Mesh, coords: Tensor) -> None:
     """Put the boundaries, the vocabulary-parallel layers and the dispatchers in place.
 
     Only what an axis needs: without tensor parallelism there is no vocabulary to mask, and without expert
     parallelism tokens stay on the device, where routing needs no host copy (docs/decisions/0002).
     """
+    for path, module in list(model.named_modules()):
+        rule = plan.rule_of(path)
+        if rule is not None and rule.form is not None:
+            FORMS[rule.form](model, path, module, mesh, coords)
     if mesh.tp > 1:
-        model.embedding = VocabEmbedding(model.embedding.get_parameter("weight"), coords)
-        model.head.loss = VocabLoss(model.head.loss, coords, model.config.vocab_size)
         for path, module in model.named_modules():
-            add_boundary_collectives(path, module, plan, mesh)
+            rule = plan.rule_of(path)
+            if rule is not None:
+                add_boundary_collectives(module, rule, mesh)
+
+
+def add_boundary_collectives(module: nn.Module, rule: ModuleRule, mesh: Mesh) -> None:
+    """The collectives that a rule wants where the stream enters and leaves a module."""
+    if rule.on_input is not None:
+        add_input_boundary(module, rule.on_input, mesh.tp)
+    if rule.on_output is not None:
+        add_output_boundary(module, rule.on_output, mesh.tp)
+
+
+def split_embedding(model: Model, path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
+    """Every tensor-parallel rank looks up its rows of the vocabulary."""
+    if mesh.tp > 1:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, VocabEmbedding(module.get_parameter("weight"), coords))
+
+
+def split_loss(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
+    """Logits stay where their columns of the vocabulary are."""
+    if mesh.tp > 1:
+        vocab_size = module.get_parameter("output.weight").shape[0]
+        module.loss = VocabLoss(module.loss, coords, vocab_size)  # type: ignore[arg-type]
+
+
+def exchange_tokens(_model: Model, _path: str, module: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
+    """Tokens travel to the ranks of their experts."""
     if mesh.ep * mesh.etp > 1:
-        for block in model.blocks():
-            if block.moe is not None:
-                block.moe.dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp, kernels=model.config.kernels)
-    if model.load_balance is not None:
-        reduce_counts(model.load_balance, mesh)
+        dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp, kernels=module.kernels)  # type: ignore[arg-type]
+        module.dispatch = dispatch  # type: ignore[assignment]
 
 
-def reduce_counts(balance: LoadBalance, mesh: Mesh) -> None:
+def reduce_counts(_model: Model, _path: str, balance: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
     """Sum the router's counts over the ranks that hold slices of the same sequences, or over all for scope `global`."""
+    assert isinstance(balance, LoadBalance)
     group = Group.WORLD if balance.config.scope == "global" else Group.TP
     if mesh.group_size(group) > 1:
         balance.sum_counts = CountReduction(group)
 
 
-def add_boundary_collectives(path: str, module: nn.Module, plan: Plan, mesh: Mesh) -> None:
-    """The collectives that the plan wants where the stream enters and leaves this module."""
-    rule = plan.rule_of(path)
-    if rule is None:
-        return
-    if rule.on_input is not None:
-        add_input_boundary(module, rule.on_input, mesh.tp)
-    if rule.on_output is not None:
-        add_output_boundary(module, rule.on_output, mesh.tp)
+FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]] = {
+    ParallelForm.VOCAB_EMBEDDING: split_embedding,
+    ParallelForm.VOCAB_LOSS: split_loss,
+    ParallelForm.EXPERT_EXCHANGE: exchange_tokens,
+    ParallelForm.COUNT_REDUCTION: reduce_counts,
+}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from monograph.annotate import annotate_chunk
 from monograph.errors import ConfigError
-from monograph.models.decoder import Block, Decoder
 from monograph.models.load_balance import RouterStats
+from monograph.models.model import Model
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 
 Pieces = dict[str, Tensor]
@@ -134,26 +134,29 @@ def merge_stats(parts: Sequence[RouterStats], *, is_batch: bool) -> RouterStats:
     return RouterStats(add_in_order(loads), *map(merge, by_sequence))
 
 
-def find_chunks(model: Decoder, overlap: ExpertOverlapConfig) -> dict[nn.Module, Chunks]:
+def find_expert_blocks(model: Model) -> dict[str, nn.Module]:
+    """The blocks that have experts, as a child module `moe`, by path."""
+    return {path: unit for path, unit in model.blocks().items() if getattr(unit, "moe", None) is not None}
+
+
+def find_chunks(model: Model, overlap: ExpertOverlapConfig) -> dict[nn.Module, Chunks]:
     """Unit -> how the chosen module in it is run. Blocks without experts have nothing to hide and stay whole."""
     if not overlap.is_on:
         return {}
     found: dict[nn.Module, Chunks] = {}
-    for path, unit in model.named_modules():
-        if not isinstance(unit, Block) or unit.moe is None:
-            continue
-        root, prefix = (unit, "") if overlap.has_blocks else (unit.moe, "moe.")
+    for path, unit in find_expert_blocks(model).items():
+        root, prefix = (unit, "") if overlap.has_blocks else (unit.get_submodule("moe"), "moe.")
         where = f"{path}.{prefix}".rstrip(".")
         if overlap.selects(where):
             dim = 0 if overlap.chunk_dim == "batch" else 1
             is_first = overlap.grad_sum == "before_reduce"
             found[unit] = Chunks(where, root, prefix, dim, overlap.num_chunks, is_first)
     if not found:
-        blocks = [path for path, unit in model.named_modules() if isinstance(unit, Block) and unit.moe is not None]
+        blocks = list(find_expert_blocks(model))
         raise ConfigError(
             f"compile.expert_overlap.modules is {overlap.modules!r}, which no module with experts matches",
             why=f"the blocks with experts are {', '.join(blocks)}" if blocks else "the model has no experts",
-            do="--compile.expert_overlap.modules 'layers.*'",
+            do=f"--compile.expert_overlap.modules '{blocks[0].rpartition('.')[0]}.*'" if blocks else "",
         )
     return found
 

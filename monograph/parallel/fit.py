@@ -3,13 +3,9 @@
 What can be padded is (the vocabulary, rows shared by fsdp). What cannot is refused with the numbers.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from monograph.axes import Axis
-from monograph.config.configurable import walk_configs
 from monograph.errors import ConfigError
-from monograph.models.config import AttentionConfig, DecoderConfig, FeedForwardConfig, LatentAttentionConfig, MoeConfig
+from monograph.models.model_config import DividedSize, ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.mesh import Mesh, plan_mesh
 
@@ -20,17 +16,9 @@ _FIELDS = {
 }
 
 
-class DividedSize(NamedTuple):
-    """Something that the ranks along an axis divide among themselves in equal parts."""
-
-    axis: Axis
-    what: str
-    size: int
-
-
 def plan_fitting_mesh(
     parallelism: ParallelismConfig,
-    model: DecoderConfig,
+    model: ModelConfig,
     *,
     seq_len: int,
     local_batch_size: int,
@@ -45,7 +33,7 @@ def plan_fitting_mesh(
             why="this model has no routed experts to spread",
             do="--parallelism.expert_parallel_degree 1 --parallelism.expert_tensor_parallel_degree 1",
         )
-    shares = [DividedSize(Axis.TP, "training.seq_len", seq_len), *find_shares(model)]
+    shares = [DividedSize(Axis.TP, "training.seq_len", seq_len), *model.find_all_divided_sizes()]
     for axis in _FIELDS:
         _check_shares(mesh, axis, [share for share in shares if share.axis is axis])
     together = local_batch_size * mesh.data_parts
@@ -58,25 +46,6 @@ def plan_fitting_mesh(
             do=f"--training.global_batch_size {nearest}",
         )
     return mesh
-
-
-def find_shares(model: DecoderConfig) -> Iterator[DividedSize]:
-    """What a model's parts divide among ranks, in the order of the config."""
-    has_experts = model.find_moe() is not None
-    for path, part in walk_configs(model, "model"):
-        if isinstance(part, AttentionConfig):
-            yield DividedSize(Axis.TP, f"{path}.n_heads", part.n_heads)
-            yield DividedSize(Axis.TP, f"{path}.n_kv_heads", part.n_kv_heads)
-        elif isinstance(part, LatentAttentionConfig):
-            yield DividedSize(Axis.TP, f"{path}.n_heads", part.n_heads)
-        elif isinstance(part, FeedForwardConfig):
-            yield DividedSize(Axis.TP, f"{path}.hidden_dim", part.hidden_dim)
-        elif isinstance(part, MoeConfig) and has_experts:
-            yield DividedSize(Axis.EP, f"{path}.n_experts", part.n_experts)
-            yield DividedSize(Axis.ETP, f"{path}.hidden_dim", part.hidden_dim)
-            if part.n_shared_experts:
-                shared = part.hidden_dim * part.n_shared_experts
-                yield DividedSize(Axis.TP, f"{path}.hidden_dim x n_shared_experts", shared)
 
 
 def _check_shares(mesh: Mesh, axis: Axis, shares: list[DividedSize]) -> None:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from monograph.axes import Axis
+from monograph.errors import ConfigError
 from monograph.kernels.square_sum import square_sum
+from monograph.models.model import Model, find_unit
+from monograph.models.parallel_plan import ParallelPlan, ShardedDim
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.plan import Plan, ShardedDim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +133,12 @@ class ParamTable:
         return torch.stack([square_sum(part, device) for part in parts])
 
 
-def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:
+def build_table(model: Model, plan: ParallelPlan, mesh: Mesh) -> ParamTable:
     """The table of a model with whole parameters (on any device, usually meta), cut as the plan says."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    units = model.unit_modules()
     slots = []
     for order, (name, parameter) in enumerate(model.named_parameters()):
         cuts = plan.cuts_of(name)
@@ -147,7 +150,7 @@ def build_table(model: nn.Module, plan: Plan, mesh: Mesh) -> ParamTable:
                 shape=tuple(parameter.shape),
                 cuts=cuts,
                 shard=ShardedDim(axis=axis, dim=plan_shard_dim(tuple(parameter.shape), cuts, mesh, axis)),
-                unit=unit_of(name),
+                unit=unit_of(name, units),
                 order=order,
                 mesh=mesh,
             )
@@ -171,7 +174,13 @@ def plan_shard_dim(shape: tuple[int, ...], cuts: tuple[ShardedDim, ...], mesh: M
     return 1 if hidden % degree == 0 else 0
 
 
-def unit_of(name: str) -> str:
-    """The unit (embedding, one block, head) a parameter is gathered with."""
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+def unit_of(name: str, units: Mapping[str, nn.Module]) -> str:
+    """The unit that a parameter is gathered with; every parameter belongs to one."""
+    found = find_unit(name, units)
+    if not found:
+        raise ConfigError(
+            f"the parameter {name} belongs to no unit of the model",
+            why=f"parameters are gathered with their unit, and the units are {', '.join(list(units)[:8])}",
+            do="name the module it belongs to in units() of the model",
+        )
+    return found

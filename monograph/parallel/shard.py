@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
-from monograph.models.decoder import call_function
+from monograph.errors import ConfigError
+from monograph.models.model import Model
 from monograph.parallel.chunks import ByUnit, Chunks, add_in_reverse
 from monograph.parallel.collectives import all_gather_dim, all_reduce_over, reduce_scatter_dim
 from monograph.parallel.param_table import ParamTable, Slot
@@ -97,19 +98,24 @@ class BlocksDiffer(Exception):
     """Blocks that were left out are not like those that were captured."""
 
 
+def call_function(function: Callable[..., Any], *args: Any) -> Any:
+    """The plain way to run a unit's work; activation checkpointing puts another in its place."""
+    return function(*args)
+
+
 class FsdpUnitRunner:
     """Runs one unit of a model with parameters gathered from `state`; the model itself holds none.
 
     With `reshard`, what backward needs of a gathered parameter is not kept but re-gathered when it is needed.
     `run(function, unit, ...)` computes the unit from its gathered parameters, and may do so once more in backward.
-    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` return their
-    first argument and, in place of their other results, those of the block before them, detached; they must be called
-    like the blocks around them.
+    Units in `chunks` are run, or have a module that is run, chunk by chunk. Blocks in `skipped` return what is carried
+    from block to block and, in place of their other results, those of the block before them, detached; they must be
+    called like the blocks around them.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         table: ParamTable,
         state: Mapping[str, Tensor],
         *,
@@ -123,20 +129,33 @@ class FsdpUnitRunner:
         self.state, self.run, self.chunks, self.skipped = state, run, chunks or {}, skipped
         self.compute_dtype, self.reduce_dtype, self.reshard = compute_dtype, reduce_dtype, reshard
         self.others: list[int] = []
-        self.others_returned: tuple[Any, ...] = ()
-        units = {slot.unit: model.get_submodule(slot.unit) for slot in table} | {"head": model.get_submodule("head")}
+        self.last_result: Any = None
+        units = model.unit_modules()
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
+        self.n_carried = {units[unit.path]: unit.n_carried for unit in model.units()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
+        carried = self.find_carried(unit)
         if unit in self.skipped:
-            if [*map(id, args[1:])] != self.others:
+            if [*map(id, args[carried:])] != self.others:
                 raise BlocksDiffer("a block that is left out is called with other arguments than the one before it")
-            return args[0], *map(detach_all, self.others_returned)
-        self.others = [*map(id, args[1:])]
+            if not isinstance(self.last_result, tuple):
+                return args[0]
+            return *args[:carried], *map(detach_all, self.last_result[carried:])
+        self.others = [*map(id, args[carried:])]
         result = self.run_unit(unit, *args)
-        if self.skipped and isinstance(result, tuple):
-            self.others_returned = result[1:]
+        self.last_result = result if self.skipped else None
         return result
+
+    def find_carried(self, unit: nn.Module) -> int:
+        """How many leading arguments are handed on from unit to unit."""
+        if unit not in self.n_carried:
+            raise ConfigError(
+                f"forward calls a module of type {type(unit).__qualname__} that is not one of the model's units",
+                why="units are what parameters are gathered for",
+                do="add its path to units() of the model, or call it inside of a unit",
+            )
+        return self.n_carried[unit]
 
     def run_unit(self, unit: nn.Module, *args: Any) -> Any:
         """Gather the unit's parameters and call it."""

@@ -13,8 +13,8 @@ from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
 from monograph.labels import IGNORED_LABEL
 from monograph.models.loss import ChunkedCrossEntropy
+from monograph.models.parallel_plan import Boundary
 from monograph.parallel.collectives import all_gather_autograd, all_reduce_over, reduce_scatter_autograd
-from monograph.parallel.plan import Boundary
 
 SEQUENCE = 1
 """The dim of the stream [batch, sequence, dim] that is sliced between the boundaries."""

@@ -2,29 +2,42 @@
 
 import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
+from typing import Any
 
-from monograph.config.references import describe_exception, import_reference
+from monograph import recipes as folder
+from monograph.config.references import describe_exception, import_reference, load_reference
 from monograph.errors import ConfigError, MonographError, find_nearest
-from monograph.recipes import bench, deepseek_v3, llama3, qwen3
 from monograph.train.config import TrainerConfig
 
 Recipe = Callable[[], TrainerConfig]
 
-FAMILIES = (llama3, qwen3, deepseek_v3, bench)
+LAST = "bench"
+"""What is for measuring comes after the families."""
 
 
 def find_recipes() -> dict[str, Recipe]:
-    """Name -> recipe, family by family. A recipe is a public function of a family's file; its name is unique."""
+    """Name -> recipe, file by file. A recipe is a public function of a file in this folder that takes nothing and
+    returns a TrainerConfig; its name is unique."""
+    names = [each.name for each in pkgutil.iter_modules(folder.__path__)]
     recipes: dict[str, Recipe] = {}
-    for family in FAMILIES:
-        for name, function in vars(family).items():
-            if inspect.isfunction(function) and function.__module__ == family.__name__ and not name.startswith("_"):
+    for file in sorted(names, key=lambda name: (name == LAST, name)):
+        for name, function in load_reference(f"{folder.__name__}.{file}:__dict__").items():
+            if is_recipe(function, f"{folder.__name__}.{file}"):
                 if name in recipes:
                     raise TypeError(f"two recipes are called {name}")
                 recipes[name] = function
     return recipes
+
+
+def is_recipe(value: Any, module: str) -> bool:
+    """Whether something in a module is one of its recipes."""
+    if not inspect.isfunction(value) or value.__module__ != module or value.__name__.startswith("_"):
+        return False
+    signature = inspect.signature(value)
+    return not signature.parameters and signature.return_annotation is TrainerConfig
 
 
 def find_recipe(name: str) -> Recipe:

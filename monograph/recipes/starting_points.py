@@ -1,6 +1,6 @@
 """What recipes have in common: a run small enough for a laptop, and the shape of a published pre-training run."""
 
-from monograph.models.config import DecoderConfig
+from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.config import (
     JobConfig,
@@ -13,7 +13,7 @@ from monograph.train.config import (
 )
 
 
-def make_debug_run(name: str, model: DecoderConfig) -> TrainerConfig:
+def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
     """100 short steps in plain fp32 on the built-in corpus: the loss falls visibly within a minute on a CPU."""
     return TrainerConfig(
         model=model,
@@ -29,7 +29,7 @@ def make_debug_run(name: str, model: DecoderConfig) -> TrainerConfig:
 
 def make_published_run(
     name: str,
-    model: DecoderConfig,
+    model: ModelConfig,
     *,
     seq_len: int,
     global_batch_size: int,

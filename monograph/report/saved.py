@@ -10,7 +10,7 @@ from monograph.graph.memory import find_owners
 from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.sources import source_of
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.tags import tag_of
+from monograph.graph.tags import make_generic, tag_of
 
 
 def find_saved(graph: StepGraph, sizes: LikelySizes) -> list[dict[str, Any]]:
@@ -34,6 +34,7 @@ def describe_saved(node: Node, part: int, sizes: LikelySizes) -> dict[str, Any]:
     tag = tag_of(node)
     return {
         "block": tag.block,
+        "unit": tag.unit,
         "path": tag.path or tag.slot,
         "op": name_of(node),
         "role": tag.role.value if tag.role else "",
@@ -48,7 +49,7 @@ def fold_saved(saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with equal entries of many blocks as one row, the largest in sum first."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in saved:
-        path = each["path"].replace(f"layers.{each['block']}.", "layers.*.", 1)
+        path = make_generic(each["path"], each["unit"] if each["block"] is not None else "")
         key = (path, each["op"], each["role"], tuple(each["shape"]), each["dtype"], each["source"])
         row = rows.setdefault(key, each | {"path": path, "block": [], "count": 0, "total_bytes": 0})
         row["count"] += 1

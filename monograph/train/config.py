@@ -8,7 +8,7 @@ from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.machine import AUTO, find_machine
-from monograph.models.config import DecoderConfig
+from monograph.models.model_config import ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
@@ -219,7 +219,7 @@ class TrainerConfig(Configurable.Config):
     """One experiment, whole. A recipe is a function that returns one of these."""
 
     owner: ClassVar[str] = "monograph.train.trainer:Trainer"
-    model: DecoderConfig
+    model: ModelConfig
     """The model."""
     machine: str = AUTO
     """What the devices and links can do, for estimates, passes that plan with them, and MFU: a name such as h100 or

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from monograph.log import get_log
+from monograph.models.flops import FlopsPerToken
 from monograph.train.clock import Clock, find_clock
-from monograph.train.flops import FlopsPerToken
 
 log = get_log("measure")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monograph.config.json_form import to_json
-from monograph.models.config import DecoderConfig
+from monograph.models.model_config import ModelConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.optimizer import Optimizer
@@ -32,7 +32,7 @@ def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors | read_rng(step.device)
 
 
-def collect_values(position: Position, data: DataLoader, model: DecoderConfig) -> dict[str, Any]:
+def collect_values(position: Position, data: DataLoader, model: ModelConfig) -> dict[str, Any]:
     """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same.
 
     The model's config makes the checkpoint a model by itself, for export and for fine-tuning.

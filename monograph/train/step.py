@@ -1,6 +1,6 @@
 """What the trainer trains: anything that can run one micro-batch. It knows nothing of models, meshes or graphs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +35,8 @@ class Step(Protocol):
         """This micro-batch's share of the loss without gradients or metrics."""
         ...
 
-    def sum_normalizers(self, counts: Mapping[str, int]) -> dict[str, Tensor]:
-        """What sums of an update are divided by: this process's counts summed over all processes, on the device."""
+    def sum_normalizers(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What sums of an update are divided by: counts of these micro-batches summed over all processes."""
         ...
 
     def total_loss(self, share: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Step(Protocol):
         ...
 
     def finish_batch(self) -> dict[str, Tensor]:
-        """Before an update: move the expert biases; return the metrics of the global batch, such as `expert_load`."""
+        """Before an update: the metrics of the global batch; the model's per-update state follows them."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -64,7 +64,11 @@ class Step(Protocol):
         ...
 
 
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch by name."""
+    return {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
+
+
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """The tensors of a batch by name, moved to the device."""
-    tensors = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
-    return {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+    return {name: value.to(device, non_blocking=True) for name, value in tensors_of(batch).items()}

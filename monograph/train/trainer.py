@@ -10,13 +10,13 @@ from monograph.config.configurable import Configurable
 from monograph.config.json_form import to_json
 from monograph.errors import MonographError
 from monograph.log import find_missing, get_log
+from monograph.models.flops import FlopsPerToken
 from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.prefetcher import Prefetcher
-from monograph.train.flops import FlopsPerToken
 from monograph.train.folder import RunFolder
 from monograph.train.garbage import controlled_gc
 from monograph.train.load_monitor import LoadMonitor

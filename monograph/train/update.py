@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from monograph.labels import IGNORED_LABEL
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
-from monograph.train.step import Step, to_device
+from monograph.train.step import Step, tensors_of, to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +22,9 @@ class Updated:
     """Sums over the global batch, such as `expert_load`."""
 
 
-def count_normalizers(batches: Sequence[Batch]) -> dict[str, int]:
-    """What this process contributes to the counts that sums of an update are divided by."""
-    return {
-        "valid_tokens": sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches),
-        "sequences": sum(batch.tokens.shape[0] for batch in batches),
-    }
-
-
 def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
     """Run every micro-batch; their gradients add up. Returns the loss of the whole update over all ranks."""
-    normalizers = step.sum_normalizers(count_normalizers(batches))
+    normalizers = step.sum_normalizers([tensors_of(batch) for batch in batches])
     shares = [step(to_device(batch, step.device), normalizers) for batch in batches]
     return step.total_loss(sum(shares[1:], shares[0]))
 

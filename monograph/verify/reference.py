@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from monograph.models.decoder import DecoderOutput
 from monograph.models.init import initialize, materialize
-from monograph.models.load_balance import update_expert_bias
+from monograph.models.model import StepOutput
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.train.step import to_device
-from monograph.train.update import count_normalizers
+from monograph.train.step import tensors_of, to_device
 from monograph.verify.trace import StepTrace, snapshot
 from monograph.verify.watch import can_record, recorded
 
@@ -29,8 +27,8 @@ class Reference:
         self.config = config
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = config.plan_optimizer().build(parameters=self.parameters)
-        self.load: Tensor | None = None
-        """Tokens each expert got in the last step, [MoE layers, experts]."""
+        self.metrics: dict[str, Tensor] = {}
+        """Sums of the last step."""
 
     def run(self, batches: Sequence[Batch], *, parts: int) -> StepTrace:
         """Forward and backward over all micro-batches: those of the first of `parts` data-parallel ranks come first."""
@@ -41,15 +39,15 @@ class Reference:
             for batch, reduction in zip(batches, reductions, strict=True):
                 output = self.forward(batch, normalizers, reduction)
                 output.objective.backward()
-                trace.loss += output.value.item()
+                trace.loss += output.loss.item()
                 for name, value in output.metrics.items():
                     share = value.double().cpu()
                     trace.metrics[name] = trace.metrics[name] + share if name in trace.metrics else share
-        self.load = trace.metrics.get("expert_load")
+        self.metrics = trace.metrics
         trace.outputs = {path: torch.cat(parts) for path, parts in recording.outputs.items()}
         trace.output_gradients = {path: torch.cat(parts) for path, parts in recording.gradients.items()}
         for path, choices in recording.choices.items():
-            trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs["embedding"].shape[:2])
+            trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs[recording.first].shape[:2])
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})
         trace.grad_norm = self.grad_norm().item()
         return trace
@@ -62,18 +60,20 @@ class Reference:
 
     def normalizers(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """What sums over the whole update are divided by."""
-        counts = count_normalizers(batches)
-        return {name: torch.tensor(counts[name], device=self.device) for name in self.model.normalizers}
+        counts = [self.model.count_normalizers(tensors_of(batch)) for batch in batches]
+        return {
+            name: torch.tensor(sum(each[name] for each in counts), device=self.device)
+            for name in self.model.normalizers
+        }
 
     def forward(
         self, batch: Batch, normalizers: Mapping[str, Tensor], reduction: Callable[[Tensor], Tensor] | None = None
-    ) -> DecoderOutput:
+    ) -> StepOutput:
         """The model's output for one micro-batch; `reduction` gives the router's counts over several of them."""
-        names = ["tokens", "labels"] + (["positions", "documents"] if self.model.config.mask == "document" else [])
         tensors = to_device(batch, self.device)
         if reduction is not None:
             self.model.load_balance.sum_counts = reduction
-        return self.model(**{name: tensors[name] for name in names}, **normalizers)
+        return self.model(**{name: tensors[name] for name in self.model.batch_spec}, **normalizers)
 
     def count_globally(
         self, batches: Sequence[Batch], normalizers: Mapping[str, Tensor], parts: int
@@ -83,7 +83,7 @@ class Reference:
         The micro-batches that data-parallel ranks run at the same time are one statistic, and here they run one after
         another.
         """
-        balance = self.model.load_balance
+        balance = getattr(self.model, "load_balance", None)
         if balance is None or not balance.config.needs_counts or balance.config.scope != "global":
             return [None] * len(batches)
         seen: list[Tensor] = []
@@ -109,8 +109,7 @@ class Reference:
         norm = self.grad_norm()
         if self.config.training.max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.training.max_norm, norm)
-        if self.load is not None:
-            update_expert_bias(self.model, self.load.to(self.device), self.model.config.find_bias_update_rate())
+        self.model.finish_update({name: value.to(self.device) for name, value in self.metrics.items()})
         self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
         self.optimizer.clear_gradients()
         trace.after = snapshot(self.parameters) | snapshot(buffers_of(self.model))

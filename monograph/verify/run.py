@@ -62,7 +62,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
     data = config.dataloader.build(
         tokenizer=config.tokenizer.build(),
         seq_len=config.training.seq_len,
-        vocab_size=config.model.vocab_size,
+        vocab_size=config.model.find_vocab_size(),
         seed=config.debug.seed,
         split="train",
     )

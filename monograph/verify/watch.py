@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from monograph.models.decoder import Decoder
+from monograph.models.model import Model
 from monograph.models.router import Choice, Router
 from monograph.train.config import TrainerConfig
 
-_FIRST = "embedding"
 _OUTPUT, _GRADIENT, _CHOICE = "output", "gradient", "choice"
-_PARTS = ("attention_norm", "attention", "ffn_norm", "feed_forward", "moe")
 
 
 class ModuleRecording:
     """By module path, in forward order, one entry per micro-batch: what came out, and the gradient that came back."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str) -> None:
+        self.first = first
+        """The path of the unit that runs first: a micro-batch begins with it."""
         self.outputs: dict[str, list[Tensor]] = {}
         self.gradients: dict[str, list[Tensor]] = {}
         """Of the outputs, not of parameters."""
@@ -30,7 +30,7 @@ class ModuleRecording:
 
     def enter(self, path: str) -> None:
         """A module begins."""
-        if path == _FIRST:
+        if path == self.first:
             self._running, self._reached = [], ""
         self._running.append(path)
 
@@ -43,6 +43,8 @@ class ModuleRecording:
             self.add(_CHOICE, path, result.experts)
             return
         stream = result[0] if isinstance(result, tuple) else result
+        if not isinstance(stream, Tensor):
+            return
         self.add(_OUTPUT, path, stream)
         if stream.requires_grad:
             stream.register_hook(lambda gradient: self._keep_gradient(path, gradient))
@@ -76,8 +78,8 @@ class ModuleRecording:
 class TracedRecording(ModuleRecording):
     """The same values as outputs of a captured step: tensors by name, taken while the step is traced."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, first: str) -> None:
+        super().__init__(first)
         self.found: dict[str, Tensor] = {}
 
     def add(self, kind: str, path: str, value: Tensor) -> None:
@@ -95,23 +97,23 @@ def can_record(config: TrainerConfig) -> bool:
 
 
 @contextmanager
-def traced(model: Decoder) -> Iterator[dict[str, Tensor]]:
+def traced(model: Model) -> Iterator[dict[str, Tensor]]:
     """What modules put out while a step is captured, by kind and path."""
-    recording = TracedRecording()
+    recording = TracedRecording(model.units()[0].path)
     with _watched(model, recording):
         yield recording.found
 
 
 @contextmanager
-def recorded(model: Decoder, *, is_open: bool = True) -> Iterator[ModuleRecording]:
-    """Record the embedding, every block with its parts, and the routers while the block runs; nothing if not open."""
-    recording = ModuleRecording()
+def recorded(model: Model, *, is_open: bool = True) -> Iterator[ModuleRecording]:
+    """Record every block with its parts, what runs before the blocks, and the routers; nothing if not open."""
+    recording = ModuleRecording(model.units()[0].path)
     with _watched(model, recording) if is_open else nullcontext():
         yield recording
 
 
 @contextmanager
-def _watched(model: Decoder, recording: ModuleRecording) -> Iterator[None]:
+def _watched(model: Model, recording: ModuleRecording) -> Iterator[None]:
     handles = []
     for path, module in watched_modules(model):
         handles += [
@@ -125,16 +127,19 @@ def _watched(model: Decoder, recording: ModuleRecording) -> Iterator[None]:
             handle.remove()
 
 
-def watched_modules(model: Decoder) -> list[tuple[str, nn.Module]]:
-    """The modules whose output is the stream, and the routers."""
-    found: list[tuple[str, nn.Module]] = [(_FIRST, model.embedding)]
-    for index, block in enumerate(model.layers):
-        path = f"layers.{index}"
-        for part in _PARTS:
-            module = getattr(block, part)
-            if module is None:
-                continue
-            found += [(f"{path}.{part}.{n}", m) for n, m in module.named_modules() if isinstance(m, Router)]
-            found.append((f"{path}.{part}", module))
-        found.append((path, block))
+def watched_modules(model: Model) -> list[tuple[str, nn.Module]]:
+    """The units up to the last block, the parts of each block, and the routers in them.
+
+    What comes after the last block is compared by its loss.
+    """
+    units = model.units()
+    last = max((number for number, unit in enumerate(units) if unit.is_block), default=-1)
+    found: list[tuple[str, nn.Module]] = []
+    for unit in units[: last + 1]:
+        module = model.get_submodule(unit.path)
+        for name, part in module.named_children() if unit.is_block else ():
+            path = f"{unit.path}.{name}"
+            found += [(f"{path}.{inner}", each) for inner, each in part.named_modules() if isinstance(each, Router)]
+            found.append((path, part))
+        found.append((unit.path, module))
     return found

@@ -17,6 +17,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
+from monograph.models.model import Model, Unit
 from monograph.passes.compile.compile_regions import CompileRegions
 from monograph.passes.compile.mark_regions import MarkRegions
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
@@ -38,13 +39,16 @@ def flat(value, _batch, _head, query, key):
     return torch.where(query >= key, value - 0.25 * (query - key), -float("inf"))
 
 
-class Attention(nn.Module):
+class Attention(Model):
     """FlexAttention over two heads; score functions have their numbers in them: torch 2.15 refuses to read a float."""
 
     def __init__(self, score) -> None:
         super().__init__()
         self.score = score
         self.proj = nn.Linear(16, 48, bias=False)
+
+    def units(self):
+        return [Unit("proj")]
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.proj(x).chunk(3, -1))

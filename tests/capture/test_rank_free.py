@@ -15,7 +15,6 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
-from monograph.parallel.plan import DECODER_PLAN
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_model
 
@@ -32,8 +31,8 @@ def trace(recipe, mesh, rank, dtype=torch.float32):
     config = small(recipe)
     with fake_groups(mesh, rank, CPU) as groups:
         model = build_model(config, CPU)
-        table = build_table(model, DECODER_PLAN, mesh)
-        parallelize(model, DECODER_PLAN, mesh, groups.coords())
+        table = build_table(model, model.parallel_plan(), mesh)
+        parallelize(model, model.parallel_plan(), mesh, groups.coords())
         step = make_step(model, table, compute_dtype=dtype, reduce_dtype=torch.float32)
         with FakeTensorMode(shape_env=ShapeEnv()):
             state = {slot.name: torch.empty(slot.local_shape, requires_grad=True) for slot in table}

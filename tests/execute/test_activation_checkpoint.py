@@ -58,9 +58,9 @@ def look(config, groups) -> Seen:
         kept = live.count()
     else:
         output = step.forward(inputs, valid)
-        kept = find_saved_bytes(output.value)
+        kept = find_saved_bytes(output.loss)
     with CountOps() as backward:
-        step.backward(output.value)
+        step.backward(output.loss)
     return Seen(updates, backward.counts, kept)
 
 

@@ -120,11 +120,11 @@ def test_a_compiled_loss_leaves_the_bits_of_the_plain_one(tmp_path):
 
 def test_compiling_twice_changes_nothing(tmp_path):
     def again(step):
-        before = [block._compiled_call_impl for block in step.model.blocks()], step.model.head.loss
+        before = [block._compiled_call_impl for block in step.model.blocks().values()], step.model.head.loss
         other = CountingBackend("eager")
         compile_blocks(step.model, other)
         compile_loss(step.model, other)
-        assert ([block._compiled_call_impl for block in step.model.blocks()], step.model.head.loss) == before
+        assert ([block._compiled_call_impl for block in step.model.blocks().values()], step.model.head.loss) == before
 
     config = small("llama3", tmp_path, {**CAPTURED, "compile.components": ("model", "loss")})
     runs = []

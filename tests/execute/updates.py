@@ -93,7 +93,7 @@ def read_batches(config: TrainerConfig, step: MeshStep, count: int) -> list[Batc
 
 def force_routing(step: MeshStep, preferred: Sequence[int]) -> None:
     """Let every token prefer some experts."""
-    for block in step.model.blocks():
+    for block in step.model.blocks().values():
         if block.moe is not None:
             bias = block.moe.router.expert_bias
             bias.zero_()

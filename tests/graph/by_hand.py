@@ -11,6 +11,14 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag
 
 
+def find_place(name):
+    """The unit and the number of the block that a path belongs to, in a model whose blocks are in `layers`."""
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return parts[0], None
+    return ".".join(parts[:2]), int(parts[1])
+
+
 class ByHand:
     """Collects inputs and calls, then becomes a StepGraph."""
 
@@ -31,7 +39,9 @@ class ByHand:
 
     def call(self, op, *args, path="", direction=Direction.FORWARD, **kwargs):
         """A call; its value follows from the arguments' shapes."""
-        tag = Tag(path=path, direction=direction, role=kwargs.pop("role", None), slot=kwargs.pop("slot", ""))
+        slot = kwargs.pop("slot", "")
+        unit, block = find_place(slot or path)
+        tag = Tag(path=path, unit=unit, block=block, direction=direction, role=kwargs.pop("role", None), slot=slot)
         node = self.graph.call_function(op, args, kwargs)
         values = torch.fx.node.map_arg((args, kwargs), lambda each: each.meta["val"])
         with self.mode, torch.no_grad():

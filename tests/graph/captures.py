@@ -15,10 +15,11 @@ from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_values import trust_values
+from monograph.models.model import Model, Unit
+from monograph.models.parallel_plan import ShardedDim
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import Slot
-from monograph.parallel.plan import ShardedDim
 from monograph.parallel.shard import gather_parameter
 from monograph.recipes.catalog import load_recipe
 from tests.kit.capture import prepare
@@ -58,7 +59,7 @@ class Shift(nn.Module):
         return x + coords[4]
 
 
-class Twins(nn.Module):
+class Twins(Model):
     """Two matrices of one shape: the smallest model in which something can be mixed up."""
 
     def __init__(self):
@@ -66,6 +67,9 @@ class Twins(nn.Module):
         self.shift = Shift()
         self.a = nn.Linear(4, 4, bias=False)
         self.b = nn.Linear(4, 4, bias=False)
+
+    def units(self):
+        return [Unit("shift"), Unit("a"), Unit("b")]
 
     def forward(self, x, coords):
         return self.b(self.a(self.shift(x, coords)))

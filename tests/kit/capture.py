@@ -48,5 +48,5 @@ def prepare(
     if batch is not None:
         given = {"valid_tokens": 64, "sequences": 2, **normalizers}
         scalars = {name: torch.tensor(given[name]) for name in source.model.normalizers}
-        inputs = source.inputs({name: batch[name] for name in source.model.batch_names if name in batch}, scalars)
+        inputs = source.inputs({name: batch[name] for name in source.model.batch_spec if name in batch}, scalars)
     return Prepared(source, settings, make_facts(source.table, groups, settings), inputs)

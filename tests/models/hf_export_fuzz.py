@@ -83,4 +83,4 @@ def export(config: DecoderConfig, tokens: torch.Tensor) -> tuple[torch.Tensor, A
             folder, attn_implementation="eager", experts_implementation="eager", output_loading_info=True
         )
         assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-        return model(tokens, documents=torch.zeros_like(tokens)).value, theirs.eval()
+        return model.predict(tokens, documents=torch.zeros_like(tokens)), theirs.eval()

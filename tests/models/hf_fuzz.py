@@ -150,7 +150,7 @@ def compute_ours(config: DecoderConfig, tensors: dict[str, torch.Tensor] | None)
         state = import_tensors(find_family_of(config).entries(config), tensors)
         model.load_state_dict(state, strict=not config.tied_embeddings)
     with torch.no_grad():
-        return model(make_tokens(config)).value
+        return model.predict(make_tokens(config))
 
 
 def without_balance(config: DecoderConfig) -> DecoderConfig:

@@ -46,9 +46,9 @@ def test_packed_documents_give_the_logits_they_have_alone(family):
     positions = torch.cat([torch.arange(length) for length in lengths])
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
     with torch.no_grad():
-        packed = model(torch.cat(pieces)[None], positions=positions[None], documents=documents[None]).value[0]
+        packed = model.predict(torch.cat(pieces)[None], positions=positions[None], documents=documents[None])[0]
         for piece, found in zip(pieces, packed.split(lengths), strict=True):
-            alone = model(piece[None], documents=torch.zeros_like(piece)[None]).value[0]
+            alone = model.predict(piece[None], documents=torch.zeros_like(piece)[None])[0]
             torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_a_token_does_not_see_later_ones(family):
     changed = tokens.clone()
     changed[0, 12:] = (changed[0, 12:] + 1) % VOCAB
     with torch.no_grad():
-        before, after = model(tokens).value[0], model(changed).value[0]
+        before, after = model.predict(tokens)[0], model.predict(changed)[0]
     torch.testing.assert_close(before[:12], after[:12], rtol=0, atol=1e-5)
     assert (before[12:] - after[12:]).abs().min(dim=-1).values.max() > 0
 
@@ -67,7 +67,7 @@ def test_a_token_does_not_see_later_ones(family):
 def test_a_document_mask_without_documents_is_an_error():
     model = build(SMALL["llama3"](mask="document"))
     with pytest.raises(ConfigError, match="documents"):
-        model(torch.zeros(1, 4, dtype=torch.int64))
+        model.predict(torch.zeros(1, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])

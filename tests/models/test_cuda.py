@@ -35,9 +35,9 @@ def test_fp32_answers_are_those_of_the_cpu(family):
     here, there = build(SMALL[family](), device="cuda"), build(SMALL[family]())
     tokens, labels = batch()
     found, expected = here(tokens.cuda(), labels.cuda()), there(tokens, labels)
-    assert abs(found.value.item() - expected.value.item()) < 1e-5
-    found.value.backward()
-    expected.value.backward()
+    assert abs(found.loss.item() - expected.loss.item()) < 1e-5
+    found.loss.backward()
+    expected.loss.backward()
     for (name, a), b in zip(here.named_parameters(), there.parameters(), strict=True):
         assert (a.grad.cpu() - b.grad).abs().max() <= 1e-4 * b.grad.abs().max(), name
 
@@ -82,8 +82,8 @@ def test_a_deterministic_step_gives_the_same_bits_every_time(make_config, mask, 
         for _ in range(2):
             model.zero_grad()
             out = model(tokens, tokens.roll(-1, 1), documents=documents)
-            out.value.backward()
-            results.append([out.value, *(p.grad for p in model.parameters())])
+            out.loss.backward()
+            results.append([out.loss, *(p.grad for p in model.parameters())])
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -118,7 +118,7 @@ def test_bf16_works_for_every_family_with_documents():
         model = build(family(mask="document"), dtype=torch.bfloat16, device="cuda")
         tokens, labels = (x.cuda() for x in batch())
         documents = torch.arange(32, device="cuda").expand(2, 32) // 10
-        model(tokens, labels, documents=documents).value.backward()
+        model(tokens, labels, documents=documents).loss.backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -127,5 +127,5 @@ def test_asking_for_the_loop_on_a_gpu_is_served():
     config.moe.experts.backend = "loop"
     model = build(config, dtype=torch.bfloat16, device="cuda")
     tokens, labels = (x.cuda() for x in batch())
-    model(tokens, labels).value.backward()
+    model(tokens, labels).loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())

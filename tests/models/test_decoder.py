@@ -12,7 +12,7 @@ from tests.models.small import SMALL, VOCAB, batch, build, small_deepseek_v3, sm
 def test_the_loss_is_the_cross_entropy_of_the_logits(family):
     model = build(SMALL[family]())
     tokens, labels = batch()
-    logits, loss = model(tokens).value, model(tokens, labels).value
+    logits, loss = model.predict(tokens), model(tokens, labels).loss
     assert logits.shape == (2, 32, VOCAB) and loss.shape == () and loss.dtype == torch.float32
     torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()), rtol=1e-6, atol=1e-6)
 
@@ -22,7 +22,7 @@ def test_bf16_computes_and_stays_close_to_fp32(family):
     tokens, labels = batch()
     exact = build(SMALL[family]())
     model = build(SMALL[family](), dtype=torch.bfloat16)
-    expected, found = exact(tokens, labels).value, model(tokens, labels).value
+    expected, found = exact(tokens, labels).loss, model(tokens, labels).loss
     assert found.dtype == torch.float32
     assert abs(found.item() - expected.item()) < 0.05
     found.backward()
@@ -33,7 +33,7 @@ def test_bf16_computes_and_stays_close_to_fp32(family):
 @pytest.mark.parametrize("family", SMALL)
 def test_every_parameter_gets_a_gradient(family):
     model = build(SMALL[family]())
-    model(*batch()).value.backward()
+    model(*batch()).loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
@@ -49,7 +49,7 @@ def test_every_unit_runs_through_the_seam_once_and_in_order(family):
 
     found = model(*batch(), call=call)
     assert seen == [model.embedding, *model.layers, model.head]
-    assert torch.equal(found.value, model(*batch(), call=call_module).value)
+    assert torch.equal(found.loss, model(*batch(), call=call_module).loss)
     outside = {p for p in model.parameters()} - {p for unit in seen for p in unit.parameters()}
     assert not outside
 
@@ -62,9 +62,9 @@ def test_the_seam_can_cast_each_unit_for_mixed_precision(family):
         cast = {name: p.to(torch.bfloat16) for name, p in module.named_parameters()}
         return torch.func.functional_call(module, cast, args)
 
-    model(*batch(), call=call).value.backward()
+    model(*batch(), call=call).loss.backward()
     low = build(SMALL[family](), dtype=torch.bfloat16)
-    low(*batch()).value.backward()
+    low(*batch()).loss.backward()
     for (name, found), expected in zip(model.named_parameters(), low.parameters(), strict=True):
         assert found.grad.dtype == torch.float32
         tied = name == "embedding.weight" and model.config.tied_embeddings
@@ -112,7 +112,7 @@ def test_a_few_steps_learn_a_fixed_batch():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
         for _ in range(15):
-            loss = model(*batch()).value
+            loss = model(*batch()).loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

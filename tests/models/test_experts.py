@@ -132,6 +132,6 @@ def test_counts_reach_the_host_at_most_once_per_layer(backend, dtype, per_layer,
     original = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: copies.append(self.shape) or original(self))
     with Calls() as calls:
-        model(torch.zeros(1, 8, dtype=torch.int64), torch.ones(1, 8, dtype=torch.int64)).value.backward()
+        model(torch.zeros(1, 8, dtype=torch.int64), torch.ones(1, 8, dtype=torch.int64)).loss.backward()
     assert len(copies) == per_layer * 2
     assert not any("_local_scalar_dense" in name or "nonzero" in name for name in calls.names)

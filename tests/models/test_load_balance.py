@@ -147,16 +147,18 @@ def test_the_objective_is_the_loss_plus_the_weighted_losses_of_all_layers(small)
     plain, model = build(small()), build(config)
     tokens, labels = batch()
     without, output = plain(tokens, labels), model(tokens, labels)
-    assert torch.equal(output.value, without.value), "the reported loss stays the cross entropy"
-    assert without.objective is without.value and without.metrics.keys() == {"expert_load"}
+    assert torch.equal(output.loss, without.loss), "the reported loss stays the cross entropy"
+    assert without.objective is without.loss and without.metrics.keys() == {"expert_load"}
     metrics = output.metrics
     assert metrics["load_balancing_loss"].shape == metrics["router_z_loss"].shape == (2,)
     added = 0.5 * metrics["load_balancing_loss"].sum() + 0.25 * metrics["router_z_loss"].sum()
     torch.testing.assert_close(metrics["aux_loss"], added, rtol=1e-6, atol=0)
-    torch.testing.assert_close(output.objective - output.value, added, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(output.objective - output.loss, added, rtol=1e-4, atol=1e-6)
     output.objective.backward()
-    without.value.backward()
-    gates = [[block.moe.router.gate.weight.grad for block in each.blocks() if block.moe] for each in (plain, model)]
+    without.loss.backward()
+    gates = [
+        [block.moe.router.gate.weight.grad for block in each.blocks().values() if block.moe] for each in (plain, model)
+    ]
     assert all(not torch.equal(*pair) for pair in zip(*gates, strict=True))
 
 

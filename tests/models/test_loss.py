@@ -123,10 +123,10 @@ def test_the_logits_of_the_whole_batch_never_exist(grad):
 def test_a_tied_weight_gets_the_gradient_of_both_uses():
     model = build(small_qwen3())
     tokens, labels = batch()
-    model(tokens, labels).value.backward()
+    model(tokens, labels).loss.backward()
     found = model.embedding.weight.grad
     assert model.head.output.weight is model.embedding.weight
     again = build(small_qwen3())
-    logits = again(tokens).value
+    logits = again.predict(tokens)
     F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     torch.testing.assert_close(found, again.embedding.weight.grad, rtol=1e-4, atol=1e-7)

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monograph.axes import Axis
+from monograph.errors import ConfigError
 from monograph.models.init import initialize, materialize, plan_init
+from monograph.models.parallel_plan import ShardedDim
 from monograph.parallel.init_shards import fill_shards
 from monograph.parallel.mesh import Mesh, all_meshes
 from monograph.parallel.param_table import ParamTable, Slot, build_table, plan_shard_dim, unit_of
-from monograph.parallel.plan import DECODER_PLAN, ShardedDim
 from tests.kit.tiny import tiny
 
 MESHES = [mesh for size in (1, 2, 4, 8) for mesh in all_meshes(size)] + [Mesh(dp_shard=3), Mesh(dp_shard=3, tp=2)]
@@ -63,7 +64,7 @@ def test_every_rank_stores_the_same_amount(slot):
 def test_tied_names_share_one_slot_and_appear_in_both_units(tmp_path):
     with torch.device("meta"):
         model = tiny("qwen3", tmp_path).model.build()
-    table = build_table(model, DECODER_PLAN, Mesh(dp_shard=2))
+    table = build_table(model, model.parallel_plan(), Mesh(dp_shard=2))
     slot = table["head.output.weight"]
     assert slot is table["embedding.weight"]
     assert slot.names == ("embedding.weight", "head.output.weight") and slot.name == "embedding.weight"
@@ -73,8 +74,11 @@ def test_tied_names_share_one_slot_and_appear_in_both_units(tmp_path):
 
 
 def test_a_unit_is_the_embedding_a_block_or_the_head():
-    assert unit_of("layers.3.attention.wq.weight") == "layers.3"
-    assert unit_of("embedding.weight") == "embedding" and unit_of("head.norm.weight") == "head"
+    units = dict.fromkeys(("embedding", "layers.3", "head"))
+    assert unit_of("layers.3.attention.wq.weight", units) == "layers.3"
+    assert unit_of("embedding.weight", units) == "embedding" and unit_of("head.norm.weight", units) == "head"
+    with pytest.raises(ConfigError, match=r"pooler\.weight belongs to no unit"):
+        unit_of("pooler.weight", units)
 
 
 def test_few_experts_are_shared_by_their_rows_when_those_divide():
@@ -91,7 +95,7 @@ def test_every_rank_starts_with_its_part_of_what_one_device_starts_with(mesh, tm
         whole, shape = config.build(), config.build()
     materialize(whole, device="cpu", dtype=torch.float32)
     initialize(whole, seed=7)
-    table, starts = build_table(shape, DECODER_PLAN, mesh), plan_init(shape)
+    table, starts = build_table(shape, shape.parallel_plan(), mesh), plan_init(shape)
     for rank in range(mesh.world_size):
         shards = {slot.name: torch.full(slot.local_shape, float("nan")) for slot in table}
         fill_shards(shards, table, starts, seed=7, rank=rank)
@@ -102,7 +106,7 @@ def test_every_rank_starts_with_its_part_of_what_one_device_starts_with(mesh, tm
 def test_sums_of_squares_tell_cut_parameters_from_replicated_ones(tmp_path):
     with torch.device("meta"):
         model = tiny("deepseek_v3", tmp_path).model.build()
-    table = build_table(model, DECODER_PLAN, Mesh(tp=2))
+    table = build_table(model, model.parallel_plan(), Mesh(tp=2))
     gradients = {slot.name: torch.full(slot.local_shape, 2.0) for slot in table}
     sums = table.squares(gradients)
     replicated = [slot for slot in table if not slot.cuts]

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from monograph.axes import Axis
-from monograph.parallel.plan import DECODER_PLAN, matches
+from monograph.errors import ConfigError
+from monograph.models.model import Model, blocks_of
+from monograph.models.parallel_plan import ModuleRule, ParallelPlan, matches, plan_column_row_pair
+from monograph.parallel.check_plan import check_plan
+from monograph.parallel.mesh import Mesh
 from tests.kit.tiny import MODELS, tiny
 
 WHOLE_MATRICES = ("attention.wq_a", "attention.wkv_a", "moe.router.gate")
@@ -20,8 +25,10 @@ def build(model, tmp_path):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_matrix_is_cut_unless_all_ranks_need_it_whole(model, tmp_path):
-    for name, parameter in build(model, tmp_path).named_parameters():
-        cuts = {(cut.axis, cut.dim) for cut in DECODER_PLAN.cuts_of(name)}
+    built = build(model, tmp_path)
+    plan = built.parallel_plan()
+    for name, parameter in built.named_parameters():
+        cuts = {(cut.axis, cut.dim) for cut in plan.cuts_of(name)}
         if parameter.ndim == 1 or any(part in name for part in WHOLE_MATRICES):
             assert cuts == set(), name
         elif parameter.ndim == 3:
@@ -31,23 +38,59 @@ def test_every_matrix_is_cut_unless_all_ranks_need_it_whole(model, tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_no_rule_is_dead_and_no_pair_is_half(model, tmp_path):
-    paths = [path for path, _ in build(model, tmp_path).named_modules()]
-    for rule in DECODER_PLAN.modules:
-        has_both = (rule.on_input is None) == (rule.on_output is None)
-        assert has_both or rule.pattern in ("embedding", "head.norm")
-    used = {rule.pattern for rule in DECODER_PLAN.modules for path in paths if matches(rule.pattern, path)}
-    assert used >= {"embedding", "layers.*.attention", "head.norm"}
+def test_the_plan_of_every_family_is_accepted(model, tmp_path):
+    built = build(model, tmp_path)
+    check_plan(built, built.parallel_plan(), Mesh(dp_shard=2, tp=2))
 
 
-def test_every_rule_serves_some_model(tmp_path):
-    names, paths = [], []
-    for model in MODELS:
-        built = build(model, tmp_path)
-        names += [name for name, _ in built.named_parameters(remove_duplicate=False)]
-        paths += [path for path, _ in built.named_modules()]
-    assert all(any(matches(rule.pattern, name) for name in names) for rule in DECODER_PLAN.parameters)
-    assert all(any(matches(rule.pattern, path) for path in paths) for rule in DECODER_PLAN.modules)
+class Part(nn.Module):
+    """A module whose plan a test decides."""
+
+    def __init__(self, plan, *, bias=False):
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
+        self.plan_parallel = lambda: plan
+
+
+class Toy(Model):
+    """One block around one part."""
+
+    def __init__(self, plan, *, bias=False):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.ModuleDict({"part": Part(plan, bias=bias)})])
+
+    def units(self):
+        return blocks_of("layers", self.layers)
+
+
+@pytest.mark.parametrize(
+    ("plan", "bias", "said"),
+    [
+        (plan_column_row_pair(["into.weight"], []), False, "layers.0.part.out.weight is whole on every rank"),
+        (plan_column_row_pair(["into.weight", "out.weight"], []), False, "no weight in it is sharded by rows"),
+        (plan_column_row_pair([], ["into.weight", "out.weight"]), False, "no weight in it is sharded by columns"),
+        (plan_column_row_pair(["intro.weight"], ["out.weight"]), False, "layers.0.part.intro.weight"),
+        (plan_column_row_pair(["into.weight"], ["out.weight"]), True, "layers.0.part.into.bias is whole"),
+        (plan_column_row_pair(["into.weight", "into.bias"], ["out.weight"]), True, "by rows, and it has a bias"),
+        (ParallelPlan(), False, "parallelism.tensor_parallel_degree is 2"),
+        (ParallelPlan(modules=(ModuleRule(pattern="output"),)), False, "modules that match 'layers.0.part.output'"),
+    ],
+    ids=["output whole", "no rows", "no columns", "no such parameter", "bias", "bias of rows", "no plan", "no module"],
+)
+def test_a_plan_that_would_compute_something_else_is_refused_with_the_path(plan, bias, said):
+    model = Toy(plan, bias=bias)
+    with pytest.raises(ConfigError) as refused:
+        check_plan(model, model.parallel_plan(), Mesh(tp=2))
+    assert said in refused.value.what and refused.value.why and refused.value.do
+
+
+def test_a_whole_plan_and_a_weight_that_is_replicated_on_purpose_are_accepted():
+    good = Toy(plan_column_row_pair(["into.weight"], ["out.weight"]))
+    check_plan(good, good.parallel_plan(), Mesh(tp=2))
+    shared = plan_column_row_pair(["into.weight"], ["out.weight"], replicated=["extra.weight"])
+    model = Toy(shared)
+    model.layers[0]["part"].extra = nn.Linear(8, 8, bias=False)
+    check_plan(model, model.parallel_plan(), Mesh(tp=2))
 
 
 def test_a_pattern_matches_whole_paths_only():

@@ -13,7 +13,6 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
-from monograph.parallel.plan import DECODER_PLAN
 from monograph.run import build_model
 from tests.kit.tiny import tiny
 
@@ -26,9 +25,9 @@ def trace(config, mesh: Mesh, rank: int) -> torch.fx.Graph:
     """The graph of one step as `rank` of the mesh traces it."""
     with fake_groups(mesh, rank, CPU) as groups:
         model = build_model(config, CPU)
-        table = build_table(model, DECODER_PLAN, mesh)
+        table = build_table(model, model.parallel_plan(), mesh)
         coords = groups.coords()
-        parallelize(model, DECODER_PLAN, mesh, coords)
+        parallelize(model, model.parallel_plan(), mesh, coords)
         step = make_step(model, table, compute_dtype=torch.float32, reduce_dtype=torch.float32)
         state = {slot.name: torch.empty(slot.local_shape, requires_grad=True) for slot in table}
         tokens = torch.zeros(1, config.training.seq_len, dtype=torch.int64)

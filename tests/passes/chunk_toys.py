@@ -11,11 +11,12 @@ from monograph.compat.ops import all_reduce
 from monograph.execute.facts import describe_chunks
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
+from monograph.models.model import Model, blocks_of
+from monograph.models.parallel_plan import ShardedDim
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import Slot
-from monograph.parallel.plan import ShardedDim
 from monograph.parallel.shard import gather_parameter
 from tests.graph.captures import CPU, take_gradients
 
@@ -71,10 +72,13 @@ class Crossing(Plain):
         return super().forward(self.table @ x) if hasattr(self, "table") else super().forward(x)
 
 
-class Stack(nn.Module):
+class Stack(Model):
     def __init__(self, layer, count):
         super().__init__()
         self.layers = nn.ModuleList(layer() for _ in range(count))
+
+    def units(self):
+        return blocks_of("layers", self.layers)
 
     def forward(self, x):
         for layer in self.layers:

@@ -9,8 +9,8 @@ from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from monograph.train.step import to_device
-from monograph.train.update import add_gradients, apply_update, count_normalizers
+from monograph.train.step import tensors_of, to_device
+from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
 from tests.parallel.rank_work import read_batches
 
@@ -35,7 +35,7 @@ def make_updates(config: TrainerConfig, groups: Groups) -> dict[str, str]:
     for number, batches in enumerate(read_batches(config, step, UPDATES)):
         push_routing(step, number)
         shown = to_device(batches[0], step.device)
-        evaluated = step.evaluate(shown, step.sum_normalizers(count_normalizers(batches[:1])))
+        evaluated = step.evaluate(shown, step.sum_normalizers([tensors_of(batches[0])]))
         loss = add_gradients(step, batches)
         gradients = {f"gradient {name}": _wide(value.grad) for name, value in step.parameters.items()}
         seen |= _numbered(number, {"evaluation": evaluated, "loss": loss, **gradients, **buffers_of(step)})
@@ -48,7 +48,7 @@ def make_updates(config: TrainerConfig, groups: Groups) -> dict[str, str]:
 
 def push_routing(step: MeshStep, number: int) -> None:
     """Send all tokens to the first experts, then to the last: the sizes of exchanges are as uneven as they can be."""
-    for block in step.model.blocks():
+    for block in step.model.blocks().values():
         bias = None if block.moe is None else block.moe.router.expert_bias
         if bias is not None:
             bias.zero_()

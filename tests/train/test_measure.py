@@ -8,13 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
+from monograph.models.flops import FlopsPerToken
 from monograph.models.init import initialize
 from monograph.models.llama3.sizes import llama3_1b, llama3_8b
 from monograph.models.qwen3.sizes import qwen3_30b_a3b
 from monograph.run import find_peak_flops, train
 from monograph.train import trainer as trainer_module
 from monograph.train.checkpoint.manager import CheckpointManager
-from monograph.train.flops import FlopsPerToken, count_flops
 from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load
 from monograph.train.profiler import Profiler
 from monograph.train.validate import Validator
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def count(model, seq_len):
     with torch.device("meta"):
-        return count_flops(model.build(), seq_len)
+        return model.build().flops(seq_len)
 
 
 def test_llama3_8b_costs_six_operations_a_weight_and_twelve_a_channel_and_position():
@@ -70,8 +70,8 @@ def test_the_formula_equals_the_operations_torch_counts(config):
     initialize(model, 1)
     tokens = torch.randint(0, 260, (2, 32))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(tokens, labels=tokens).value.backward()
-    assert counter.get_total_flops() == tokens.numel() * count_flops(model, 32).full_attention
+        model(tokens, labels=tokens).loss.backward()
+    assert counter.get_total_flops() == tokens.numel() * model.flops(32).full_attention
 
 
 def measure(step, tokens=1):

@@ -9,9 +9,9 @@ import torch
 
 from monograph import strict_json
 from monograph.errors import ConfigError
+from monograph.models.flops import FlopsPerToken
 from monograph.run import train
 from monograph.train.config import MetricsConfig
-from monograph.train.flops import FlopsPerToken
 from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.trainer import TrainingFailed
 from tests.train.kit import read_records, tiny_run

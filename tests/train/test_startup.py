@@ -88,7 +88,7 @@ with joined_groups(Mesh(), torch.device("cpu")) as groups:
     step = build_step(config, groups)
     optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
     shape = (config.training.local_batch_size, config.training.seq_len)
-    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in step.model.batch_names}
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in step.model.batch_spec}
     loss = step(batch, {name: torch.ones((), dtype=torch.int64) for name in step.model.normalizers})
     apply_update(step, optimizer, loss=loss, lr=0.1, max_norm=1.0)
 sys.exit("torch._dynamo" in sys.modules)

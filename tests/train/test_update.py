@@ -47,7 +47,7 @@ def train_plainly(config):
     size = max(config.training.local_batch_size, config.training.global_batch_size)
     records = []
     for number, batch in enumerate(read_batches(config, config.training.steps, size), start=1):
-        loss = F.cross_entropy(model(batch.tokens).value.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
+        loss = F.cross_entropy(model.predict(batch.tokens).flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
         loss.backward()
         limit = config.training.max_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)

@@ -60,7 +60,7 @@ def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tm
             chosen = [next(batches) for _ in range(3)]
         losses, valid = [], 0
         for batch in chosen:
-            logits = trainer.step.model(batch.tokens).value.detach().float()
+            logits = trainer.step.model.predict(batch.tokens).detach().float()
             targets = batch.labels.flatten()
             losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
             valid += int((targets != -100).sum())

@@ -178,8 +178,9 @@ def counts_of_own_tokens_only() -> Iterator[None]:
 def own_sequences_only() -> Iterator[None]:
     honest = monograph.execute.base.MeshStep.sum_normalizers
 
-    def all_reduce_over(self: Any, counts: Any) -> dict[str, torch.Tensor]:
-        return honest(self, counts) | {"sequences": torch.tensor(counts["sequences"])}
+    def all_reduce_over(self: Any, batches: Any) -> dict[str, torch.Tensor]:
+        own = sum(batch["tokens"].shape[0] for batch in batches)
+        return honest(self, batches) | {"sequences": torch.tensor(own)}
 
     with patch.object(monograph.execute.base.MeshStep, "sum_normalizers", all_reduce_over):
         yield

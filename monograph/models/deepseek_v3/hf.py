@@ -36,6 +36,8 @@ from monograph.models.hf_rope import read_rope, write_rope
 
 LATENT_NORM_EPS = 1e-6
 """What both of their classes add in the norms of the latents; config.json has no key for it."""
+MODEL_TYPES: tuple[str, ...] = ("deepseek_v2", "deepseek_v3")
+"""`model_type` of the config.json of such a model."""
 NAMES = {
     "n_dense_layers": "first_k_dense_replace",
     "n_experts": "n_routed_experts",

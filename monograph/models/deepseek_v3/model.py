@@ -1,8 +1,12 @@
 """DeepSeek-V3 (and V2): latent attention; the first blocks are dense, the others have experts."""
 
+from typing import ClassVar
+
 from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
+from monograph.models.deepseek_v3 import hf as hf_names
 from monograph.models.deepseek_v3.config import DeepseekV3Config
+from monograph.models.hf_map import HfFamily
 
 
 class DeepseekV3(Decoder):
@@ -10,6 +14,7 @@ class DeepseekV3(Decoder):
 
     Config = DeepseekV3Config
     config: DeepseekV3Config
+    hf: ClassVar[HfFamily | None] = hf_names
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config

@@ -11,6 +11,8 @@ from monograph.models.hf_reader import HfReader
 from monograph.models.hf_rope import read_rope, write_rope
 from monograph.models.llama3.config import Llama3Config
 
+MODEL_TYPES: tuple[str, ...] = ("llama",)
+"""`model_type` of the config.json of such a model."""
 NAMES = {"hidden_dim": "intermediate_size"}
 """Fields of our config -> keys of config.json, besides those that all families share."""
 

@@ -1,7 +1,11 @@
 """Llama 3: every block is grouped-query attention and a feed-forward layer."""
 
+from typing import ClassVar
+
 from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
+from monograph.models.hf_map import HfFamily
+from monograph.models.llama3 import hf as hf_names
 from monograph.models.llama3.config import Llama3Config
 
 
@@ -10,6 +14,7 @@ class Llama3(Decoder):
 
     Config = Llama3Config
     config: Llama3Config
+    hf: ClassVar[HfFamily | None] = hf_names
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config

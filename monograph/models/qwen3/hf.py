@@ -23,6 +23,8 @@ from monograph.models.hf_reader import HfReader
 from monograph.models.hf_rope import read_rope, write_rope
 from monograph.models.qwen3.config import Qwen3Config
 
+MODEL_TYPES: tuple[str, ...] = ("qwen3", "qwen3_moe")
+"""`model_type` of the config.json of such a model."""
 NAMES = {"top_k": "num_experts_per_tok", "n_experts": "num_experts", "hidden_dim": "moe_intermediate_size"}
 """Fields of our config -> keys of config.json, besides those that all families share."""
 HEAD_NORMS = tuple(

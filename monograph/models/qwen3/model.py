@@ -1,7 +1,11 @@
 """Qwen3: grouped-query attention with normalised heads; feed-forward layers, or experts in every block."""
 
+from typing import ClassVar
+
 from monograph.models.config import ResidualSpec
 from monograph.models.decoder import Block, Decoder
+from monograph.models.hf_map import HfFamily
+from monograph.models.qwen3 import hf as hf_names
 from monograph.models.qwen3.config import Qwen3Config
 
 
@@ -10,6 +14,7 @@ class Qwen3(Decoder):
 
     Config = Qwen3Config
     config: Qwen3Config
+    hf: ClassVar[HfFamily | None] = hf_names
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config

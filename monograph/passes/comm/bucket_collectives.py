@@ -108,7 +108,14 @@ def apply_bucket(maker: CallMaker, bucket: Bucket) -> None:
 def pack_and_send(maker: CallMaker, bucket: Bucket, anchor: Node) -> list[Node]:
     """The collectives' results, in order, from one collective before `anchor`."""
     first, tag = bucket.launches[0], tag_of(bucket.launches[0])
-    common = Tag(path=tag.unit, direction=tag.direction, role=tag.role, made_by=BucketCollectives.name())
+    common = Tag(
+        path=tag.unit,
+        unit=tag.unit,
+        block=tag.block,
+        direction=tag.direction,
+        role=tag.role,
+        made_by=BucketCollectives.name(),
+    )
 
     def call(target: Any, *args: Any, **kwargs: Any) -> Node:
         return maker.call_before(anchor, target, args, common, **kwargs)

@@ -40,7 +40,7 @@ class CompileRegions(Pass):
                     codes[kind] = f"compiled_{len(codes)}", code
         for run, kind in zip(runs, kinds, strict=True):
             tag = tag_of(run[0])
-            path = f"layers.{tag.block}" if tag.block is not None else tag.path
+            path = tag.unit if tag.block is not None else tag.path
             made = replace(tag, path=path, slot="", role=None, compile="", keep=None, made_by=self.name())
             replace_with_compiled(graph, find_region(run), *codes[kind], made)
         graph.compiled += len(codes)

@@ -118,4 +118,13 @@ def _common_tag(nodes: list[Node], keep: bool | None = None) -> Tag:
             break
         common.append(parts[0])
     first = tags[0]
-    return Tag(path=".".join(common), direction=first.direction, chunk=first.chunk, keep=keep, made_by="merge_matmuls")
+    is_one = len({tag.unit for tag in tags}) == 1
+    return Tag(
+        path=".".join(common),
+        unit=first.unit if is_one else "",
+        block=first.block if is_one else None,
+        direction=first.direction,
+        chunk=first.chunk,
+        keep=keep,
+        made_by="merge_matmuls",
+    )

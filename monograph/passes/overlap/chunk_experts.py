@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from monograph.annotate import Direction
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
 from monograph.graph.checked_properties import with_chunks
@@ -92,7 +93,7 @@ def apply_chunks(graph: StepGraph, plan: ChunkPlan) -> None:
     for node, root in plan.body.items():
         for each in node.all_input_nodes:
             if each in plan.cuts and each not in pieces:
-                tag = Tag(path=root, direction=tag_of(each).direction, made_by=ChunkExperts.name())
+                tag = make_tag(root, node, tag_of(each).direction)
                 pieces[each] = cut_value(graph, each, plan, tag)
         pieces[node] = [copy_for_chunk(graph, node, pieces, chunk) for chunk in range(plan.count)]
         if node in plan.joins:
@@ -102,6 +103,12 @@ def apply_chunks(graph: StepGraph, plan: ChunkPlan) -> None:
         elif node in plan.totals:
             close_sum(graph, plan, node, pieces[node])
     erase(plan.body)
+
+
+def make_tag(root: str, node: Node, direction: Direction) -> Tag:
+    """The tag of what cuts or joins values of a module that is chunked, next to one of its nodes."""
+    inside = tag_of(node)
+    return Tag(path=root, unit=inside.unit, block=inside.block, direction=direction, made_by=ChunkExperts.name())
 
 
 def cut_value(graph: StepGraph, value: Node, plan: ChunkPlan, tag: Tag) -> list[Node]:
@@ -154,7 +161,7 @@ def copy_for_chunk(graph: StepGraph, node: Node, pieces: Pieces, chunk: int) -> 
 
 def close(graph: StepGraph, plan: ChunkPlan, node: Node, parts: Sequence[Node]) -> None:
     """Readers outside of the body get the parts put together."""
-    tag = Tag(path=plan.body[node], direction=tag_of(node).direction, made_by=ChunkExperts.name())
+    tag = make_tag(plan.body[node], node, tag_of(node).direction)
     whole = call_before(graph.module.graph, node, ATEN.cat.default, (list(parts), plan.joins[node]), tag)
     redirect(node, whole, users=[user for user in node.users if user not in plan.body and user is not whole])
 

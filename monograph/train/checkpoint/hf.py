@@ -18,10 +18,10 @@ from monograph.config.json_form import from_json, to_json
 from monograph.errors import CheckpointError, ConfigError
 from monograph.log import get_log
 from monograph.manifest.fields import FileRecord
-from monograph.models.config import DecoderConfig
 from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
 from monograph.models.hf_map import Entry, read_theirs
+from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_folder import (
     CONFIG_NAME,
@@ -50,7 +50,7 @@ class Moved:
     """What an import or export wrote."""
 
     path: Path
-    config: DecoderConfig
+    config: ModelConfig
     n_tensors: int
     n_bytes: int
     n_files: int
@@ -113,7 +113,7 @@ def export_hf(
     checkpoint: Path,
     target: Path,
     *,
-    config: DecoderConfig | None = None,
+    config: ModelConfig | None = None,
     dtype: torch.dtype | None = None,
     max_file_bytes: int = EXPORT_FILE_BYTES,
     disk: Disk | None = None,
@@ -174,7 +174,7 @@ class _Piece:
             yield regions.read(self.ours, offsets, sizes).to(self.spec.dtype)
 
 
-def find_model_config(path: Path, manifest: CheckpointManifest) -> DecoderConfig:
+def find_model_config(path: Path, manifest: CheckpointManifest) -> ModelConfig:
     """The model's configuration that a checkpoint carries."""
     value = manifest.values.get(MODEL_VALUE)
     try:
@@ -185,7 +185,7 @@ def find_model_config(path: Path, manifest: CheckpointManifest) -> DecoderConfig
             why=error.why,
             do=f"{error.do}: give the model's configuration in today's names, in a file, with --config",
         ) from None
-    if not isinstance(config, DecoderConfig):
+    if not isinstance(config, ModelConfig):
         raise CheckpointError(
             f"{path} does not say which model it holds",
             why=f"its values have no '{MODEL_VALUE}'",
@@ -194,19 +194,19 @@ def find_model_config(path: Path, manifest: CheckpointManifest) -> DecoderConfig
     return config
 
 
-def read_model_config(path: Path) -> DecoderConfig:
+def read_model_config(path: Path) -> ModelConfig:
     """The model's configuration in a file: a run's config.json, a model's own JSON, or a config.json of theirs."""
     data = read_json_object(path)
     if "$class" not in data:
         return find_family(str(data.get("model_type"))).from_hf_config(data)
     config = from_json(data)
     model = getattr(config, "model", config)
-    if not isinstance(model, DecoderConfig):
+    if not isinstance(model, ModelConfig):
         raise CheckpointError(f"{path} does not describe a model", why=f"it holds a {type(config).__name__}")
     return model
 
 
-def _describe_model(config: DecoderConfig, entries: Iterable[Entry]) -> dict[str, _Ours]:
+def _describe_model(config: ModelConfig, entries: Iterable[Entry]) -> dict[str, _Ours]:
     """The shapes of our model, from building it without memory; the map must name each of its tensors."""
     with torch.device("meta"):
         model = config.build()

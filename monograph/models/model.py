@@ -1,0 +1,172 @@
+"""What a model must say about itself: everything else in the package knows a model by this class alone.
+
+A model is a list of units that run one after the other: what is gathered, cast, captured, recomputed and checkpointed
+as one. `forward` calls each of them through `call`, so that whoever runs the model can do so:
+
+    class Tiny(Model):
+        Config = TinyConfig
+
+        def __init__(self, config: TinyConfig) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.layers = nn.ModuleList(MyBlock(config) for _ in range(config.n_layers))
+            self.head = MyHead(config)
+
+        def units(self) -> list[Unit]:
+            return [Unit("embedding"), *blocks_of("layers", self.layers), Unit("head")]
+
+        def forward(self, tokens, labels, targets, *, call=call_module) -> StepOutput:
+            h = call(self.embedding, tokens)
+            for layer in self.layers:
+                h = call(layer, h)
+            return StepOutput.of(call(self.head, h, labels) / targets)
+
+The tensors of a micro-batch (`batch_spec`) and the counts of the whole update (`normalizers`) are arguments of
+`forward`, by name. Everything else has a default here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.labels import IGNORED_LABEL
+from monograph.models.flops import FlopsPerToken, count_model_flops
+from monograph.models.hf_map import HfFamily
+from monograph.models.init import InitSpec, plan_init
+from monograph.models.model_config import ModelConfig
+from monograph.models.parallel_plan import ParallelPlan, collect_plan
+
+
+class StepOutput(NamedTuple):
+    """What the forward of one micro-batch returns."""
+
+    loss: Tensor
+    """This call's share of the reported loss: scalar, fp32, divided by counts of the whole update."""
+    objective: Tensor
+    """What training differentiates: the loss plus weighted auxiliary losses; the loss itself where there are none."""
+    metrics: dict[str, Tensor]
+    """Sums over this call's tokens, to be added up over micro-batches and ranks."""
+
+    @classmethod
+    def of(cls, loss: Tensor, **metrics: Tensor) -> "StepOutput":
+        """The output of a model without auxiliary losses."""
+        return cls(loss, loss, metrics)
+
+
+@dataclass(frozen=True)
+class BatchTensor:
+    """One tensor of a micro-batch; its dims are numbers, or `batch` and `sequence`, which the run decides."""
+
+    dims: tuple[str | int, ...] = ("batch", "sequence")
+    dtype: torch.dtype = torch.int64
+
+    def shape(self, *, batch: int, sequence: int) -> tuple[int, ...]:
+        """The shape in a run with these sizes."""
+        sizes = {"batch": batch, "sequence": sequence}
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+    @property
+    def sequence_dim(self) -> int | None:
+        """Which dim is the sequence; None where it has none."""
+        return self.dims.index("sequence") if "sequence" in self.dims else None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a model that runs as one."""
+
+    path: str
+    is_block: bool = False
+    """Whether it is one of many that follow each other: those that are identical are captured once and copied. A
+    block's first `n_carried` arguments are its first results too; what else it gets is the same for all blocks."""
+    n_carried: int = 1
+    """How many values go from block to block."""
+
+
+def blocks_of(path: str, blocks: nn.ModuleList) -> list[Unit]:
+    """A unit for every entry of a list of blocks."""
+    return [Unit(f"{path}.{number}", is_block=True) for number in range(len(blocks))]
+
+
+def call_module(module: nn.Module, *args: Any) -> Any:
+    """The plain way to run a unit."""
+    return module(*args)
+
+
+class Model(nn.Module, Configurable):
+    """A model that can be trained: what it reads, which units it consists of, and what it computes with them."""
+
+    Config: ClassVar[Any] = ModelConfig
+    config: Any
+    hf: ClassVar[HfFamily | None] = None
+    """Its checkpoints in Hugging Face's form, where they have one."""
+
+    @property
+    def batch_spec(self) -> Mapping[str, BatchTensor]:
+        """The tensors it reads of a micro-batch: arguments of `forward`."""
+        return {"tokens": BatchTensor(), "labels": BatchTensor()}
+
+    @property
+    def normalizers(self) -> tuple[str, ...]:
+        """Counts over the whole update that `forward` divides by: int64 scalars, arguments of it."""
+        return ("targets",)
+
+    def count_normalizers(self, batch: Mapping[str, Tensor]) -> dict[str, int]:
+        """What one micro-batch, in host memory, contributes to each of them."""
+        return {"targets": int((batch["labels"] != IGNORED_LABEL).sum())}
+
+    def units(self) -> list[Unit]:
+        """The units in the order they run."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not say which units it consists of")
+
+    def forward(self, *args: Any, **inputs: Any) -> StepOutput:
+        """The loss of a micro-batch; every unit is run by `call(unit, ...)`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no forward")
+
+    def plan_parameters(self) -> dict[str, InitSpec]:
+        """How every parameter starts."""
+        return plan_init(self)
+
+    def parallel_plan(self) -> ParallelPlan:
+        """How it is sharded over tensor- and expert-parallel ranks: what its modules say."""
+        return collect_plan(self)
+
+    def flops(self, seq_len: int) -> FlopsPerToken:
+        """What a token costs."""
+        return count_model_flops(self, seq_len)
+
+    def finish_update(self, metrics: Mapping[str, Tensor]) -> None:
+        """Change what changes once an update, from the sums of its metrics over all micro-batches and ranks."""
+
+    def predict(self, *args: Any, **inputs: Any) -> Tensor:
+        """What it says about a batch without labels: for a language model, logits [batch, sequence, vocabulary]."""
+        raise ConfigError(
+            f"{type(self).__qualname__} cannot predict",
+            why="its class does not define it",
+            do="define predict(...) in the model",
+        )
+
+    def unit_modules(self) -> dict[str, nn.Module]:
+        """The units by path, in order."""
+        return {unit.path: self.get_submodule(unit.path) for unit in self.units()}
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The units that are blocks, by path, in order."""
+        return {unit.path: self.get_submodule(unit.path) for unit in self.units() if unit.is_block}
+
+
+def find_unit(name: str, units: Mapping[str, Any]) -> str:
+    """The path of the unit that a module, or a parameter, belongs to; empty where it belongs to none."""
+    path = name
+    while path and path not in units:
+        path = path.rpartition(".")[0]
+    return path
+
+
+UnitCall = Callable[..., Any]
+"""Runs a unit: `call(unit, *arguments)`."""

@@ -1,0 +1,38 @@
+"""What a run knows of a model's settings, whatever kind of model it is. Loads without torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from monograph.axes import Axis
+from monograph.config.configurable import Configurable, walk_configs
+
+
+class DividedSize(NamedTuple):
+    """Something that the ranks along an axis divide among themselves in equal parts."""
+
+    axis: Axis
+    what: str
+    """The field, or fields, that decide it."""
+    size: int
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig(Configurable.Config):
+    """The settings of a model. Parts of it say what ranks divide: `find_divided_sizes()` of a part's Config."""
+
+    def find_vocab_size(self) -> int | None:
+        """Token ids run below this; None for a model that reads no tokens."""
+        return getattr(self, "vocab_size", None)
+
+    def find_moe(self) -> Any:
+        """The settings of its experts; None when it has none."""
+        return None
+
+    def find_all_divided_sizes(self) -> Iterator[DividedSize]:
+        """What all parts divide among ranks, in the order of the config; experts that do not exist divide nothing."""
+        unused = getattr(self, "moe", None) if self.find_moe() is None else None
+        for path, part in walk_configs(self, "model"):
+            find = getattr(part, "find_divided_sizes", None)
+            if find is not None and part is not unused:
+                yield from (found._replace(what=f"{path}.{found.what}") for found in find())

@@ -1,0 +1,57 @@
+"""The parts that models are made of, for models of your own: what is named here is promised.
+
+Each part has a Config, which builds it (`AttentionConfig(...).build(residual=..., rope=...)`), and says how its
+parameters start, how it is sharded, and what it costs. docs/guides/own_model.md puts them together.
+"""
+
+from monograph.models.attention import Attention
+from monograph.models.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LossConfig,
+    MoeConfig,
+    ResidualSpec,
+    RopeConfig,
+    RouterConfig,
+    SdpaConfig,
+)
+from monograph.models.feed_forward import FeedForward
+from monograph.models.hf_map import Entry, HfFamily, NameRule, expand
+from monograph.models.init import Constant, InitSpec, Normal
+from monograph.models.latent_attention import LatentAttention
+from monograph.models.linear import Embedding, Linear
+from monograph.models.loss import ChunkedCrossEntropy
+from monograph.models.moe import Moe
+from monograph.models.norm import RMSNorm
+from monograph.models.rope import Rope
+
+__all__ = [
+    "Attention",
+    "AttentionConfig",
+    "ChunkedCrossEntropy",
+    "Constant",
+    "Embedding",
+    "Entry",
+    "ExpertsConfig",
+    "FeedForward",
+    "FeedForwardConfig",
+    "HfFamily",
+    "InitSpec",
+    "LatentAttention",
+    "LatentAttentionConfig",
+    "Linear",
+    "LossConfig",
+    "Moe",
+    "MoeConfig",
+    "NameRule",
+    "Normal",
+    "RMSNorm",
+    "ResidualSpec",
+    "Rope",
+    "RopeConfig",
+    "RouterConfig",
+    "SdpaConfig",
+    "expand",
+]

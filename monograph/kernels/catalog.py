@@ -15,6 +15,7 @@ from monograph.kernels import (
     heads,
     matmul_swiglu,
     norm,
+    random,
     rope,
     swiglu,
     wide,
@@ -23,7 +24,7 @@ from monograph.kernels.custom_op import CUSTOM_OPS, CustomOp
 
 __all__ = ["CUSTOM_OPS", "MODULES", "find_decompositions", "find_kernel_ops", "is_declared", "register_decompositions"]
 
-MODULES = (chunked_cross_entropy, expert_rows, grouped_matmul, heads, matmul_swiglu, norm, rope, swiglu, wide)
+MODULES = (chunked_cross_entropy, expert_rows, grouped_matmul, heads, matmul_swiglu, norm, random, rope, swiglu, wide)
 """The files that declare ours."""
 
 

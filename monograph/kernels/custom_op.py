@@ -109,26 +109,30 @@ def custom_op(
         prebuild: whether kernels can be built from tensors on the meta device before they run; for a `kernel` that
             launches through `monograph.kernels.launch` only.
     """
+    op = _register(schema, _make_contiguous(reference) if contiguous else reference, kernel, fake)
+    wanted = _find_gradients(op, gradients) if backward else ()
+    gradient = make_gradient(op, backward, save, save_outputs, wanted, internal) if backward else None
+    CUSTOM_OPS[op] = CustomOp(op, reference, kernel, gradient, wanted, examples, decompose, prebuild)
+    return CUSTOM_OPS[op]
+
+
+def _register(
+    schema: str,
+    reference: Callable[..., Any],
+    kernel: Callable[..., Any] | str | None,
+    fake: Callable[..., Any] | None,
+) -> Any:
+    """Tell torch about the op; the overload that it makes."""
     namespace, name = _find_names(schema)
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     library = _libraries[namespace]
     _define(library, schema.rpartition("::")[2], f"{namespace}::{name}")
-    on_cpu = _make_contiguous(reference) if contiguous else reference
-    library.impl(name, on_cpu, "CompositeExplicitAutograd" if kernel is None else "CPU")
+    library.impl(name, reference, "CompositeExplicitAutograd" if kernel is None else "CPU")
     if kernel is not None:
         library.impl(name, _make_launcher(kernel), "CUDA")
-    torch.library.register_fake(f"{namespace}::{name}", fake or on_cpu, lib=library)
-    op = getattr(getattr(torch.ops, namespace), name).default
-    wanted = _find_gradients(op, gradients) if backward is not None else ()
-    gradient = None
-    if backward is not None:
-        gradient = make_gradient(
-            op, backward, save=save, save_outputs=save_outputs, gradients=wanted, internal=internal
-        )
-    declared = CustomOp(op, reference, kernel, gradient, wanted, examples, decompose, prebuild)
-    CUSTOM_OPS[op] = declared
-    return declared
+    torch.library.register_fake(f"{namespace}::{name}", fake or reference, lib=library)
+    return getattr(getattr(torch.ops, namespace), name).default
 
 
 def _find_names(schema: str) -> tuple[str, str]:

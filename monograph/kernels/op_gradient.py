@@ -12,7 +12,6 @@ from monograph.errors import ConfigError
 def make_gradient(
     op: Any,
     backward: Callable[..., Any],
-    *,
     save: Sequence[str],
     save_outputs: Sequence[int],
     gradients: Sequence[str],
@@ -36,9 +35,9 @@ def make_gradient(
         return tuple(results[number] for number in returned) if len(returned) > 1 else results[returned[0]]
 
     def run_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = dict(zip(tensors, ctx.saved_tensors, strict=False)) | ctx.numbers
-        outputs = ctx.saved_tensors[len(tensors) :]
-        found = backward(*grads, *(inputs[name] for name in save), *outputs)
+        saved = ctx.saved_tensors  # once: activation checkpointing recomputes for every access
+        inputs = dict(zip(tensors, saved, strict=False)) | ctx.numbers
+        found = backward(*grads, *(inputs[name] for name in save), *saved[len(tensors) :])
         wanted = found if isinstance(found, tuple | list) else (found,)
         values: list[Tensor | None] = [None] * ctx.count
         for index, value in zip(places, wanted, strict=True):

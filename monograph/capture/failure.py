@@ -66,7 +66,8 @@ def refuse_random(node: Node, path: str) -> CaptureError:
     return CaptureError(
         f"{node.target} of {path or 'the model'} cannot be captured",
         why="it draws random numbers, and where the step is recomputed it would draw others",
-        do="leave it out, or train op by op: --compile.mode eager",
+        do="draw them by seed and position, with monograph.kernels.random or monograph.models.dropout; "
+        "or train op by op: --compile.mode eager",
     )
 
 

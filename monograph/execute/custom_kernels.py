@@ -20,7 +20,8 @@ from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tensor_meta import TensorMeta, meta_of
 from monograph.kernels import square_sum_on_gpu, update_on_gpu
-from monograph.kernels.catalog import CUSTOM_OPS, REFERENCES
+from monograph.kernels.catalog import find_kernel_ops
+from monograph.kernels.custom_op import CustomOp
 from monograph.kernels.launch import only_built
 
 _UNKNOWN_SIZE = 1024
@@ -50,12 +51,18 @@ class KernelCall(NamedTuple):
 
 def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCall]:
     """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
+    names = {each.op: each.name for each in find_prebuilt_ops() if not (is_compiled and each.decompose)}
     found: dict[KernelCall, None] = {}
     for node in graph.nodes:
-        if node.target in CUSTOM_OPS and not (is_compiled and node.target in REFERENCES):
+        if node.target in names:
             args: Any = torch.fx.node.map_arg(node.args, lambda each: meta_of(value_of(each)))
-            found[KernelCall(CUSTOM_OPS[node.target].name, tuple(args))] = None
+            found[KernelCall(names[node.target], tuple(args))] = None
     return list(found)
+
+
+def find_prebuilt_ops() -> list[CustomOp]:
+    """The custom ops whose kernels can be built before they run."""
+    return [each for each in find_kernel_ops() if each.prebuild]
 
 
 def find_updates(graph: StepGraph) -> list[KernelCall]:
@@ -89,8 +96,8 @@ def build_calls(calls: Iterable[KernelCall]) -> None:
 
 def find_builder(name: str) -> Callable[..., Any]:
     """What launches a kernel."""
-    for own in CUSTOM_OPS.values():
-        if own.name == name:
+    for own in find_prebuilt_ops():
+        if own.name == name and own.launcher is not None:
             return own.launcher
 
     def update(parameter: Tensor, gradient: Tensor, copy: Tensor | None) -> None:
@@ -136,12 +143,12 @@ def calls_from_data(data: Any) -> list[KernelCall]:
 
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
-    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in CUSTOM_OPS.values()}
+    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in find_prebuilt_ops()}
     wanted |= {UPDATE: ["Tensor", "Tensor", "Optional[Tensor]"], SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):
         return False
-    return all(type(arg) in _TYPES[kind] and is_sound(arg) for arg, kind in zip(args, kinds, strict=True))
+    return all(type(arg) in _TYPES.get(kind, ()) and is_sound(arg) for arg, kind in zip(args, kinds, strict=True))
 
 
 def is_sound(arg: Argument) -> bool:

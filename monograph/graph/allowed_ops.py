@@ -17,7 +17,7 @@ from monograph.errors import ConfigError
 from monograph.graph.encode import GraphFileError
 from monograph.graph.host_copy import FROM_HOST, TO_HOST, WAIT_COPY
 from monograph.graph.layer_ops import LAYER_OP_TEXTS, LAYER_OPS
-from monograph.kernels.catalog import CUSTOM_OPS
+from monograph.kernels.catalog import find_kernel_ops, is_declared
 from monograph.renamed import RENAMED_OPS, find_new_name
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -168,7 +168,7 @@ EXTRA: Mapping[str, str] = {
         for kind in ("flash", "efficient", "cudnn")
         for direction in ("", "_backward")
     },
-    **{str(op): "a custom op of kernels/catalog.py" for op in CUSTOM_OPS},
+    **{str(each.op): "a custom op of kernels/catalog.py" for each in find_kernel_ops()},
     **{str(op): "copies of offloaded activations" for op in (TO_HOST, FROM_HOST, WAIT_COPY)},
 }
 """Operator -> why it is allowed although no capture on a CPU may have it."""
@@ -182,6 +182,7 @@ _added: dict[str, Mapping[str, Sequence[str]]] = {}
 def allow_op(name: str, *, reason: str, strings: Mapping[str, Sequence[str]] | None = None) -> None:
     """Let graph files call one more operator: for a model with operators that the families here do not use.
 
+    What is declared with `custom_op` is allowed already; only its text arguments need this.
     Call it in the module of the model or recipe, which both `precompile` and `train` import. `strings` lists the values
     of the operator's text arguments. An operator that writes into an argument or draws random numbers is refused.
     """
@@ -193,7 +194,7 @@ def allow_op(name: str, *, reason: str, strings: Mapping[str, Sequence[str]] | N
         raise ConfigError(
             f"allow_op({name!r}): it writes into an argument or draws random numbers",
             why="values in a graph never change and are the same on every run",
-            do="use an operator that returns a new value",
+            do="use one that returns a new value; random numbers by seed and position are in monograph.kernels.random",
         )
     _added[name] = dict(strings or {})
 
@@ -205,7 +206,7 @@ def name_of(target: Any) -> str:
 
 def is_allowed(name: str) -> bool:
     """Whether a graph file may call this."""
-    return name in GENERATED or name in EXTRA or name in _added
+    return name in GENERATED or name in EXTRA or name in _added or is_declared(name)
 
 
 def find_target(name: Any) -> Any:

@@ -9,10 +9,8 @@ import functools
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("monograph", "DEF")
-_LIBRARY.define("to_host(Tensor value) -> Tensor")
-_LIBRARY.define("from_host(Tensor value, str device) -> Tensor")
-_LIBRARY.define("wait_copy(Tensor(a) value) -> Tensor(a)")
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 
 
 def _like(value: Tensor, device: str) -> Tensor:
@@ -26,7 +24,6 @@ def copy_stream(direction: str) -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-@torch.library.impl(_LIBRARY, "to_host", "CompositeExplicitAutograd")
 def to_host(value: Tensor) -> Tensor:
     """Start copying a value to the host. The device memory is free again once the copy and all readers are done."""
     if not value.is_cuda:
@@ -40,7 +37,6 @@ def to_host(value: Tensor) -> Tensor:
     return kept
 
 
-@torch.library.impl(_LIBRARY, "from_host", "CompositeExplicitAutograd")
 def from_host(value: Tensor, device: str) -> Tensor:
     """Start copying a value back; read the result after `wait_copy` only."""
     if device != "cuda":
@@ -55,7 +51,6 @@ def from_host(value: Tensor, device: str) -> Tensor:
     return back
 
 
-@torch.library.impl(_LIBRARY, "wait_copy", "CompositeExplicitAutograd")
 def wait_copy(value: Tensor) -> Tensor:
     """The value, once it is there."""
     if value.is_cuda:
@@ -63,21 +58,28 @@ def wait_copy(value: Tensor) -> Tensor:
     return value
 
 
-@torch.library.register_fake("monograph::to_host", lib=_LIBRARY)
-def _to_host_shape(value: Tensor) -> Tensor:
-    return _like(value, "cpu")
+def _make_example() -> Tensor:
+    return example_tensor(3, 5).t()
 
 
-@torch.library.register_fake("monograph::from_host", lib=_LIBRARY)
-def _from_host_shape(value: Tensor, device: str) -> Tensor:
-    return _like(value, device)
-
-
-@torch.library.register_fake("monograph::wait_copy", lib=_LIBRARY)
-def _wait_copy_shape(value: Tensor) -> Tensor:
-    return torch.ops.aten.alias.default(value)
-
-
-TO_HOST = torch.ops.monograph.to_host.default
-FROM_HOST = torch.ops.monograph.from_host.default
-WAIT_COPY = torch.ops.monograph.wait_copy.default
+TO_HOST = custom_op(
+    "to_host(Tensor value) -> Tensor",
+    reference=to_host,
+    fake=lambda value: _like(value, "cpu"),
+    examples=lambda: [(_make_example(),)],
+    contiguous=False,
+).op
+FROM_HOST = custom_op(
+    "from_host(Tensor value, str device) -> Tensor",
+    reference=from_host,
+    fake=_like,
+    examples=lambda: [(_make_example(), "cpu")],
+    contiguous=False,
+).op
+WAIT_COPY = custom_op(
+    "wait_copy(Tensor(a) value) -> Tensor(a)",
+    reference=wait_copy,
+    fake=lambda value: torch.ops.aten.alias.default(value),
+    examples=lambda: [(_make_example(),)],
+    contiguous=False,
+).op

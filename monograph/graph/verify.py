@@ -112,7 +112,12 @@ def check_purity(graph: StepGraph, nodes: Sequence[Node]) -> None:
                 do="use the op that returns a new value",
             )
         if is_random(node):
-            raise broken(node, "a node draws random numbers", why="a second run or a copy would draw others")
+            raise broken(
+                node,
+                "a node draws random numbers",
+                why="a second run or a copy would draw others",
+                do="draw them with monograph.kernels.random, from a seed and positions",
+            )
         for value in (*node.args, *node.kwargs.values()):
             if isinstance(value, torch.device) and (value.index is not None or value.type not in devices):
                 raise broken(

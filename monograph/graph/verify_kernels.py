@@ -140,5 +140,7 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "combine_rows": _combine_rows,
     "combine_rows_backward": _combine_rows,
     "add_wide": _same("one", "other"),
+    "random_uniform": lambda given: given["seed"] == (),
+    "dropout": lambda given: given["seed"] == () and given["value"] == given["positions"],
 }
 """Custom op -> the relation its kernel relies on."""

@@ -15,12 +15,9 @@ from monograph.compat.ops import cast
 from monograph.kernels import chunked_cross_entropy_on_gpu
 from monograph.kernels.choose import is_fused
 from monograph.kernels.cross_entropy import reference_cross_entropy
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define(
-    "chunked_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor scale, int chunk_tokens)"
-    " -> (Tensor, Tensor, Tensor)"
-)
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
+from monograph.labels import IGNORED_LABEL
 
 
 def chunked_cross_entropy(
@@ -48,22 +45,25 @@ def reference_chunked_cross_entropy(
     return total, torch.cat(grad_hidden), cast(grad_weight, weight.dtype)
 
 
-@torch.library.impl(_LIBRARY, "chunked_cross_entropy", "CPU")
-def _chunked_cross_entropy_on_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return reference_chunked_cross_entropy(*args)
+def _make_examples() -> list[tuple[Any, ...]]:
+    """An odd number of tokens, one of which does not count."""
+    labels = torch.tensor([3, 17, IGNORED_LABEL, 0, 19])
+    return [(example_tensor(5, 8), example_tensor(20, 8, seed=1), labels, torch.tensor(0.25), 2)]
 
 
-@torch.library.impl(_LIBRARY, "chunked_cross_entropy", "CUDA")
-def _chunked_cross_entropy_on_cuda(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return chunked_cross_entropy_on_gpu.chunked_cross_entropy(*args)
-
-
-@torch.library.register_fake("monograph::chunked_cross_entropy", lib=_LIBRARY)
-def _chunked_cross_entropy_shape(
+def _fake_chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = hidden.new_empty((), dtype=torch.float32)
     return total, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
 
 
-CHUNKED_CROSS_ENTROPY = torch.ops.monograph.chunked_cross_entropy.default
+CHUNKED_CROSS_ENTROPY = custom_op(
+    "chunked_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor scale, int chunk_tokens)"
+    " -> (Tensor, Tensor, Tensor)",
+    reference=reference_chunked_cross_entropy,
+    kernel=chunked_cross_entropy_on_gpu.chunked_cross_entropy,
+    fake=_fake_chunked_cross_entropy,
+    examples=_make_examples,
+    prebuild=True,
+).op

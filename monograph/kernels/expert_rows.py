@@ -14,13 +14,8 @@ from torch.autograd import Function
 from monograph.compat.ops import cast
 from monograph.kernels import expert_rows_on_gpu
 from monograph.kernels.choose import is_fused
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("sum_rows(Tensor rows, Tensor places) -> Tensor")
-_LIBRARY.define("combine_rows(Tensor rows, Tensor weights, Tensor inverse) -> Tensor")
-_LIBRARY.define(
-    "combine_rows_backward(Tensor grad, Tensor rows, Tensor weights, Tensor order, Tensor inverse) -> (Tensor, Tensor)"
-)
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 
 
 def spread_rows(x: Tensor, order: Tensor, inverse: Tensor, top_k: int, *, kernels: str = "auto") -> Tensor:
@@ -89,58 +84,37 @@ def reference_combine_rows_backward(
     return of_rows, shares[inverse].view_as(weights)
 
 
-@torch.library.impl(_LIBRARY, "sum_rows", "CPU")
-def _sum_rows_on_cpu(rows: Tensor, indices: Tensor) -> Tensor:
-    return reference_sum_rows(rows, indices).contiguous()
+def _make_examples() -> list[tuple[Tensor, ...]]:
+    """Gradient, rows, weights, order and inverse of five tokens that chose two experts each."""
+    order = torch.tensor([3, 0, 9, 5, 1, 7, 2, 8, 6, 4])
+    rows = example_tensor(10, 6, seed=1)
+    return [(example_tensor(5, 6), rows, example_tensor(5, 2, seed=2), order, order.argsort())]
 
 
-@torch.library.impl(_LIBRARY, "combine_rows", "CPU")
-def _combine_rows_on_cpu(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
-    return reference_combine_rows(rows, weights, inverse).contiguous()
-
-
-@torch.library.impl(_LIBRARY, "combine_rows_backward", "CPU")
-def _combine_rows_backward_on_cpu(
-    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    of_rows, of_weights = reference_combine_rows_backward(grad, rows, weights, order, inverse)
-    return of_rows.contiguous(), of_weights.contiguous()
-
-
-@torch.library.impl(_LIBRARY, "sum_rows", "CUDA")
-def _sum_rows_on_cuda(rows: Tensor, indices: Tensor) -> Tensor:
-    return expert_rows_on_gpu.sum_rows(rows, indices)
-
-
-@torch.library.impl(_LIBRARY, "combine_rows", "CUDA")
-def _combine_rows_on_cuda(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
-    return expert_rows_on_gpu.combine_rows(rows, weights, inverse)
-
-
-@torch.library.impl(_LIBRARY, "combine_rows_backward", "CUDA")
-def _combine_rows_backward_on_cuda(
-    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    return expert_rows_on_gpu.combine_rows_backward(grad, rows, weights, order, inverse)
-
-
-@torch.library.register_fake("monograph::sum_rows", lib=_LIBRARY)
-def _sum_rows_shape(rows: Tensor, indices: Tensor) -> Tensor:
-    return rows.new_empty(indices.shape[0], rows.shape[1])
-
-
-@torch.library.register_fake("monograph::combine_rows", lib=_LIBRARY)
-def _combine_rows_shape(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
-    return rows.new_empty(weights.shape[0], rows.shape[1])
-
-
-@torch.library.register_fake("monograph::combine_rows_backward", lib=_LIBRARY)
-def _combine_rows_backward_shape(
-    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
-
-
-SUM_ROWS = torch.ops.monograph.sum_rows.default
-COMBINE_ROWS = torch.ops.monograph.combine_rows.default
-COMBINE_ROWS_BACKWARD = torch.ops.monograph.combine_rows_backward.default
+SUM_ROWS = custom_op(
+    "sum_rows(Tensor rows, Tensor places) -> Tensor",
+    reference=reference_sum_rows,
+    kernel=expert_rows_on_gpu.sum_rows,
+    fake=lambda rows, indices: rows.new_empty(indices.shape[0], rows.shape[1]),
+    examples=lambda: [(rows, inverse.unflatten(0, (-1, 2))) for _, rows, _, _, inverse in _make_examples()],
+    decompose=True,
+    prebuild=True,
+).op
+COMBINE_ROWS = custom_op(
+    "combine_rows(Tensor rows, Tensor weights, Tensor inverse) -> Tensor",
+    reference=reference_combine_rows,
+    kernel=expert_rows_on_gpu.combine_rows,
+    fake=lambda rows, weights, inverse: rows.new_empty(weights.shape[0], rows.shape[1]),
+    examples=lambda: [(rows, weights, inverse) for _, rows, weights, _, inverse in _make_examples()],
+    decompose=True,
+    prebuild=True,
+).op
+COMBINE_ROWS_BACKWARD = custom_op(
+    "combine_rows_backward(Tensor grad, Tensor rows, Tensor weights, Tensor order, Tensor inverse) -> (Tensor, Tensor)",
+    reference=reference_combine_rows_backward,
+    kernel=expert_rows_on_gpu.combine_rows_backward,
+    fake=lambda grad, rows, weights, order, inverse: (rows.new_empty(rows.shape), weights.new_empty(weights.shape)),
+    examples=_make_examples,
+    decompose=True,
+    prebuild=True,
+).op

@@ -6,36 +6,12 @@ depend on the routing. On a GPU it synchronizes with the host.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("grouped_matmul(Tensor rows, Tensor weights, Tensor ends) -> Tensor")
-_LIBRARY.define("grouped_matmul_weight_grad(Tensor grad, Tensor rows, Tensor ends) -> Tensor")
-
-
-def grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Each expert's rows [rows, in] times its weights [experts, in, out]; `ends` says where each expert's rows end."""
-    return GroupedMatmul.apply(rows, weights, ends)
-
-
-class GroupedMatmul(Function):
-    """Gradients are two more loops over the experts."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weights, ends)
-        return GROUPED_MATMUL(rows, weights, ends)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        rows, weights, ends = ctx.saved_tensors
-        of_rows = GROUPED_MATMUL(grad, weights.transpose(1, 2), ends)
-        # Stored weights are [experts, out, in], and transposed on the way here: their gradient is laid out like them.
-        return of_rows, GROUPED_MATMUL_WEIGHT_GRAD(grad, rows, ends).transpose(1, 2), None
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 
 
 def find_parts(ends: Tensor, count: int) -> Iterator[tuple[int, slice]]:
@@ -52,33 +28,50 @@ def find_parts(ends: Tensor, count: int) -> Iterator[tuple[int, slice]]:
         start = end
 
 
-@torch.library.impl(_LIBRARY, "grouped_matmul", "CompositeExplicitAutograd")
-def _grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def reference_grouped_matmul(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """One matmul per expert that has rows."""
     found = rows.new_empty(rows.shape[0], weights.shape[2])
     for expert, part in find_parts(ends, rows.shape[0]):
         torch.mm(rows[part], weights[expert], out=found[part])
     return found
 
 
-@torch.library.impl(_LIBRARY, "grouped_matmul_weight_grad", "CompositeExplicitAutograd")
-def _grouped_matmul_weight_grad(grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+def reference_grouped_matmul_weight_grad(grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    """The weights' gradient, [experts, out, in]; zero for an expert without rows."""
     found = rows.new_zeros(ends.shape[0], grad.shape[1], rows.shape[1])
     for expert, part in find_parts(ends, rows.shape[0]):
         torch.mm(grad[part].t(), rows[part], out=found[expert])
     return found
 
 
-@torch.library.register_fake("monograph::grouped_matmul", lib=_LIBRARY)
-def _grouped_matmul_shape(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[0], weights.shape[2])
+def grouped_matmul_backward(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Two more loops over the experts."""
+    of_rows = GROUPED_MATMUL(grad, weights.transpose(1, 2), ends)
+    # Stored weights are [experts, out, in], and transposed on the way here: their gradient is laid out like them.
+    return of_rows, GROUPED_MATMUL_WEIGHT_GRAD(grad, rows, ends).transpose(1, 2)
 
 
-@torch.library.register_fake("monograph::grouped_matmul_weight_grad", lib=_LIBRARY)
-def _grouped_matmul_weight_grad_shape(grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
-    return rows.new_empty(ends.shape[0], grad.shape[1], rows.shape[1])
+def _make_examples() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The second of three experts has no rows."""
+    return [(example_tensor(5, 4), example_tensor(3, 4, 6, seed=1), torch.tensor([2, 2, 5]))]
 
 
-GROUPED_MATMUL = torch.ops.monograph.grouped_matmul.default
-GROUPED_MATMUL_WEIGHT_GRAD = torch.ops.monograph.grouped_matmul_weight_grad.default
+GROUPED_MATMUL_WEIGHT_GRAD = custom_op(
+    "grouped_matmul_weight_grad(Tensor grad, Tensor rows, Tensor ends) -> Tensor",
+    reference=reference_grouped_matmul_weight_grad,
+    fake=lambda grad, rows, ends: rows.new_empty(ends.shape[0], grad.shape[1], rows.shape[1]),
+    examples=lambda: [(example_tensor(5, 6, seed=2), rows, ends) for rows, _, ends in _make_examples()],
+).op
+grouped_matmul = custom_op(
+    "grouped_matmul(Tensor rows, Tensor weights, Tensor ends) -> Tensor",
+    reference=reference_grouped_matmul,
+    fake=lambda rows, weights, ends: rows.new_empty(rows.shape[0], weights.shape[2]),
+    backward=grouped_matmul_backward,
+    save=("rows", "weights", "ends"),
+    gradients=("rows", "weights"),
+    examples=_make_examples,
+)
+"""Each expert's rows [rows, in] times its weights [experts, in, out]; `ends` says where each expert's rows end."""
+GROUPED_MATMUL = grouped_matmul.op
 READS_HOST = (GROUPED_MATMUL, GROUPED_MATMUL_WEIGHT_GRAD)
 """Ops that wait for the device, to read sizes."""

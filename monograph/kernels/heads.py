@@ -12,13 +12,9 @@ from torch.autograd import Function
 
 from monograph.kernels import heads_on_gpu
 from monograph.kernels.choose import is_fused
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 from monograph.kernels.rope import Rotation, apply_rope, reference_rope
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("join_heads(Tensor own, Tensor tail, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor")
-_LIBRARY.define(
-    "split_heads(Tensor grad_keys, Tensor grad_values, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)"
-)
 
 
 def rope_tail(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
@@ -99,40 +95,7 @@ def reference_split_heads(
     return torch.cat((own, grad_values), dim=-1), shared
 
 
-@torch.library.impl(_LIBRARY, "join_heads", "CPU")
-def _join_heads_on_cpu(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return reference_join_heads(own, tail, cos, sin, interleaved, inverse).contiguous()
-
-
-@torch.library.impl(_LIBRARY, "split_heads", "CPU")
-def _split_heads_on_cpu(
-    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-) -> tuple[Tensor, Tensor]:
-    of_kv, of_shared = reference_split_heads(grad_keys, grad_values, cos, sin, interleaved)
-    return of_kv.contiguous(), of_shared.contiguous()
-
-
-@torch.library.impl(_LIBRARY, "join_heads", "CUDA")
-def _join_heads_on_cuda(
-    own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
-) -> Tensor:
-    return heads_on_gpu.join_heads(own, tail, cos, sin, interleaved, inverse)
-
-
-@torch.library.impl(_LIBRARY, "split_heads", "CUDA")
-def _split_heads_on_cuda(
-    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-) -> tuple[Tensor, Tensor]:
-    return heads_on_gpu.split_heads(grad_keys, grad_values, cos, sin, interleaved)
-
-
-@torch.library.register_fake("monograph::join_heads", lib=_LIBRARY)
-def _join_heads_shape(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return own.new_empty((*own.shape[:-1], own.shape[-1] + tail.shape[-1]))
-
-
-@torch.library.register_fake("monograph::split_heads", lib=_LIBRARY)
-def _split_heads_shape(
+def _fake_split_heads(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     batch, seq_len, heads, dim = grad_keys.shape
@@ -141,5 +104,33 @@ def _split_heads_shape(
     return of_kv, grad_keys.new_empty(batch, seq_len, 1, rope)
 
 
-JOIN_HEADS = torch.ops.monograph.join_heads.default
-SPLIT_HEADS = torch.ops.monograph.split_heads.default
+def _make_examples() -> list[tuple[Any, ...]]:
+    """Heads with a tail that all of them share, then with one each."""
+    cos, sin = example_tensor(2, 1, 5, 1, 4, seed=1).unbind()
+    own = example_tensor(2, 5, 3, 10)[..., :6]
+    return [(own, example_tensor(2, 5, heads, 8, seed=2), cos, sin, heads == 1, heads > 1) for heads in (1, 3)]
+
+
+def _make_split_examples() -> list[tuple[Any, ...]]:
+    keys, values = example_tensor(2, 5, 3, 14, seed=3), example_tensor(2, 5, 3, 4, seed=4)
+    return [(keys, values, cos, sin, interleaved) for _, _, cos, sin, interleaved, _ in _make_examples()]
+
+
+JOIN_HEADS = custom_op(
+    "join_heads(Tensor own, Tensor tail, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor",
+    reference=reference_join_heads,
+    kernel=heads_on_gpu.join_heads,
+    fake=lambda own, tail, *_: own.new_empty((*own.shape[:-1], own.shape[-1] + tail.shape[-1])),
+    examples=_make_examples,
+    decompose=True,
+    prebuild=True,
+).op
+SPLIT_HEADS = custom_op(
+    "split_heads(Tensor grad_keys, Tensor grad_values, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)",
+    reference=reference_split_heads,
+    kernel=heads_on_gpu.split_heads,
+    fake=_fake_split_heads,
+    examples=_make_split_examples,
+    decompose=True,
+    prebuild=True,
+).op

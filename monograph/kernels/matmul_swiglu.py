@@ -5,15 +5,12 @@ works on the matmul's result in registers and costs no time of its own. Elsewher
 ops would.
 """
 
-import torch
 from torch import Tensor
 
 from monograph.kernels import matmul_swiglu_on_gpu
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 from monograph.kernels.swiglu import reference_swiglu, reference_swiglu_backward_packed_recompute
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("matmul_swiglu(Tensor x, Tensor weight) -> (Tensor, Tensor)")
-_LIBRARY.define("matmul_swiglu_backward(Tensor grad, Tensor weight, Tensor x, Tensor up) -> (Tensor, Tensor)")
 
 
 def reference_matmul_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,39 +24,36 @@ def reference_matmul_swiglu_backward(grad: Tensor, weight: Tensor, x: Tensor, up
     return reference_swiglu_backward_packed_recompute(grad @ weight, x.flatten(0, -2), up.flatten(0, -2))
 
 
-@torch.library.impl(_LIBRARY, "matmul_swiglu", "CPU")
-def _matmul_swiglu_on_cpu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    both, gated = reference_matmul_swiglu(x, weight)
-    return both, gated.contiguous()
-
-
-@torch.library.impl(_LIBRARY, "matmul_swiglu_backward", "CPU")
-def _matmul_swiglu_backward_on_cpu(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    of_both, gated = reference_matmul_swiglu_backward(grad, weight, x, up)
-    return of_both.contiguous(), gated.contiguous()
-
-
-@torch.library.impl(_LIBRARY, "matmul_swiglu", "CUDA")
-def _matmul_swiglu_on_cuda(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    return matmul_swiglu_on_gpu.matmul_swiglu(x, weight)
-
-
-@torch.library.impl(_LIBRARY, "matmul_swiglu_backward", "CUDA")
-def _matmul_swiglu_backward_on_cuda(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return matmul_swiglu_on_gpu.matmul_swiglu_backward(grad, weight, x, up)
-
-
-@torch.library.register_fake("monograph::matmul_swiglu", lib=_LIBRARY)
-def _matmul_swiglu_shape(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_matmul_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape[0], weight.shape[0]
     return x.new_empty((rows, columns)), x.new_empty((rows, columns // 2))
 
 
-@torch.library.register_fake("monograph::matmul_swiglu_backward", lib=_LIBRARY)
-def _matmul_swiglu_backward_shape(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_matmul_swiglu_backward(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = grad.shape[0], weight.shape[1]
     return x.new_empty((rows, 2 * columns)), x.new_empty((rows, columns))
 
 
-MATMUL_SWIGLU = torch.ops.monograph.matmul_swiglu.default
-MATMUL_SWIGLU_BACKWARD = torch.ops.monograph.matmul_swiglu_backward.default
+def _make_backward_examples() -> list[tuple[Tensor, ...]]:
+    x, up = example_tensor(2, 6, 32).chunk(2, -1)
+    return [(example_tensor(12, 8, seed=1), example_tensor(8, 16, seed=2), x, up)]
+
+
+MATMUL_SWIGLU = custom_op(
+    "matmul_swiglu(Tensor x, Tensor weight) -> (Tensor, Tensor)",
+    reference=reference_matmul_swiglu,
+    kernel=matmul_swiglu_on_gpu.matmul_swiglu,
+    fake=_fake_matmul_swiglu,
+    examples=lambda: [(example_tensor(12, 8), example_tensor(32, 8, seed=1))],
+    decompose=True,
+    prebuild=True,
+).op
+MATMUL_SWIGLU_BACKWARD = custom_op(
+    "matmul_swiglu_backward(Tensor grad, Tensor weight, Tensor x, Tensor up) -> (Tensor, Tensor)",
+    reference=reference_matmul_swiglu_backward,
+    kernel=matmul_swiglu_on_gpu.matmul_swiglu_backward,
+    fake=_fake_matmul_swiglu_backward,
+    examples=_make_backward_examples,
+    decompose=True,
+    prebuild=True,
+).op

@@ -14,12 +14,8 @@ from torch.autograd import Function
 from monograph.compat.ops import cast
 from monograph.kernels import rope_on_gpu
 from monograph.kernels.choose import is_fused
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor")
-_LIBRARY.define(
-    "rope_packed(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor"
-)
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, fp32 [batch or 1, sequence, 1, pairs], for RoPE."""
@@ -28,25 +24,27 @@ Rotation = tuple[Tensor, Tensor]
 def apply_rope(x: Tensor, rotation: Rotation, *, interleaved: bool, kernels: str = "auto") -> Tensor:
     """Rotate the pairs of channels of x [batch, sequence, heads, dim]; computed in fp32, returned in x's dtype."""
     cos, sin = rotation
-    return ApplyRope.apply(x, cos, sin, interleaved, is_fused(kernels, x))
+    if is_fused(kernels, x):
+        return fused_rope(x, cos, sin, interleaved, False)
+    return ApplyRope.apply(x, cos, sin, interleaved)
 
 
 class ApplyRope(Function):
-    """A rotation, whose backward is the rotation the other way.
+    """A rotation in torch's ops, whose backward is the rotation the other way.
 
     A Function because autograd would go back op by op: over twice the memory, and remembering both halves in fp32.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, fused: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.interleaved, ctx.fused = interleaved, fused
-        return (ROPE if fused else reference_rope)(x, cos, sin, interleaved, False)
+        ctx.interleaved = interleaved
+        return reference_rope(x, cos, sin, interleaved, False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return (ROPE if ctx.fused else reference_rope)(grad, cos, sin, ctx.interleaved, True), None, None, None, None
+        return reference_rope(grad, cos, sin, ctx.interleaved, True), None, None, None
 
 
 def reference_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
@@ -70,37 +68,42 @@ def reference_rope_packed(
     return torch.cat([x.flatten(2) for x in (*turned, v)], dim=-1)
 
 
-@torch.library.impl(_LIBRARY, "rope", "CPU")
-def _rope_on_cpu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return reference_rope(x, cos, sin, interleaved, inverse).contiguous()
+def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
+    """The rotation the other way."""
+    return fused_rope.op(grad, cos, sin, interleaved, not inverse)
 
 
-@torch.library.impl(_LIBRARY, "rope", "CUDA")
-def _rope_on_cuda(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return rope_on_gpu.rope(x, cos, sin, interleaved, inverse)
+def _make_examples() -> list[tuple[Any, ...]]:
+    """Heads that are a part of wider ones, with pairs of channels side by side and half of the channels apart."""
+    heads = example_tensor(2, 5, 3, 12)[..., 4:]
+    cos, sin = example_tensor(2, 1, 5, 1, 4, seed=1).unbind()
+    return [(heads, cos, sin, interleaved, inverse) for interleaved, inverse in ((True, False), (False, True))]
 
 
-@torch.library.register_fake("monograph::rope", lib=_LIBRARY)
-def _rope_shape(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
-    return x.new_empty(x.shape)
+def _make_packed_examples() -> list[tuple[Any, ...]]:
+    values = example_tensor(2, 5, 2, 6, seed=2)
+    return [(q, q[:, :, 1:2], values, *others) for q, *others in _make_examples()]
 
 
-@torch.library.impl(_LIBRARY, "rope_packed", "CPU")
-def _rope_packed_on_cpu(*args: Any) -> Tensor:
-    return reference_rope_packed(*args).contiguous()
-
-
-@torch.library.impl(_LIBRARY, "rope_packed", "CUDA")
-def _rope_packed_on_cuda(*args: Any) -> Tensor:
-    return rope_on_gpu.rope_packed(*args)
-
-
-@torch.library.register_fake("monograph::rope_packed", lib=_LIBRARY)
-def _rope_packed_shape(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
-) -> Tensor:
-    return q.new_empty((*q.shape[:2], sum(x.shape[2] * x.shape[3] for x in (q, k, v))))
-
-
-ROPE = torch.ops.monograph.rope.default
-ROPE_PACKED = torch.ops.monograph.rope_packed.default
+fused_rope = custom_op(
+    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor",
+    reference=reference_rope,
+    kernel=rope_on_gpu.rope,
+    fake=lambda x, cos, sin, interleaved, inverse: x.new_empty(x.shape),
+    backward=rope_backward,
+    save=("cos", "sin", "interleaved", "inverse"),
+    gradients=("x",),
+    examples=_make_examples,
+    decompose=True,
+    prebuild=True,
+)
+ROPE = fused_rope.op
+ROPE_PACKED = custom_op(
+    "rope_packed(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor",
+    reference=reference_rope_packed,
+    kernel=rope_on_gpu.rope_packed,
+    fake=lambda q, k, v, *_: q.new_empty((*q.shape[:2], sum(x.shape[2] * x.shape[3] for x in (q, k, v)))),
+    examples=_make_packed_examples,
+    decompose=True,
+    prebuild=True,
+).op

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from monograph.kernels import wide_on_gpu
-
-_LIBRARY = torch.library.Library("monograph", "FRAGMENT")
-_LIBRARY.define("add_wide(Tensor one, Tensor other) -> Tensor")
+from monograph.kernels.custom_op import custom_op
+from monograph.kernels.example_tensors import example_tensor
 
 
 def reference_add_wide(one: Tensor, other: Tensor) -> Tensor:
@@ -18,19 +17,12 @@ def reference_add_wide(one: Tensor, other: Tensor) -> Tensor:
     return one.float() + other.float()
 
 
-@torch.library.impl(_LIBRARY, "add_wide", "CPU")
-def _add_wide_on_cpu(one: Tensor, other: Tensor) -> Tensor:
-    return reference_add_wide(one, other).contiguous()
-
-
-@torch.library.impl(_LIBRARY, "add_wide", "CUDA")
-def _add_wide_on_cuda(one: Tensor, other: Tensor) -> Tensor:
-    return wide_on_gpu.add_wide(one, other)
-
-
-@torch.library.register_fake("monograph::add_wide", lib=_LIBRARY)
-def _add_wide_shape(one: Tensor, other: Tensor) -> Tensor:
-    return one.new_empty(one.shape, dtype=torch.float32)
-
-
-ADD_WIDE = torch.ops.monograph.add_wide.default
+ADD_WIDE = custom_op(
+    "add_wide(Tensor one, Tensor other) -> Tensor",
+    reference=reference_add_wide,
+    kernel=wide_on_gpu.add_wide,
+    fake=lambda one, other: one.new_empty(one.shape, dtype=torch.float32),
+    examples=lambda: [(example_tensor(30, 7, dtype=torch.bfloat16), example_tensor(30, 7, seed=1))],
+    decompose=True,
+    prebuild=True,
+).op

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from monograph.kernels.counter_random import FIRST, SECOND, STEP, signed
+
 CUT = 3.0
 """No value lies further than this many standard deviations from zero."""
 AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 22}
 """Values drawn by one round of ops: on a CPU what its caches hold, on a GPU enough to keep it busy."""
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""SplitMix64: the distance of neighbours, and the factors of the two rounds."""
 _ABOVE = (
     0.4987385869026184,
     3.5555200576782227,
@@ -36,7 +36,7 @@ so that nothing cancels."""
 def keys_of(seed: int, name: str) -> tuple[int, int]:
     """Where a parameter's places begin among the 64-bit numbers, and what tells it from one that begins nearby."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return _signed(int.from_bytes(digest[:8], "big")), _signed(int.from_bytes(digest[8:16], "big"))
+    return signed(int.from_bytes(digest[:8], "big")), signed(int.from_bytes(digest[8:16], "big"))
 
 
 @torch.no_grad()
@@ -44,26 +44,26 @@ def draw(target: Tensor, seed: int, name: str, *, width: int, std: float, row: i
     """Fill `target`: rows and columns, from these on, of a parameter whose rows have this width."""
     device, (height, columns) = target.device, target.shape
     begin, twist = keys_of(seed, name)
-    across = torch.arange(column, column + columns, device=device) * _signed(_STEP) + begin
+    across = torch.arange(column, column + columns, device=device) * signed(STEP) + begin
     rows = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // max(1, columns))
     for first in range(0, height, rows):
         last = min(height, first + rows)
-        down = torch.arange(row + first, row + last, device=device) * _signed(width * _STEP)
+        down = torch.arange(row + first, row + last, device=device) * signed(width * STEP)
         target[first:last] = to_normal(to_fractions(down.unsqueeze(1) + across, twist)).mul_(std)
 
 
 def to_fractions(indices: Tensor, twist: int) -> Tensor:
     """64-bit numbers, which are written over, as odd multiples of 2**-24 between -1 and 1, in fp32."""
-    _mix(indices, 30, _FIRST)
+    _mix(indices, 30, FIRST)
     indices ^= twist
-    _mix(indices, 27, _SECOND)
+    _mix(indices, 27, SECOND)
     return (indices >> 39).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
 
 
 def _mix(indices: Tensor, shift: int, factor: int) -> None:
     """One round, in place; the sign is a bit like any other."""
     indices ^= (indices >> shift).bitwise_and_((1 << (64 - shift)) - 1)
-    indices *= _signed(factor)
+    indices *= signed(factor)
 
 
 def to_normal(fractions: Tensor) -> Tensor:
@@ -78,9 +78,3 @@ def _evaluate(coefficients: Sequence[float], x: Tensor) -> Tensor:
     for each in others:
         result.mul_(x).add_(each)
     return result
-
-
-def _signed(number: int) -> int:
-    """The 64 lowest bits as torch's integers hold them, which wrap around."""
-    low = number & ((1 << 64) - 1)
-    return low - (1 << 64) if low >> 63 else low

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from monograph.kernels.counter_random import signed
 from monograph.models import random_normal as module
 from monograph.models.random_normal import CUT, draw, to_fractions, to_normal
 
@@ -32,7 +33,7 @@ def mixed_by_hand(index, seed, name):
 def test_fractions_are_those_of_the_mixing_done_by_hand():
     begin, twist = module.keys_of(5, "w")
     indices = [0, 1, 2, 77, 2**31 - 1, 2**32, 10**12]
-    step = module._signed(0x9E3779B97F4A7C15)
+    step = signed(0x9E3779B97F4A7C15)
     found = to_fractions(torch.tensor(indices) * step + begin, twist)
     assert (found * 2**24).tolist() == [mixed_by_hand(index, 5, "w") for index in indices]
 

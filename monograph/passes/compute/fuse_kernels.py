@@ -4,7 +4,7 @@ from monograph.compat.ops import ATEN
 from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from monograph.kernels.catalog import CUSTOM_OPS
+from monograph.kernels.catalog import find_kernel_ops
 from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.swiglu import SWIGLU_BACKWARD
 from monograph.passes.base import Pass
@@ -31,7 +31,8 @@ class FuseKernels(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        if not any(node.target in CUSTOM_OPS for node in graph.nodes):
+        fusible = {each.op for each in find_kernel_ops()}
+        if not any(node.target in fusible for node in graph.nodes):
             return "no custom ops"
         stages = (
             (fuse_recompute, (NORM_BACKWARD, SWIGLU_BACKWARD)),

@@ -1,0 +1,101 @@
+"""Random numbers by seed and position, and dropout with them, in one pass over memory: in Triton.
+
+Every step is the one of the reference on 64-bit integers, so the bits are those of a CPU.
+"""
+
+import torch
+from torch import Tensor
+
+from monograph.compat.triton import HAS_TRITON, tl, triton
+from monograph.kernels.counter_random import (
+    FIRST,
+    SECOND,
+    STEP,
+    reference_dropout,
+    reference_random_uniform,
+    signed,
+)
+from monograph.kernels.launch import launch
+
+_NUMBERS = 1024
+"""Elements per program."""
+_FACTORS = {"step": signed(STEP), "first": signed(FIRST), "second": signed(SECOND)}
+
+
+@triton.jit
+def mix_bits(bits, shift: tl.constexpr, mask: tl.constexpr, factor: tl.constexpr):
+    return (bits ^ ((bits >> shift) & mask)) * factor
+
+
+@triton.jit
+def draw(seed, positions, stream, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+    begin = mix_bits(mix_bits(tl.load(seed) * step + stream, 30, 0x3FFFFFFFF, first), 27, 0x1FFFFFFFFF, second)
+    twist = mix_bits(begin ^ stream, 30, 0x3FFFFFFFF, second)
+    bits = mix_bits(positions * step + begin, 30, 0x3FFFFFFFF, first) ^ twist
+    bits = (mix_bits(bits, 27, 0x1FFFFFFFFF, second) >> 40) & 0xFFFFFF
+    return bits.to(tl.float32) * 5.9604644775390625e-08  # 2**-24
+
+
+@triton.jit
+def uniform_kernel(
+    seed,
+    positions,
+    out,
+    stream,
+    count,
+    step: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    block: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_in = index < count
+    number = draw(seed, tl.load(positions + index, is_in, 0), stream, step, first, second)
+    tl.store(out + index, number, is_in)
+
+
+@triton.jit
+def dropout_kernel(
+    value,
+    seed,
+    positions,
+    out,
+    stream,
+    probability,
+    scale,
+    count,
+    step: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    block: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_in = index < count
+    number = draw(seed, tl.load(positions + index, is_in, 0), stream, step, first, second)
+    x = tl.load(value + index, is_in, 0.0).to(tl.float32)
+    tl.store(out + index, tl.where(number >= probability, x * scale, 0.0).to(out.dtype.element_ty), is_in)
+
+
+def random_uniform(seed: Tensor, positions: Tensor, stream: int) -> Tensor:
+    """Numbers in [0, 1), in fp32."""
+    if not HAS_TRITON:
+        return reference_random_uniform(seed, positions, stream).contiguous()
+    out = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
+    count = out.numel()
+    if count:
+        grid = (triton.cdiv(count, _NUMBERS),)
+        launch(uniform_kernel, grid, seed, positions.contiguous(), out, stream, count, block=_NUMBERS, **_FACTORS)
+    return out
+
+
+def dropout(value: Tensor, seed: Tensor, positions: Tensor, probability: float, stream: int) -> Tensor:
+    """The values that stay, scaled, and zeros."""
+    if not HAS_TRITON or value.dtype == torch.float64:
+        return reference_dropout(value, seed, positions, probability, stream).contiguous()
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    count, scale = out.numel(), 1.0 / (1.0 - probability)
+    if count:
+        grid = (triton.cdiv(count, _NUMBERS),)
+        tensors = (value.contiguous(), seed, positions.contiguous(), out)
+        launch(dropout_kernel, grid, *tensors, stream, probability, scale, count, block=_NUMBERS, **_FACTORS)
+    return out

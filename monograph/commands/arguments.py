@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
+from monograph.passes.config import PassesConfig, split_names
 from monograph.train.data.config import TokenizerConfig
 
 BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
@@ -163,6 +164,21 @@ class PassesArguments(Configurable.Config):
 
     markdown: bool = False
     """Print the page docs/passes.md."""
+    passes: PassesConfig = field(default_factory=PassesConfig)
+    """Which passes there are: --passes.extra package.module:Class lists yours among ours."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckPassArguments(Configurable.Config):
+    """`monograph check-pass`."""
+
+    reference: str = ""
+    """The pass, as package.module:Class."""
+    model: tuple[str, ...] = ()
+    """Recipes to try it on, with few layers and short sequences; empty takes three debug models."""
+
+    def __post_init__(self) -> None:
+        self.model = split_names(self.model)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from monograph.commands.arguments import CheckPassArguments
+from monograph.config.references import import_reference
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
 from monograph.execute.artifact.folder import check_target
 from monograph.execute.artifact.keys import read_key
+from monograph.passes.extra import is_pass, refuse_other
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 
@@ -60,3 +63,10 @@ def check_bench(config: TrainerConfig, *, balanced_routing: bool, **_: Any) -> N
     """bench: routing can be balanced only where there is a router."""
     if balanced_routing and getattr(config.model, "moe", None) is None:
         raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
+
+
+def check_pass_arguments(arguments: CheckPassArguments) -> None:
+    """check-pass: the name can be imported and is a pass; what it declares is part of the report."""
+    kind = import_reference(arguments.reference)
+    if not is_pass(kind):
+        raise refuse_other(kind)

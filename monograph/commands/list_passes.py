@@ -10,21 +10,22 @@ from monograph.config.docs import find_field_docs, find_summary
 from monograph.config.text import format_value
 from monograph.passes.base import Pass
 from monograph.passes.config import PassesConfig
-from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes
 
 
 def list_passes(arguments: PassesArguments) -> int:
     """The passes in the order they run."""
-    passes = build_passes(PassesConfig())
+    config = arguments.passes
+    passes = build_passes(config)
     if arguments.markdown:
-        print_plain(make_markdown(passes).rstrip())
+        print_plain(make_markdown(passes, config).rstrip())
         return 0
     print_title("Passes", "in the order they run, with what happens to the numbers, and their options")
-    rows = [row for each in passes for row in make_rows(each)]
+    rows = [row for each in passes for row in make_rows(each, config)]
     print_rows(rows, ("bold cyan", "green", "none"))
     print_plain("\nLeave some out: monograph train RECIPE --passes.off bucket_collectives")
     print_plain("Add others:     monograph train RECIPE --passes.on merge_matmuls")
+    print_plain("Your own:       monograph train RECIPE --passes.extra package.module:Class")
     print_plain("See their work: monograph inspect RECIPE --out DIR")
     return 0
 
@@ -34,10 +35,12 @@ def name_numerics(each: Pass) -> str:
     return "bitwise" if each.bitwise else "within rounding"
 
 
-def make_rows(each: Pass) -> Iterator[tuple[str, str, str]]:
+def make_rows(each: Pass, config: PassesConfig) -> Iterator[tuple[str, str, str]]:
     """What a pass does, what it requires of earlier ones and provides for later ones, and its options."""
     yield each.name(), name_numerics(each), find_summary(type(each))
-    if when := describe_default(each.name()):
+    if config.order[each.name()].loaded:
+        yield "", "extra", config.order[each.name()].reference
+    if when := describe_default(each.name(), config):
         yield "", "off by default", when
     for word, which in (("requires", each.requires), ("provides", each.provides)):
         if which:
@@ -47,9 +50,8 @@ def make_rows(each: Pass) -> Iterator[tuple[str, str, str]]:
         yield "", f"{field.name} = {format_value(getattr(each.Config(), field.name))}", docs[field.name]
 
 
-def describe_default(name: str) -> str:
+def describe_default(name: str, config: PassesConfig) -> str:
     """What makes a pass run that does not run by default; empty for the others."""
-    config = PassesConfig()
     switches = {
         "fast": f"runs with --compile.numerics fast, or {config.explain_on(name)}",
         "off": config.explain_on(name),
@@ -57,12 +59,12 @@ def describe_default(name: str) -> str:
     return switches.get(config.order[name].default, "")
 
 
-def make_markdown(passes: list[Pass]) -> str:
+def make_markdown(passes: list[Pass], config: PassesConfig) -> str:
     """The page on the passes: a table of all, then each in its own words."""
-    return "\n".join(_make_lines(passes)) + "\n"
+    return "\n".join(_make_lines(passes, config)) + "\n"
 
 
-def _make_lines(passes: list[Pass]) -> Iterator[str]:
+def _make_lines(passes: list[Pass], config: PassesConfig) -> Iterator[str]:
     yield "# Passes"
     yield ""
     yield "What graph mode does to the captured step, in this order; printed by `monograph passes --markdown`."
@@ -73,23 +75,23 @@ def _make_lines(passes: list[Pass]) -> Iterator[str]:
     for each in passes:
         requires, provides = (", ".join(has.value for has in which) for which in (each.requires, each.provides))
         link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
-        runs = {"on": "", "fast": "with numerics fast", "off": "when asked for"}[ORDER[each.name()].default]
+        runs = {"on": "", "fast": "with numerics fast", "off": "when asked for"}[config.order[each.name()].default]
         yield f"| {link} | {name_numerics(each)} | {runs} | {requires} | {provides} | {summary} |"
     yield ""
     yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`. One that is off by"
     yield "default is switched on by name, `--passes.on merge_matmuls`, or by the option that says what it should do."
     yield "Lists take spaces or commas."
     for each in passes:
-        yield from _describe(each)
+        yield from _describe(each, config)
 
 
-def _describe(each: Pass) -> Iterator[str]:
+def _describe(each: Pass, config: PassesConfig) -> Iterator[str]:
     yield from ("", f"## {each.name()}", "")
     lines = inspect.cleandoc(type(each).__doc__ or "").splitlines()
     yield lines[0]
     if lines[2:]:
         yield from ("", "```", *lines[2:], "```")
-    if when := describe_default(each.name()):
+    if when := describe_default(each.name(), config):
         yield from ("", f"Off by default: {when}.")
     docs = find_field_docs(each.Config)
     if docs:

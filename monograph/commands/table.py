@@ -10,6 +10,7 @@ from monograph.commands.arguments import (
     ArtifactSignArguments,
     ArtifactVerifyArguments,
     BenchOptions,
+    CheckPassArguments,
     CompareArguments,
     ConfigOptions,
     DataPackArguments,
@@ -18,7 +19,7 @@ from monograph.commands.arguments import (
     PrecompileOptions,
     RankOptions,
 )
-from monograph.commands.checks import check_bench, check_inspect, check_precompile, check_ranks
+from monograph.commands.checks import check_bench, check_inspect, check_pass_arguments, check_precompile, check_ranks
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -170,10 +171,19 @@ COMMANDS = (
     ),
     Command(
         name="passes",
-        usage="[--markdown]",
+        usage="[--markdown] [--passes.extra package.module:Class]",
         summary="List the passes of graph mode.",
         function="monograph.commands.list_passes:list_passes",
         arguments=PassesArguments,
+    ),
+    Command(
+        name="check-pass",
+        usage="package.module:Class [--model RECIPE ...]",
+        summary="Try a pass of your own on small models: graph rules, two ranks, its promise about numerics.",
+        function="monograph.commands.check_pass:check_pass",
+        check=check_pass_arguments,
+        arguments=CheckPassArguments,
+        positional=("reference",),
     ),
     Command(
         name="hf import",

@@ -38,6 +38,8 @@ class BaseConfig:
 
     owner: ClassVar[Any] = None
     """The class that `build` makes: the class itself, or "module:Class" to import it on demand."""
+    decides_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields whose value decides which other fields there are: flags set them before all others."""
 
     def build(self, **context: Any) -> Any:
         """Make the component this Config describes; `context` is what it needs besides its own settings."""
@@ -88,12 +90,15 @@ def find_owner(config: type[BaseConfig]) -> type:
 def find_children(config: BaseConfig) -> Iterator[tuple[str, Any]]:
     """Field name -> value, one level down. Configs kept in a list, tuple or dict appear one by one: `stages.0`."""
     for field in dataclasses.fields(config):
-        yield from expand_field(field.name, getattr(config, field.name))
+        yield from expand_field(field, getattr(config, field.name))
 
 
-def expand_field(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """One field as the entries `find_children` shows for it."""
-    if has_configs(value):
+def expand_field(field: "dataclasses.Field[Any]", value: Any) -> Iterator[tuple[str, Any]]:
+    """One field as the entries `find_children` shows for it; those of an inline dict stand beside the other fields."""
+    name = field.name
+    if field.metadata.get("is_inline"):
+        yield from value.items()
+    elif has_configs(value):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         yield from ((f"{name}.{key}", entry) for key, entry in entries)
     else:

@@ -48,5 +48,5 @@ def _find_own_defaults(config: BaseConfig, reference: Any) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        defaults.update(expand_field(field.name, value))
+        defaults.update(expand_field(field, value))
     return defaults

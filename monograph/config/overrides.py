@@ -63,7 +63,7 @@ def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_k
     `also_known` are flags that belong to someone else, worth suggesting when a name is not known here.
     """
     seen: dict[str, Override] = {}
-    for override in overrides:
+    for override in sorted(overrides, key=lambda each: not decides_fields(config, each.path)):
         if override.path in seen:
             raise ConfigError(
                 f"--{override.path} is given twice: {seen[override.path]} and {override}",
@@ -73,6 +73,13 @@ def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_k
         seen[override.path] = override
         config = replace_leaf(config, override.path, _read_override(override, config, also_known))
     return config
+
+
+def decides_fields(config: BaseConfig, path: str) -> bool:
+    """Whether the value at a path decides which other fields there are."""
+    section, _, name = path.rpartition(".")
+    holder = find_sections(config).get(section) if section else config
+    return holder is not None and name in holder.decides_fields
 
 
 def _read_override(override: Override, config: BaseConfig, also_known: Sequence[str]) -> Any:

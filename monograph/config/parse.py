@@ -35,6 +35,8 @@ def parse_words(words: Sequence[str], annotation: Any) -> Any:
         word = words[0].strip()
         if word and _CLOSING.get(word[0]) == word[-1]:
             return _fit_any(_read_literal(word), containers)
+    if any(find_container(each) and is_callable_type(find_element(each, 0)) for each in find_members(annotation)):
+        words = [part.strip() for word in words for part in word.split(",") if part.strip()]
     return _parse_with_tyro(words, annotation)
 
 

@@ -7,6 +7,7 @@ so that opening a configuration someone else wrote can never run their code.
 """
 
 import importlib
+import os
 import sys
 import traceback
 import types
@@ -33,6 +34,8 @@ def name_of(thing: Any) -> str:
 def import_reference(reference: str) -> Any:
     """The thing a person named, imported. An error in their module is reported with its place in their file."""
     module, name = _split(reference)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         loaded = importlib.import_module(module)
     except MonographError:

@@ -46,7 +46,7 @@ def format_words(value: Any) -> str:
         return value.name
     if isinstance(value, (list, tuple)) and not any(isinstance(item, (list, tuple, dict)) for item in value):
         return " ".join(format_words(item) for item in value)
-    return ""
+    return name_of(value) if callable(value) else ""
 
 
 def format_config(config: BaseConfig) -> str:
@@ -66,6 +66,6 @@ def _find_swapped(config: BaseConfig) -> Iterator[tuple[str, str]]:
         annotations = find_annotations(type(section))
         for name, value in find_children(section):
             field, _, entry = name.partition(".")
-            declared = find_element(annotations[field], 0) if entry else annotations[field]
+            declared = find_element(annotations[field], 0) if entry else annotations.get(field)
             if isinstance(value, BaseConfig) and type(value) not in find_members(declared):
                 yield f"{path}.{name}" if path else name, name_of(type(value))

@@ -35,6 +35,10 @@ class Pass(Configurable, ABC):
     provides: ClassVar[tuple[Property, ...]] = ()
     bitwise: ClassVar[bool] = True
     """Whether the step computes exactly the same numbers afterwards."""
+    before: ClassVar[tuple[str, ...]] = ()
+    """Of a pass in `passes.extra`: the names of passes it runs before, ours or other extra ones."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Of a pass in `passes.extra`: those it runs after; with neither it runs just before the compile passes."""
 
     def __init__(self, config: Any = None, *, off: str = "", is_asked: bool = False) -> None:
         self.config = self.Config() if config is None else config

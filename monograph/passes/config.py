@@ -1,12 +1,15 @@
 """Which passes run, and their options. Loads without torch: a wrong pass name is answered at once."""
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from monograph.config.configurable import Configurable
 from monograph.config.docs import find_summary
 from monograph.config.text import format_words
 from monograph.errors import ConfigError, find_nearest
+from monograph.passes.extra import build_order, check_extra, check_names, has_options, list_names
 from monograph.passes.options import Numerics, PassOptions
 from monograph.passes.order import ORDER, PassEntry
 
@@ -26,22 +29,73 @@ def with_options(kind: Kind) -> Kind:
 @dataclass(kw_only=True, slots=True)
 @with_options
 class PassesConfig(Configurable.Config):
-    """The passes of graph mode, by name. The fields after `on` and `off` are the options of the passes in ORDER."""
+    """The passes of graph mode, by name. The other fields are the options of the passes in ORDER.
+
+    A pass in `extra` brings its options with it: they are read, assigned and replaced like the fields declared here.
+    """
+
+    decides_fields: ClassVar[tuple[str, ...]] = ("extra",)
 
     on: tuple[str, ...] = ()
     """Passes to run although they are off by default; names separated by spaces or commas."""
     off: tuple[str, ...] = ()
     """Passes to leave out; names separated by spaces or commas."""
-
-    order: ClassVar[dict[str, PassEntry]] = ORDER
-    """The passes in the order they run; a recipe with passes of its own subclasses this and changes it."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    extra: tuple[Callable[..., Any], ...] = ()
+    """Passes of your own: classes, written package.module:Class, separated by spaces or commas."""
+    extra_options: dict[str, PassOptions] = field(default_factory=dict, metadata={"is_inline": True})
+    """Options of the passes in `extra`, by name."""
 
     def __post_init__(self) -> None:
         self.on, self.off = split_names(self.on), split_names(self.off)
+        self.fit_options()
+
+    def __getattr__(self, name: str) -> Any:
+        found = {} if name == "extra_options" else self.extra_options
+        if name in found:
+            return found[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in getattr(self, "extra_options", ()):
+            self.extra_options[name] = value
+            return
+        object.__setattr__(self, name, value)
+        if name == "extra" and hasattr(self, "extra_options"):
+            known = list_names(value)
+            self.extra_options = {each: kept for each, kept in self.extra_options.items() if each in known}
+            self.fit_options()
+
+    def fit_options(self) -> None:
+        """Check the passes in `extra`, and give those their default options that have none yet."""
+        if not isinstance(self.extra, tuple) or not isinstance(self.extra_options, dict):
+            return  # left to type checks
+        for kind in self.extra:
+            check_extra(kind)
+        kinds: dict[str, Any] = {kind.name(): kind for kind in self.extra if has_options(kind)}  # type: ignore[attr-defined]
+        check_names(self.extra, [each.name for each in dataclasses.fields(self)])
+        build_order(self.extra)
+        for name, options in self.extra_options.items():
+            if name not in kinds or type(options) is not kinds[name].Config:
+                raise ConfigError(
+                    f"passes has options of {name}: {type(options).__qualname__}",
+                    why="passes.extra has no pass with such options",
+                    do=f"--passes.extra package.module:Class of {name}",
+                )
+        for name, kind in kinds.items():
+            self.extra_options.setdefault(name, kind.Config())
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields or options of extra passes changed; options go with their pass."""
+        names = list_names(changes.get("extra", self.extra))
+        options = {**self.extra_options, **changes.pop("extra_options", {})}
+        options |= {name: changes.pop(name) for name in names if name in changes}
+        kept = {name: value for name, value in options.items() if name in names}
+        return dataclasses.replace(self, **changes, extra_options=kept)
+
+    @property
+    def order(self) -> Mapping[str, PassEntry]:
+        """The passes in the order they run: ORDER, with those in `extra` where they asked to be."""
+        return build_order(self.extra)
 
     @property
     def has_compiler(self) -> bool:
@@ -131,6 +185,12 @@ class PassesConfig(Configurable.Config):
                     f"{self.explain_on(name)} asks for {name}, which cannot run",
                     why=reason,
                     do=" ".join(flags) or leave,
+                )
+            if self.order[name].loaded and name not in self.off:
+                raise ConfigError(
+                    f"passes.extra has {name}, which does not run",
+                    why=f"{reason}, and it is not bitwise",
+                    do=f"--compile.numerics fast, {self.explain_on(name)}, or --passes.off {name}",
                 )
 
 

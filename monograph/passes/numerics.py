@@ -1,9 +1,9 @@
 """What a captured step promises about its numerics, from the passes that ran."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from monograph.passes.order import ORDER
+from monograph.passes.order import PassEntry
 from monograph.passes.runner import load_pass
 
 
@@ -23,6 +23,6 @@ class NumericsPromise:
         return f"within rounding of eager: {', '.join(self.causes)}" if self.causes else "bitwise identical to eager"
 
 
-def find_rounding_passes(ran: Iterable[str]) -> list[str]:
-    """Of the passes that ran, those that do not keep every bit; a pass outside of ORDER promises nothing."""
-    return [name for name in ran if name not in ORDER or not load_pass(ORDER[name]).bitwise]
+def find_rounding_passes(ran: Iterable[str], order: Mapping[str, PassEntry]) -> list[str]:
+    """Of the passes that ran, those that do not keep every bit; a pass outside of the order promises nothing."""
+    return [name for name in ran if name not in order or not load_pass(order[name]).bitwise]

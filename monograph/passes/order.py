@@ -1,7 +1,7 @@
 """The passes in the order they run: one list, written by hand. Loads without torch, so that names can be checked."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from monograph.passes.comm.bucket_collectives_options import BucketCollectivesConfig
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
@@ -26,6 +26,12 @@ class PassEntry:
     """Passes it builds on: without one of them it does not run."""
     not_with: tuple[str, ...] = ()
     """Passes that leave it nothing to do."""
+    loaded: Any = None
+    """The class itself, of a pass in `passes.extra`."""
+
+
+PASS = "monograph.passes.base:Pass"
+"""What every pass derives from."""
 
 
 ORDER = {

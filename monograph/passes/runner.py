@@ -77,7 +77,7 @@ def build_passes(config: PassesConfig, numerics: Numerics = "exact") -> list[Pas
 
 def load_pass(entry: PassEntry) -> type[Pass]:
     """The class that an entry of the order names."""
-    found: type[Pass] = load_reference(entry.reference)
+    found: type[Pass] = entry.loaded or load_reference(entry.reference)
     return found
 
 

@@ -12,7 +12,7 @@ def promise_numerics(config: TrainerConfig, *, ran: Iterable[str], device: str) 
 
 
 def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator[str]:
-    yield from find_rounding_passes(ran)
+    yield from find_rounding_passes(ran, config.passes.order)
     if config.compile.expert_overlap.is_on and "chunk_experts" not in ran:
         yield "compile.expert_overlap"
     if config.compile.mode == "layer" and config.compile.backend == "inductor":

@@ -21,6 +21,7 @@ from monograph.graph.facts import Facts, SaveMode, SavePolicy
 from monograph.graph.step_graph import StepGraph
 from monograph.models.config import LossConfig, SdpaConfig
 from monograph.parallel.groups import fake_groups
+from monograph.passes.check import clone_graph
 from monograph.passes.config import PassesConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.order import ORDER
@@ -30,7 +31,6 @@ from monograph.train.layout import plan_run_mesh
 from tests.execute.updates import CPU
 from tests.kit.capture import prepare
 from tests.kit.tiny import MODELS, WITH_EXPERTS, tiny
-from tests.passes.kit import clone
 
 PIPELINES = {
     "default": PassesConfig(),
@@ -170,11 +170,11 @@ def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) ->
     for pipeline, config in pipelines.items():
         graph, facts = capture_case(name)
         mode: SaveMode = "full" if pipeline == "full recomputation" else "selective"
-        graph, facts = clone(graph), replace(facts, is_single_pass=True, activations=SavePolicy(mode=mode))
+        graph, facts = clone_graph(graph), replace(facts, is_single_pass=True, activations=SavePolicy(mode=mode))
         run_passes(graph, build_passes(config), facts)
         yield pipeline, graph, facts
     graph, facts = capture_case(name, is_forward=True)
-    graph = clone(graph)
+    graph = clone_graph(graph)
     run_passes(graph, build_passes(PassesConfig()), facts)
     yield "evaluation", graph, facts
 

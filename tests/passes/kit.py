@@ -11,6 +11,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.base import Pass
+from monograph.passes.check import clone_graph
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.config import PassesConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
@@ -47,24 +48,13 @@ def _capture(model: str, mesh: Mesh, rank: int, changes: tuple, is_forward: bool
 def capture_small(model: str, mesh: Mesh, rank: int = 0, **changes) -> tuple[StepGraph, Facts]:
     """A fresh copy of the captured step of a tiny model, and what passes may know about its mesh."""
     graph, facts = _capture(model, mesh, rank, tuple(changes.items()))
-    return clone(graph), facts
+    return clone_graph(graph), facts
 
 
 def capture_evaluation(model: str, **changes) -> tuple[StepGraph, Facts]:
     """The same for the forward alone, on one rank."""
     graph, facts = _capture(model, Mesh(), 0, tuple(changes.items()), is_forward=True)
-    return clone(graph), facts
-
-
-def clone(graph: StepGraph) -> StepGraph:
-    """A graph that can be changed without changing the original; values are shared, because nobody writes them."""
-    inside = torch.fx.Graph()
-    copies = {}
-    for node in graph.nodes:
-        copies[node] = inside.node_copy(node, copies.__getitem__)
-        copies[node].meta = dict(node.meta)
-    module = torch.fx.GraphModule(graph.module, inside)
-    return StepGraph(module=module, inputs=graph.inputs, outputs=graph.outputs, properties=graph.properties)
+    return clone_graph(graph), facts
 
 
 def make_pass(name: str, config: PassesConfig | None = None) -> Pass:

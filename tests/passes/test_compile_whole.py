@@ -5,7 +5,8 @@ import torch
 
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
-from tests.passes.kit import ASKED, capture_evaluation, capture_small, clone, make_pass
+from monograph.passes.check import clone_graph
+from tests.passes.kit import ASKED, capture_evaluation, capture_small, make_pass
 from tests.passes.test_compile_regions import run_graph
 
 
@@ -15,7 +16,7 @@ def test_the_whole_step_becomes_one_call_that_computes_the_same_within_rounding(
     plain, facts = capture_small("llama3", Mesh(), **{"model.n_layers": 1})
     for name in ("remove_no_ops", "remove_dead_code", "elide_trivial_collectives"):
         make_pass(name).run(plain, facts)
-    graph = clone(plain)
+    graph = clone_graph(plain)
     whole = make_pass("compile_whole", ASKED)
     assert not whole.skip(facts)
     whole.run(graph, facts)

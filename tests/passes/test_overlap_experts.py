@@ -10,6 +10,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.tags import tag_of
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
+from monograph.passes.check import clone_graph
 from monograph.passes.config import PassesConfig
 from monograph.passes.overlap.chunk_experts import ChunkExperts
 from monograph.passes.overlap.overlap_experts import OverlapExperts, describe_plan
@@ -19,7 +20,7 @@ from monograph.passes.overlap.simulate import is_exchange, play
 from monograph.passes.runner import build_passes, run_passes
 from tests.kit.machines import make_machine
 from tests.passes.chunk_toys import capture_stack
-from tests.passes.kit import capture_small, clone
+from tests.passes.kit import capture_small
 
 ROOMY = OverlapExpertsConfig(max_extra_bytes=1 << 20)
 SLOW = make_machine(flops=2e8, memory=1e9, link=2e6, latency=50e-6)
@@ -45,7 +46,7 @@ def _chunked(modules):
 
 def chunked(modules="layers.*", machine=SLOW):
     graph, facts = _chunked(modules)
-    return clone(graph), replace(facts, machine=machine)
+    return clone_graph(graph), replace(facts, machine=machine)
 
 
 def list_exchanges(nodes):

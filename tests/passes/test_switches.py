@@ -1,7 +1,6 @@
 """`--passes.on` and `--passes.off`: which passes run, why the others do not, and what is refused."""
 
 import dataclasses
-from typing import ClassVar
 
 import pytest
 
@@ -13,7 +12,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.options import PassOptions
-from monograph.passes.order import ORDER, PassEntry
+from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, load_pass, run_passes
 from tests.passes.kit import capture_small
 
@@ -93,20 +92,11 @@ def test_every_pass_that_does_not_run_is_recorded_with_the_reason():
 
 def test_options_follow_from_the_order():
     fields = {name for name, entry in ORDER.items() if entry.options is not PassOptions}
-    assert {field.name for field in dataclasses.fields(PassesConfig)} == {"on", "off"} | fields
+    others = {"on", "off", "extra", "extra_options"}
+    assert {field.name for field in dataclasses.fields(PassesConfig)} == others | fields
     for name, entry in ORDER.items():
         assert load_pass(entry).Config is entry.options, name
         assert load_pass(entry).name() == name
-
-
-def test_a_recipe_can_bring_an_order_of_its_own():
-    class Mine(PassesConfig):
-        order: ClassVar = {
-            "remove_dead_code": ORDER["remove_dead_code"],
-            "late": PassEntry("nowhere:Late", default="off"),
-        }
-
-    assert Mine().find_off("fast") == {"late": "passes.on does not have late"}
 
 
 def test_a_wrong_name_is_answered_on_the_command_line(capsys):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from examples.own_pass import ShareEqualValues
 from tests.train.field_effects import (
     see_batches,
     see_determinism,
@@ -182,6 +183,7 @@ def graph_flips() -> Iterator[Flip]:
     yield Flip(f"{PASSES}.overlap_experts.max_extra_bytes", 0, given=CHUNKED, **moe)
     yield Flip(f"{PASSES}.on", ("merge_matmuls",), given=GRAPH, **llama)
     yield Flip(f"{PASSES}.off", ("remove_no_ops",), given=GRAPH, **llama)
+    yield Flip(f"{PASSES}.extra", (ShareEqualValues,), given=GRAPH, **llama)
     yield Flip("activation_checkpoint.mode", "full", given=GRAPH, **llama)
     full = {**GRAPH, "activation_checkpoint.mode": "full"}
     yield Flip("activation_checkpoint.save", ("layers.*.feed_forward.w1::mm",), given=full, is_long=True, **llama)

@@ -5,7 +5,7 @@ from typing import Any
 
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
-from monograph.execute.artifact.compare import describe_groups, find_differences, resolve_config
+from monograph.execute.artifact.compare import describe_groups, find_differences, find_extra_passes, resolve_config
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.machine import describe_here
@@ -24,7 +24,7 @@ def find_misfits(manifest: ArtifactManifest, config: BaseConfig, mesh: Mesh) -> 
     found = find_differences(sections["config"], resolve_config(config, mesh))
     found += find_differences(sections["mesh"]["world"], mesh.world_size, "ranks")
     found += find_differences(sections["groups"], describe_groups(mesh), "groups")
-    here = describe_here()
+    here = describe_here(find_extra_passes(config))
     for name in ("versions", "environment"):
         found += find_differences(sections[name], here[name], name)
     return found

@@ -5,7 +5,7 @@ torch, so that the answer comes at once.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -53,6 +53,12 @@ def reason_to_differ(path: str) -> str:
 def resolve_config(config: BaseConfig, mesh: Mesh) -> dict[str, Any]:
     """The configuration as it is compared: with the shard degree that -1 stands for on this mesh."""
     return to_json(replace_leaf(config, "parallelism.data_parallel_shard_degree", mesh.dp_shard))
+
+
+def find_extra_passes(config: BaseConfig) -> Sequence[Any]:
+    """The classes in passes.extra, whose source is compared too."""
+    passes: Any = getattr(config, "passes", None)  # of the trainer's config, which is not known here
+    return passes.extra if passes is not None else ()
 
 
 def describe_mesh(mesh: Mesh) -> dict[str, int]:

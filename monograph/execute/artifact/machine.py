@@ -7,12 +7,14 @@ not.
 import hashlib
 import os
 import platform
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from monograph import __version__
+from monograph.passes.extra import hash_sources
 
 _PACKAGE = Path(__file__).parent.parent.parent
 _SHAPING = (
@@ -39,14 +41,15 @@ _FEATURES = (
 """What a processor can do that compiled code makes use of."""
 
 
-def find_versions() -> dict[str, str]:
-    """Of everything that makes graphs and code."""
+def find_versions(extra: Sequence[Any] = ()) -> dict[str, str]:
+    """Of everything that makes graphs and code; of the passes in `extra` a digest of their source."""
     return {
         "monograph": __version__,
         "source": hash_source(),
         "python": platform.python_version().rpartition(".")[0],
         "torch": _find_version("torch"),
         "triton": _find_version("triton"),
+        **{f"pass {reference}": digest for reference, digest in hash_sources(extra).items()},
     }
 
 
@@ -78,9 +81,9 @@ def hash_source() -> str:
     return digest.hexdigest()[:16]
 
 
-def describe_here() -> dict[str, dict[str, Any]]:
-    """The sections of a manifest that can be filled without torch."""
-    return {"versions": find_versions(), "environment": find_environment()}
+def describe_here(extra: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
+    """The sections of a manifest that can be filled without torch; `extra` are the passes in passes.extra."""
+    return {"versions": find_versions(extra), "environment": find_environment()}
 
 
 def _find_version(package: str) -> str:

@@ -38,6 +38,8 @@ class BaseConfig:
 
     owner: ClassVar[Any] = None
     """The class that `build` makes: the class itself, or "module:Class" to import it on demand."""
+    is_base: ClassVar[bool] = False
+    """Set by a class that only says what others have in common (not inherited): it cannot be chosen itself."""
 
     def build(self, **context: Any) -> Any:
         """Make the component this Config describes; `context` is what it needs besides its own settings."""

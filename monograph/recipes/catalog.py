@@ -1,8 +1,6 @@
 """Finding a recipe by name: one of ours, by its function's name, or a user's own, as package.module:function."""
 
 import inspect
-import os
-import sys
 from collections.abc import Callable
 
 from monograph.config.references import describe_exception, import_reference
@@ -70,8 +68,6 @@ def _import_recipe(name: str) -> Recipe:
             why="a recipe of your own is written package.module:function",
             do=f"did you mean {dotted}:{name.partition(':')[2]}?",
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     recipe = import_reference(name)
     if not callable(recipe):
         raise ConfigError(f"recipe '{name}' is a value of type {type(recipe).__name__}", why="a recipe is a function")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from monograph.models.init import initialize
 from monograph.run import train
+from monograph.train.adamw import AdamW
 from monograph.train.data.cursor import Cursor
-from monograph.train.optimizer import Optimizer
 from tests.train.kit import Watched, read_records, read_step, tiny_run, watched_run, write_texts
 
 SHORT = "the quick brown fox. "
@@ -135,13 +135,13 @@ PRECISIONS = [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "fl
 @pytest.mark.parametrize(("stored", "compute"), PRECISIONS, ids=["mixed", "pure bfloat16", "pure float32"])
 def test_weights_are_stored_in_one_precision_and_used_in_the_other(tmp_path, monkeypatch, stored, compute):
     gradients = set()
-    update = Optimizer.step
+    update = AdamW.step
 
     def watch(self, *args, **kwargs):
         gradients.update(parameter.grad.dtype for parameter in self.parameters.values())
         return update(self, *args, **kwargs)
 
-    monkeypatch.setattr(Optimizer, "step", watch)
+    monkeypatch.setattr(AdamW, "step", watch)
     config = watched_run(tmp_path, {"training.dtype": stored, "training.compute_dtype": compute})
     train(config)
     stored_dtype, compute_dtype = getattr(torch, stored), getattr(torch, compute)

@@ -1,12 +1,14 @@
 """`monograph data pack`: tokenize a dataset once, so that every later run on any number of ranks opens it at once."""
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from monograph.config.leaves import find_leaves
+from monograph.config.origins import find_defaults
+from monograph.config.references import name_of
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig, TokenizerConfig
 from monograph.train.data.encode import count, tokenize_into
 from monograph.train.data.load import open_documents
 from monograph.train.data.open_shards import is_shard_folder
@@ -39,13 +41,13 @@ class PackSummary:
 
 def find_flags(tokenizer: TokenizerConfig) -> list[str]:
     """The flags that make a run use this tokenizer."""
-    default = TokenizerConfig()
-    changed = [
-        each.name
-        for each in dataclasses.fields(tokenizer)
-        if getattr(tokenizer, each.name) != getattr(default, each.name)
-    ]
-    return [word for name in changed for word in (f"--tokenizer.{name}", str(getattr(tokenizer, name)))]
+    is_standard = type(tokenizer) is StandardTokenizerConfig
+    words = [] if is_standard else ["--tokenizer", name_of(type(tokenizer))]
+    defaults = find_defaults(tokenizer)
+    for leaf in find_leaves(tokenizer):
+        if leaf.path not in defaults or leaf.value != defaults[leaf.path]:
+            words += [f"--tokenizer.{leaf.path}", str(leaf.value)]
+    return words
 
 
 def pack(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from monograph.train.data.batch import Sample
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
 from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
@@ -42,7 +42,7 @@ def build_loader(dataset: object, *, seq_len: int = 16, seed: int = 1, split: st
     config = DataLoaderConfig(dataset=str(dataset), **settings)
     config.check()
     return config.build(
-        tokenizer=TokenizerConfig().build(), seq_len=seq_len, vocab_size=259, seed=seed, split=split, **context
+        tokenizer=StandardTokenizerConfig().build(), seq_len=seq_len, vocab_size=259, seed=seed, split=split, **context
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from tests.train.data.kit import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
@@ -199,14 +199,16 @@ def test_a_part_that_does_not_exist_is_a_mistake(loader):
 def test_ids_beyond_the_vocabulary_are_refused_before_anything_is_read():
     config = DataLoaderConfig(dataset="does not exist")
     with pytest.raises(DataError) as error:
-        config.build(tokenizer=TokenizerConfig().build(), seq_len=8, vocab_size=256, seed=1)
+        config.build(tokenizer=StandardTokenizerConfig().build(), seq_len=8, vocab_size=256, seed=1)
     assert "258" in error.value.what and "256" in error.value.what and "--model.vocab_size 259" in error.value.do
 
 
 def test_ids_that_occur_beyond_the_vocabulary_are_refused():
     corpus = build_corpus([300])
     with pytest.raises(DataError, match="token id 299") as error:
-        DataLoaderConfig().build(tokenizer=TokenizerConfig().build(), seq_len=8, vocab_size=299, seed=1, corpus=corpus)
+        DataLoaderConfig().build(
+            tokenizer=StandardTokenizerConfig().build(), seq_len=8, vocab_size=299, seed=1, corpus=corpus
+        )
     assert "299" in error.value.what and "--model.vocab_size 300" in error.value.do
 
 

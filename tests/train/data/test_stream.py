@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.document import Document
 from monograph.train.data.open_shards import open_shards
@@ -231,9 +231,9 @@ def test_a_stream_can_be_packed(tmp_path):
     config = DataLoaderConfig(dataset="hf:fake")
     hub = FakeHub(faults={1: (11, ValueError("no"))})
     with pytest.raises(DataError, match="cannot read hf:fake"):
-        pack(config, TokenizerConfig(), tmp_path / "out", rows=hub)
-    assert pack(config, TokenizerConfig(), tmp_path / "out", rows=hub).documents == 40
-    tokens = np.concatenate(open_shards(tmp_path / "out", TokenizerConfig().build()).pieces)
+        pack(config, StandardTokenizerConfig(), tmp_path / "out", rows=hub)
+    assert pack(config, StandardTokenizerConfig(), tmp_path / "out", rows=hub).documents == 40
+    tokens = np.concatenate(open_shards(tmp_path / "out", StandardTokenizerConfig().build()).pieces)
     assert tokens.tolist() == [token for text in TEXTS for token in [*text.encode(), 257]]
 
 

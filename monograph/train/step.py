@@ -66,5 +66,4 @@ class Step(Protocol):
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """The tensors of a batch by name, moved to the device."""
-    tensors = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
-    return {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+    return {name: value.to(device, non_blocking=True) for name, value in batch.tensors.items()}

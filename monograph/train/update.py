@@ -26,8 +26,8 @@ class Updated:
 def count_normalizers(batches: Sequence[Batch]) -> dict[str, int]:
     """What this process contributes to the counts that sums of an update are divided by."""
     return {
-        "valid_tokens": sum(int((batch.labels != IGNORED_LABEL).sum()) for batch in batches),
-        "sequences": sum(batch.tokens.shape[0] for batch in batches),
+        "valid_tokens": sum(int((batch.tensors["labels"] != IGNORED_LABEL).sum()) for batch in batches),
+        "sequences": sum(batch.tensors["tokens"].shape[0] for batch in batches),
     }
 
 

@@ -149,7 +149,10 @@ def read_tokens(config: TrainerConfig) -> dict[str, Any]:
     with joined(config) as groups:
         step = build_step(config, groups)
         batches = read_batches(config, step, 2)
-        return {"part": step.data_part, "tokens": [torch.cat([b.tokens for b in update]) for update in batches]}
+        return {
+            "part": step.data_part,
+            "tokens": [torch.cat([b.tensors["tokens"] for b in update]) for update in batches],
+        }
 
 
 def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:

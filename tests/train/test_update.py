@@ -47,7 +47,9 @@ def train_plainly(config):
     size = max(config.training.local_batch_size, config.training.global_batch_size)
     records = []
     for number, batch in enumerate(read_batches(config, config.training.steps, size), start=1):
-        loss = F.cross_entropy(model(batch.tokens).value.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
+        loss = F.cross_entropy(
+            model(batch.tensors["tokens"]).value.flatten(0, 1), batch.tensors["labels"].flatten(), ignore_index=-100
+        )
         loss.backward()
         limit = config.training.max_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -98,7 +100,7 @@ def test_an_update_in_several_micro_batches_equals_one_large_batch(tmp_path, une
     large = tiny_run(tmp_path / "large", common | {"training.local_batch_size": 8, "training.steps": 2})
     parts = tiny_run(tmp_path / "parts", common | {"training.local_batch_size": local_batch_size, "training.steps": 2})
     micro_batches = read_batches(parts, 8 // local_batch_size, local_batch_size)
-    valid = [int((batch.labels != -100).sum()) for batch in micro_batches]
+    valid = [int((batch.tensors["labels"] != -100).sum()) for batch in micro_batches]
     assert max(valid) - min(valid) >= 2, "the micro-batches must not all weigh the same, or nothing is tested"
     train(large)
     train(parts)

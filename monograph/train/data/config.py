@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.train.data.source_configs import DataSourceConfig
 
 BUILTIN = "builtin"
 """The dataset that every machine has: the source files of Python's standard library."""
@@ -55,6 +56,8 @@ class DataLoaderConfig(Configurable.Config):
     owner: ClassVar[str] = "monograph.train.data.loader:DataLoader"
     dataset: str = BUILTIN
     """'builtin', a text/jsonl/parquet file, a folder of these, a folder of packed token shards, or 'hf:NAME'."""
+    source: DataSourceConfig | None = None
+    """Where samples come from, chosen by class (package.module:Class) in place of `dataset`."""
     validation_dataset: str = ""
     """Validate on this instead (same forms as dataset); empty holds documents of the dataset out."""
     held_out_fraction: float = 0.02

@@ -9,11 +9,10 @@ from monograph.config.origins import find_defaults
 from monograph.config.references import name_of
 from monograph.errors import DataError
 from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig, TokenizerConfig
+from monograph.train.data.dataset_name import choose_source
 from monograph.train.data.encode import count, tokenize_into
-from monograph.train.data.load import open_documents
-from monograph.train.data.open_shards import is_shard_folder
 from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
-from monograph.train.data.stream import RowFactory
+from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
 
 
@@ -50,6 +49,14 @@ def find_flags(tokenizer: TokenizerConfig) -> list[str]:
     return words
 
 
+def choose_documents(config: DataLoaderConfig) -> TextSource:
+    """The source of the documents; finished samples and tokens cannot be packed."""
+    source = choose_source(config, "train").build()
+    if not isinstance(source, TextSource):
+        raise DataError(f"{source.description} has no documents", why="only text is packed", do="train on it as it is")
+    return source
+
+
 def pack(
     dataset: DataLoaderConfig,
     tokenizer: TokenizerConfig,
@@ -57,7 +64,7 @@ def pack(
     *,
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
-    rows: RowFactory | None = None,
+    source: TextSource | None = None,
 ) -> PackSummary:
     """Tokenize `dataset.dataset` into a folder of token shards. Logs its progress; the folder appears when whole."""
     if shard_tokens < 1:
@@ -72,12 +79,8 @@ def pack(
                 do="choose another, or --overwrite",
             )
         check_replaceable(out_folder)
-    if is_shard_folder(Path(dataset.dataset)):
-        raise DataError(
-            f"'{dataset.dataset}' is packed already", why="tokens cannot be tokenized", do="give the original files"
-        )
     built: Tokenizer = tokenizer.build()
-    source = open_documents(dataset.dataset, dataset, rows=rows)
+    source = source or choose_documents(dataset)
     with ShardWriter(out_folder, built, shard_tokens=shard_tokens) as writer:
         progress = tokenize_into(writer, source, built)
         index = writer.finish(source.description)

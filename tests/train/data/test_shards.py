@@ -8,7 +8,7 @@ import pytest
 from monograph.errors import DataError
 from monograph.train.data import encode
 from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
-from monograph.train.data.load import load_corpus
+from monograph.train.data.dataset_name import find_source
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.shards import ShardWriter, find_checksum
@@ -36,8 +36,8 @@ def refuse(folder, match, *, verify="hashes"):
 
 
 def test_shards_hold_what_was_read(texts, packed):
-    in_memory = load_corpus(str(texts), DataLoaderConfig(), TOKENIZER)
-    on_disk = load_corpus(str(packed), DataLoaderConfig(), TOKENIZER)
+    in_memory = find_source(str(texts), DataLoaderConfig()).build().corpus(TOKENIZER)
+    on_disk = find_source(str(packed), DataLoaderConfig()).build().corpus(TOKENIZER)
     assert len(on_disk.pieces) > 1 and on_disk.pieces[0].dtype == np.uint16
     assert np.array_equal(np.concatenate(in_memory.pieces), np.concatenate(on_disk.pieces))
     for name in ("offsets", "keys"):
@@ -51,7 +51,7 @@ def test_training_on_shards_is_training_on_the_texts(texts, packed, split):
     loaders = [build_loader(data, split=split, held_out_fraction=0.3) for data in (texts, packed)]
     one, other = ([as_rows(loader.sample(1, n)) for n in range(loader.samples_per_epoch)] for loader in loaders)
     assert one == other and len(one) > 10
-    assert loaders[0].content_hash == loaders[1].content_hash
+    assert loaders[0].samples.content_hash == loaders[1].samples.content_hash
 
 
 def test_shards_are_mapped_and_not_read_into_memory(packed):

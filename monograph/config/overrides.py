@@ -5,7 +5,7 @@ field takes, and the nearest thing that would have worked.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, get_args, get_origin
@@ -95,6 +95,9 @@ def _replace_section(slot: ConfigSlot, given: Mapping[str, Override]) -> BaseCon
     """The section of the class that its flag names; flags for its required fields are read here."""
     kind = choose_class(slot, given[slot.path].words[0])
     annotations, docs = find_annotations(kind), find_field_docs(kind)
+    for path, override in given.items():
+        if path.startswith(f"{slot.path}.") and path.removeprefix(f"{slot.path}.").split(".")[0] not in annotations:
+            raise _make_unknown(override, (), [f"{slot.path}.{name}" for name in annotations])
     values: dict[str, Any] = {}
     for name in find_required(kind):
         path = f"{slot.path}.{name}"
@@ -111,7 +114,7 @@ def _read_override(override: Override, config: BaseConfig, also_known: Sequence[
     if is_nothing(override.words) and _is_optional_section(override.path, config):
         return None
     if override.path not in leaves:
-        raise _make_unknown(override, config, [*leaves, *also_known])
+        raise _make_unknown(override, find_sections(config), [*leaves, *also_known])
     return _read_leaf(override, leaves[override.path])
 
 
@@ -196,8 +199,8 @@ def _make_example(leaf: Leaf) -> str:
     return f"--{leaf.path} {current or make_example(leaf.annotation)}"
 
 
-def _make_unknown(override: Override, config: BaseConfig, paths: Sequence[str]) -> ConfigError:
-    if override.path in find_sections(config):
+def _make_unknown(override: Override, sections: Collection[str], paths: Sequence[str]) -> ConfigError:
+    if override.path in sections:
         inside = [path for path in paths if path.startswith(f"{override.path}.")]
         return ConfigError(
             str(override),

@@ -118,7 +118,7 @@ def claim(config: TrainerConfig) -> str:
 def collect(trainer: Trainer, groups: Groups) -> Trained:
     step: Any = trainer.step
     moments = {}
-    for kind in ("exp_avg", "exp_avg_sq"):
+    for kind in sorted({kind for kind, _ in trainer.optimizer.state()}):
         shards = {name: value for (which, name), value in trainer.optimizer.state().items() if which == kind}
         moments |= {f"{kind}/{name}": value for name, value in gather_full(step.table, shards, groups).items()}
     buffers = {name: value for name, value in step.model.state_dict().items() if name.endswith("expert_bias")}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
-from monograph.train.data.config import StandardTokenizerConfig, TokenizerConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
 

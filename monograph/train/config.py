@@ -12,7 +12,8 @@ from monograph.models.config import DecoderConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
 from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
 from monograph.train.unused_settings import check_unused

@@ -52,7 +52,16 @@ def test_own_text_and_tokenizer_train_by_flags(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"paragraph {number}: " + "word " * number for number in range(60)))
     words = ["--dataloader.source", "examples.own_data:Paragraphs", "--dataloader.source.path", str(text)]
-    folder = train(tmp_path / "run", *words, "--tokenizer", "examples.own_data:Characters", "--validator.interval", "3")
+    folder = train(
+        tmp_path / "run",
+        *words,
+        "--tokenizer",
+        "examples.own_data:Characters",
+        "--validator.interval",
+        "3",
+        "--dataloader.held_out_fraction",
+        "0.2",
+    )
     records = read_records(folder)
     assert len([record for record in records if "loss" in record]) == 3
     assert any("validation_loss" in record for record in records)
@@ -68,7 +77,7 @@ def test_modes_agree_on_an_own_optimizer(tmp_path):
 
 def test_fast_numerics_skip_what_needs_a_single_pass_optimizer_and_say_why(tmp_path, capfd):
     words = [*LION, "--compile.mode", "graph", "--compile.numerics", "fast", "--training.compute_dtype", "bfloat16"]
-    folder = train(tmp_path / "run", *words, "--debug.log_level", "info")
+    folder = train(tmp_path / "run", *words, "--debug.log_level", "debug")
     said = capfd.readouterr().err + (folder / "logs" / "rank-0.log").read_text()
     assert "the optimizer reads wide gradients" in said
     numerics = (folder / "numerics.txt").read_text()

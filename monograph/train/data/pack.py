@@ -8,12 +8,13 @@ from monograph.config.leaves import find_leaves
 from monograph.config.origins import find_defaults
 from monograph.config.references import name_of
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import choose_source
 from monograph.train.data.encode import count, tokenize_into
 from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import tokenizers
 
 from monograph.config.configurable import Configurable
 from monograph.errors import DataError, did_you_mean
-from monograph.train.data.config import StandardTokenizerConfig, TokenizerConfig
 from monograph.train.data.corpus import find_token_dtype
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "<｜begin▁of▁sentence｜>", "[BOS]")  # noqa: RUF001
 EOS_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "[EOS]")  # noqa: RUF001

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import find_source
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.sample import Sample
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 NAMES = ("tokens", "labels", "positions", "documents")
 

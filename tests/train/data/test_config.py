@@ -5,9 +5,10 @@ import pytest
 
 from monograph.config.configurable import find_owner
 from monograph.errors import ConfigError
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.tokenizer import StandardTokenizer
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 
 def test_settings_load_without_torch_and_numpy():

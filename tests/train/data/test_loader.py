@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.source_configs import DataSourceConfig
 from monograph.train.data.text_source import TextSource
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from monograph.errors import DataError
 from monograph.train.data import encode
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import find_source
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.shards import ShardWriter, find_checksum
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_loader, make_texts, write_texts
 
 TOKENIZER = StandardTokenizerConfig().build()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, StandardTokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import find_source
 from monograph.train.data.document import Document
@@ -15,6 +15,7 @@ from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.stream import RowStream, is_transient
 from monograph.train.data.stream_samples import shuffle_window
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_loader, make_texts, naive_samples, take_updates
 
 TEXTS = make_texts(40)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from monograph.errors import DataError
-from monograph.train.data.config import StandardTokenizerConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 SPECIALS = ["<s>", "</s>", "<other>"]
 

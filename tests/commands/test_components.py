@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from monograph import cli
+from monograph.commands.request import read_request
+from monograph.commands.table import find_command
 from monograph.config.json_form import parse_json
 
 ROOT = Path(__file__).parent.parent.parent
@@ -115,3 +119,25 @@ def test_ranks_import_what_the_command_imported(monkeypatch):
     monkeypatch.setattr(cli, "load_reference", lambda reference: lambda *words: seen.append(words) or 0)
     assert cli.main(["--import", "json", "train", "llama3_debugmodel", *LION, "--ranks", "2"]) == 0
     assert seen[0][0] == ["train", "llama3_debugmodel", *LION, "--import", "json"]
+
+
+GUIDE = (ROOT / "docs" / "guides" / "own_data_and_optimizer.md").read_text(encoding="utf-8")
+
+
+def find_blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, flags=re.M | re.S)
+
+
+def test_every_command_of_the_guide_is_understood():
+    lines = [line for block in find_blocks("bash") for line in block.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        command, rest = find_command(shlex.split(line)[1:])
+        read_request([word for word in rest if word != "--help"], command.arguments())
+
+
+def test_the_code_of_the_guide_is_the_code_of_the_examples():
+    text = "".join((ROOT / "examples" / name).read_text() for name in ("own_data.py", "own_optimizer.py"))
+    known = {line.strip() for line in text.splitlines()} | {"class Lion(Optimizer):", "..."}
+    shown = [line.strip() for block in find_blocks("python") for line in block.splitlines()]
+    assert len(shown) > 15 and [line for line in shown if line and line not in known] == []

@@ -28,7 +28,7 @@ from monograph.run import build_step, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
-from monograph.train.step import tensors_of, to_device
+from monograph.train.step import to_device
 
 
 def chapter_1_config(folder: Path) -> TrainerConfig:
@@ -107,7 +107,7 @@ def chapter_3_step(config: TrainerConfig) -> None:
 
         # Losses are divided by the tokens of the WHOLE update, so micro-batches add up to the mean over all tokens,
         # however unevenly the valid ones are spread.
-        normalizers = step.sum_normalizers([tensors_of(half) for half in halves])
+        normalizers = step.sum_normalizers([half.tensors for half in halves])
         shares = [step(to_device(batch, step.device), normalizers) for batch in halves]
         norm = step.grad_norm()
     print(f"   the halves of an update add {shares[0]:.3f} and {shares[1]:.3f} to its loss; gradient norm {norm:.2f}")

@@ -15,7 +15,7 @@ from monograph.commands.show_help import show_command, show_commands, show_field
 from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
-from monograph.config.references import load_reference
+from monograph.config.references import import_named, load_reference
 from monograph.errors import ConfigError, MonographError
 from monograph.train.startup import early_phase
 
@@ -28,6 +28,8 @@ STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROF
 """A disk that is full, over its quota, broken or read-only is no bug of ours."""
 
 _HELP = ("--help", "-h")
+_IMPORT = "--import"
+"""Loads a module before anything else, so that files may name its classes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     """Find the command the words name, read its arguments and call it."""
+    imports, words = take_imports(words)
+    for module in imports:
+        import_named(module)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in _HELP:
@@ -72,7 +77,24 @@ def dispatch(words: list[str]) -> int:
     command, rest = find_command(words)
     if any(word in _HELP for word in rest):
         return show_help(command, [word for word in rest if word not in _HELP])
-    return run_command(command, rest)
+    return run_command(command, rest, imports)
+
+
+def take_imports(words: list[str]) -> tuple[list[str], list[str]]:
+    """The modules that `--import MODULE` names, anywhere on the line, and the words that are left."""
+    modules: list[str] = []
+    left: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        flag, equals, value = word.partition("=")
+        if flag != _IMPORT:
+            left.append(word)
+            continue
+        module = value if equals else next(waiting, "")
+        if not module or module.startswith("-"):
+            raise ConfigError(f"{_IMPORT} has no value", why="it takes a module", do=f"{_IMPORT} my_package")
+        modules.append(module)
+    return modules, left
 
 
 def show_help(command: Command, rest: list[str]) -> int:
@@ -82,7 +104,7 @@ def show_help(command: Command, rest: list[str]) -> int:
     return show_command(command)
 
 
-def run_command(command: Command, rest: list[str]) -> int:
+def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) -> int:
     """Read the arguments as the command declares them, then import its function and call it."""
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
@@ -99,7 +121,8 @@ def run_command(command: Command, rest: list[str]) -> int:
     if command.check is not None:
         command.check(*positional, **keywords)
     if command.has_ranks and keywords["ranks"] > 0:
-        return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
+        words = [*keywords["words"], *(word for module in imports for word in (_IMPORT, module))]
+        return load_reference(LAUNCHER)([command.name, *words], keywords["ranks"], *positional)
     return load_reference(command.function)(*positional, **keywords) or 0
 
 

@@ -27,6 +27,9 @@ RENAMED_CLASSES = {
     "passes.config:PrefetchGathersConfig": "passes.comm.prefetch_all_gathers_options:PrefetchAllGathersConfig",
     "passes.config:OverlapExpertsConfig": "passes.overlap.overlap_experts_options:OverlapExpertsConfig",
     "passes.config:JoinProductsConfig": "passes.compute.merge_matmuls_options:MergeMatmulsConfig",
+    "train.config:OptimizerConfig": "train.optimizer_config:AdamWConfig",
+    "train.config:LrSchedulerConfig": "train.lr_scheduler_config:WarmupDecayConfig",
+    "train.data.config:TokenizerConfig": "train.data.tokenizer_config:StandardTokenizerConfig",
     "passes.config:MarkRegionsConfig": "passes.compile.mark_regions_options:MarkRegionsConfig",
 }
 """Old module and name within the package -> new ones, of the class of a Config."""

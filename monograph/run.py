@@ -199,7 +199,7 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
         reshard=config.parallelism.reshard_after_forward,
         init_specs=init_specs,
         seed=config.debug.seed,
-        is_single_pass=config.plan_optimizer().implementation == "single_pass",
+        is_single_pass=config.plan_optimizer().is_single_pass,
         activations=SavePolicy(
             mode=config.activation_checkpoint.resolve(config.compile),
             save=config.activation_checkpoint.save,

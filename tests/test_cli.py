@@ -185,7 +185,8 @@ def test_a_recipes_help_shows_every_field_with_type_value_and_meaning(name, caps
     assert cli.main(["train", name, "--training.steps", "12345", "--help"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")}
     leaves = find_leaves(load_recipe(name))
-    assert set(lines) == {f"--{leaf.path}" for leaf in leaves} | {"--ranks"}
+    classes = {"--model", "--optimizer", "--lr_scheduler", "--tokenizer"}
+    assert set(lines) == {f"--{leaf.path}" for leaf in leaves} | {"--ranks"} | classes
     assert all(leaf.doc and leaf.doc in lines[f"--{leaf.path}"] for leaf in leaves)
     assert lines["--training.steps"].split()[1:3] == ["int", "12345"]
 
@@ -207,10 +208,11 @@ def test_a_terminal_of_any_width_shows_every_field_in_colour(columns, capsys, mo
 def test_config_prints_every_value_with_its_origin(capsys):
     assert cli.main(["config", "llama3_debugmodel", "--training.steps", "100", "--optimizer.lr=2e-4"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(find_leaves(load_recipe("llama3_debugmodel")))
+    assert len(lines) == len(find_leaves(load_recipe("llama3_debugmodel"))) + 1
     shown = {line.split()[0]: line for line in lines}
     assert shown["training.steps"].split() == ["training.steps", "=", "100", "(flag)"]
     assert shown["optimizer.lr"].split()[2:] == ["0.0002", "(flag)"]
+    assert shown["model"].split()[2:] == ["monograph.models.llama3.config:Llama3Config", "(recipe)"]
     assert shown["training.seq_len"].split()[2:] == ["256", "(recipe)"]
     assert shown["debug.seed"].split()[2:] == ["42", "(default)"]
 

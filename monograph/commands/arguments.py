@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
 from monograph.passes.config import PassesConfig, split_names
-from monograph.train.data.config import TokenizerConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
 
@@ -205,7 +205,7 @@ class DataPackArguments(Configurable.Config):
     """Commit or tag of an 'hf:' dataset."""
     stream_retries: int = 8
     """Attempts in a row, with growing pauses, before a failing stream ends the command."""
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    tokenizer: TokenizerConfig = field(default_factory=StandardTokenizerConfig)
     """The tokenizer; a run on the shards must use the same one."""
 
     def check(self) -> None:

@@ -129,7 +129,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
             records = improve(graph, passes, facts, look, is_compiled=is_compiled)
             graphs[name] = OptimizedGraph(graph, records)
         calls += find_calls(graphs[STEP].graph)
-        if config.plan_optimizer().implementation == "single_pass":
+        if config.plan_optimizer().is_single_pass:
             calls += find_updates(graphs[STEP].graph)
         return RankCapture(graphs, texts, source.table, facts, list(dict.fromkeys(calls)))
 

@@ -6,9 +6,9 @@ from rich.text import Text
 from monograph.commands.terminal import is_terminal, make_console, print_plain
 from monograph.config.configurable import BaseConfig
 from monograph.config.json_form import dump_json
-from monograph.config.leaves import find_leaves
+from monograph.config.leaves import find_sections
 from monograph.config.origins import Origin
-from monograph.config.text import format_value
+from monograph.config.text import format_fields
 
 _STYLES = {"default": "dim", "recipe": "cyan", "flag": "bold yellow"}
 
@@ -20,7 +20,7 @@ def show_config(config: BaseConfig, *, recipe: str, origins: dict[str, Origin], 
     elif is_terminal():
         make_console().print(make_table(config, recipe, origins), soft_wrap=False)
     else:
-        lines = {leaf.path: f"{leaf.path} = {format_value(leaf.value)}" for leaf in find_leaves(config)}
+        lines = {path: f"{path} = {value}" for path, value in format_fields(config)}
         width = min(60, max(len(line) for line in lines.values()))
         for path, line in lines.items():
             print_plain(f"{line:<{width}}  ({origins[path]})")
@@ -34,12 +34,14 @@ def make_table(config: BaseConfig, recipe: str, origins: dict[str, Origin]) -> T
     table.add_column("value", overflow="fold")
     table.add_column("from", no_wrap=True)
     section = None
-    for leaf in find_leaves(config):
-        if section is not None and leaf.section != section:
+    sections = find_sections(config)
+    for path, value in format_fields(config):
+        here, name = (path, "class") if path in sections else path.rpartition(".")[::2]
+        if section is not None and here != section:
             table.add_row()
-        section = leaf.section
-        origin = origins[leaf.path]
+        section = here
+        origin = origins[path]
         style = _STYLES[origin]
-        name = Text(f"{leaf.section}." if leaf.section else "", style="dim").append(leaf.name, style="not dim bold")
-        table.add_row(name, Text(format_value(leaf.value), style=style), Text(origin, style=style))
+        label = Text(f"{here}." if here else "", style="dim").append(name, style="not dim bold")
+        table.add_row(label, Text(value, style=style), Text(origin, style=style))
     return table

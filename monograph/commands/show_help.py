@@ -4,12 +4,17 @@ from monograph.commands.request import Request
 from monograph.commands.table import COMMANDS, Command
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.config.annotations import name_type
+from monograph.config.components import ConfigSlot, find_known, find_slots
 from monograph.config.configurable import BaseConfig
 from monograph.config.docs import find_summary
 from monograph.config.leaves import find_leaves, find_sections
 from monograph.config.text import format_value
 
 _FIELD_STYLES = ("bold cyan", "dim", "green", "none")
+_CLASSES = (
+    "A section's class: --SECTION package.module:Class, then its fields are flags too. It starts from its own "
+    "defaults; fields without a default keep the value of a field of the same name and type."
+)
 
 
 def show_commands(group: str = "") -> int:
@@ -23,6 +28,7 @@ def show_commands(group: str = "") -> int:
         [
             ("monograph COMMAND --help", "What a command takes."),
             ("monograph train RECIPE --help", "Every field of a recipe: type, value, meaning."),
+            ("monograph --import MODULE COMMAND", "Load classes of your own that files name; reading imports nothing."),
             ("monograph train deepseek_v3_debugmodel", "Try it: a small mixture of experts, on any machine."),
         ],
         ("cyan", "dim"),
@@ -50,19 +56,27 @@ def show_fields(command: Command, request: Request) -> int:
         print_fields(command.arguments())
         print_plain()
     sections = find_sections(request.config)
+    slots = {slot.path: slot for slot in find_slots(request.config) if slot.path in sections}
     leaves = find_leaves(request.config)
     for section in dict.fromkeys(leaf.section for leaf in leaves):
         print_title(section or "run", find_summary(type(sections.get(section, request.config))))
-        print_rows(
-            [
-                (f"--{leaf.path}", name_type(leaf.annotation), format_value(leaf.value), leaf.doc)
-                for leaf in leaves
-                if leaf.section == section
-            ],
-            _FIELD_STYLES,
-        )
+        rows = [
+            (f"--{leaf.path}", name_type(leaf.annotation), format_value(leaf.value), leaf.doc)
+            for leaf in leaves
+            if leaf.section == section
+        ]
+        print_rows([*describe_class(slots.get(section)), *rows], _FIELD_STYLES)
         print_plain()
+    print_plain(_CLASSES)
     return 0
+
+
+def describe_class(slot: ConfigSlot | None) -> list[tuple[str, str, str, str]]:
+    """The row of a section that is made to be replaced: its field is annotated with a base of what stands there."""
+    if slot is None or type(slot.value) in slot.bases:
+        return []
+    known = ", ".join(find_known(slot.bases))
+    return [(f"--{slot.path}", "class", format_value(slot.value), f"Known: {known}; or package.module:Class.")]
 
 
 def print_fields(config: BaseConfig, positional: tuple[str, ...] = ()) -> None:

@@ -40,6 +40,8 @@ class BaseConfig:
     """The class that `build` makes: the class itself, or "module:Class" to import it on demand."""
     decides_fields: ClassVar[tuple[str, ...]] = ()
     """Fields whose value decides which other fields there are: flags set them before all others."""
+    is_base: ClassVar[bool] = False
+    """Set by a class that only says what others have in common (not inherited): it cannot be chosen itself."""
 
     def build(self, **context: Any) -> Any:
         """Make the component this Config describes; `context` is what it needs besides its own settings."""

@@ -66,7 +66,7 @@ def _replace_inside(holder: Any, path: str, value: Any) -> Any:
         return replace_leaf(holder, path, value)
     key, _, rest = path.partition(".")
     if isinstance(holder, dict):
-        return {**holder, key: replace_leaf(holder[key], rest, value)}
+        return {**holder, key: replace_leaf(holder[key], rest, value) if rest else value}
     entries = list(holder)
-    entries[int(key)] = replace_leaf(entries[int(key)], rest, value)
+    entries[int(key)] = replace_leaf(entries[int(key)], rest, value) if rest else value
     return type(holder)(entries)

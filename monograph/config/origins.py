@@ -11,17 +11,22 @@ from typing import Any, Literal
 from monograph.config.configurable import BaseConfig, expand_field, find_children
 from monograph.config.json_form import is_same
 from monograph.config.leaves import find_leaves
+from monograph.config.text import find_swapped
 
 Origin = Literal["default", "recipe", "flag"]
 
 
 def find_origins(config: BaseConfig, flags: Collection[str] = ()) -> dict[str, Origin]:
-    """Dotted path -> origin, for every field. `flags` are the paths set on the command line."""
+    """Dotted path -> origin, for every field and every section of another class than usual.
+
+    `flags` are the paths set on the command line.
+    """
     defaults = find_defaults(config)
     origins: dict[str, Origin] = {
         leaf.path: "default" if leaf.path in defaults and is_same(leaf.value, defaults[leaf.path]) else "recipe"
         for leaf in find_leaves(config)
     }
+    origins |= dict.fromkeys((path for path, _ in find_swapped(config)), "recipe")
     origins.update((path, "flag") for path in flags if path in origins)
     return origins
 

@@ -5,7 +5,7 @@ field takes, and the nearest thing that would have worked.
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, get_args, get_origin
@@ -18,7 +18,9 @@ from monograph.config.annotations import (
     is_valid,
     make_example,
 )
+from monograph.config.components import ConfigSlot, build_replacement, choose_class, find_required, find_slot, make_slot
 from monograph.config.configurable import BaseConfig
+from monograph.config.docs import find_field_docs
 from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_leaf
 from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
 from monograph.config.text import format_words
@@ -60,18 +62,25 @@ def split_flags(arguments: Sequence[str]) -> list[Override]:
 def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_known: Sequence[str] = ()) -> Any:
     """A copy of the config with every override applied. The caller checks the result as a whole.
 
+    Classes of sections are chosen first, outer ones before inner ones, so that flags may come in any order.
     `also_known` are flags that belong to someone else, worth suggesting when a name is not known here.
     """
-    seen: dict[str, Override] = {}
+    given: dict[str, Override] = {}
     for override in sorted(overrides, key=lambda each: not decides_fields(config, each.path)):
-        if override.path in seen:
+        if override.path in given:
             raise ConfigError(
-                f"--{override.path} is given twice: {seen[override.path]} and {override}",
+                f"--{override.path} is given twice: {given[override.path]} and {override}",
                 why="only one of them could take effect",
                 do="remove one",
             )
-        seen[override.path] = override
-        config = replace_leaf(config, override.path, _read_override(override, config, also_known))
+        given[override.path] = override
+    for path in sorted(given, key=lambda path: path.count(".")):
+        slot = find_slot(config, path)
+        if slot is not None and _names_class(given[path], slot):
+            config = replace_leaf(config, path, _replace_section(slot, given))
+            del given[path]
+    for path, override in given.items():
+        config = replace_leaf(config, path, _read_override(override, config, also_known))
     return config
 
 
@@ -82,13 +91,41 @@ def decides_fields(config: BaseConfig, path: str) -> bool:
     return holder is not None and name in holder.decides_fields
 
 
+def _names_class(override: Override, slot: ConfigSlot) -> bool:
+    if len(override.words) != 1 or is_nothing(override.words):
+        return False
+    word = override.words[0]
+    return ":" in word or (slot.is_only_config and (word.isidentifier() or slot.value is None))
+
+
+def _replace_section(slot: ConfigSlot, given: Mapping[str, Override]) -> BaseConfig:
+    """The section of the class that its flag names; flags for its required fields are read here."""
+    kind = choose_class(slot, given[slot.path].words[0])
+    annotations, docs = find_annotations(kind), find_field_docs(kind)
+    for path, override in given.items():
+        if path.startswith(f"{slot.path}.") and path.removeprefix(f"{slot.path}.").split(".")[0] not in annotations:
+            raise _make_unknown(override, (), [f"{slot.path}.{name}" for name in annotations])
+    values: dict[str, Any] = {}
+    for name in find_required(kind):
+        path = f"{slot.path}.{name}"
+        inner = make_slot(path, annotations[name], None)
+        if path in given and inner.bases and _names_class(given[path], inner):
+            values[name] = _replace_section(inner, given)
+        elif path in given:
+            values[name] = _read_leaf(given[path], Leaf(path, None, annotations[name], docs[name]))
+    return build_replacement(kind, slot.value, values, slot.path)
+
+
 def _read_override(override: Override, config: BaseConfig, also_known: Sequence[str]) -> Any:
     leaves = {leaf.path: leaf for leaf in find_leaves(config)}
     if is_nothing(override.words) and _is_optional_section(override.path, config):
         return None
     if override.path not in leaves:
-        raise _make_unknown(override, config, [*leaves, *also_known])
-    leaf = leaves[override.path]
+        raise _make_unknown(override, find_sections(config), [*leaves, *also_known])
+    return _read_leaf(override, leaves[override.path])
+
+
+def _read_leaf(override: Override, leaf: Leaf) -> Any:
     if not override.words and bool in find_members(leaf.annotation):
         return True
     try:
@@ -169,13 +206,14 @@ def _make_example(leaf: Leaf) -> str:
     return f"--{leaf.path} {current or make_example(leaf.annotation)}"
 
 
-def _make_unknown(override: Override, config: BaseConfig, paths: Sequence[str]) -> ConfigError:
-    if override.path in find_sections(config):
+def _make_unknown(override: Override, sections: Collection[str], paths: Sequence[str]) -> ConfigError:
+    if override.path in sections:
         inside = [path for path in paths if path.startswith(f"{override.path}.")]
         return ConfigError(
             str(override),
             why=f"{override.path} is a section, not a value",
-            do=f"set one of its fields, such as --{inside[0]}" if inside else "",
+            do=(f"set one of its fields, such as --{inside[0]}, or " if inside else "")
+            + f"choose its class: --{override.path} package.module:Class",
         )
     if do := find_replacement(override.path):
         return ConfigError(str(override), why=f"there is no field {override.path}", do=do)

@@ -34,14 +34,7 @@ def name_of(thing: Any) -> str:
 def import_reference(reference: str) -> Any:
     """The thing a person named, imported. An error in their module is reported with its place in their file."""
     module, name = _split(reference)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        loaded = importlib.import_module(module)
-    except MonographError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"'{reference}' cannot be imported", why=describe_exception(error)) from error
+    loaded = import_named(module, reference)
     found = _follow(loaded, name)
     if found is None:
         public = [each for each in vars(loaded) if not each.startswith("_")]
@@ -51,6 +44,18 @@ def import_reference(reference: str) -> Any:
             do=f"did you mean {module}:{nearest}?" if (nearest := find_nearest(name, public)) else "",
         )
     return found
+
+
+def import_named(module: str, reference: str = "") -> types.ModuleType:
+    """A module that a person named, which may lie in the working folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except MonographError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"'{reference or module}' cannot be imported", why=describe_exception(error)) from error
 
 
 def load_reference(reference: str) -> Any:
@@ -84,7 +89,7 @@ def find_loaded(reference: str) -> Any:
         raise ConfigError(
             f"'{reference}' may not be loaded from a configuration file",
             why=f"module {module} has not been imported, and reading a file must not run code",
-            do=f"import {module} first, if you trust it",
+            do=f"if you trust it: monograph --import {module} COMMAND ... (in Python: import {module} first)",
         )
     found = _follow(sys.modules[module], name)
     if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):

@@ -3,6 +3,7 @@
 The golden files are this text. A default that changes, anywhere, shows up in review as a changed line.
 """
 
+import dataclasses
 import enum
 import shlex
 from collections.abc import Iterator
@@ -50,22 +51,28 @@ def format_words(value: Any) -> str:
 
 
 def format_config(config: BaseConfig) -> str:
-    """The whole configuration; a section's class is named where it is not the one its field declares."""
-    swapped = dict(_find_swapped(config))
-    lines: list[str] = []
+    """The whole configuration; a section's class is named where it is not the one its field has by itself."""
+    return "\n".join(f"{path} = {value}" for path, value in format_fields(config)) + "\n"
+
+
+def format_fields(config: BaseConfig) -> Iterator[tuple[str, str]]:
+    """(path, value) of every field, and of sections with another class than usual before their fields."""
+    swapped = dict(find_swapped(config))
     for leaf in find_leaves(config):
-        if leaf.section in swapped:
-            lines.append(f"{leaf.section} = {swapped.pop(leaf.section)}")
-        lines.append(f"{leaf.path} = {format_value(leaf.value)}")
-    lines += [f"{path} = {name}" for path, name in swapped.items()]
-    return "\n".join(lines) + "\n"
+        for path in [path for path in swapped if leaf.path.startswith(f"{path}.")]:
+            yield path, swapped.pop(path)
+        yield leaf.path, format_value(leaf.value)
+    yield from swapped.items()
 
 
-def _find_swapped(config: BaseConfig) -> Iterator[tuple[str, str]]:
+def find_swapped(config: BaseConfig) -> Iterator[tuple[str, str]]:
+    """(path, class) of every section whose class is neither the default of its field nor what the field declares."""
     for path, section in walk_configs(config):
         annotations = find_annotations(type(section))
+        defaults = {each.name: each.default_factory for each in dataclasses.fields(section)}
         for name, value in find_children(section):
             field, _, entry = name.partition(".")
             declared = find_element(annotations[field], 0) if entry else annotations.get(field)
-            if isinstance(value, BaseConfig) and type(value) not in find_members(declared):
+            usual = (*find_members(declared), defaults.get(field))
+            if isinstance(value, BaseConfig) and type(value) not in usual:
                 yield f"{path}.{name}" if path else name, name_of(type(value))

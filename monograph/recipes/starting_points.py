@@ -4,13 +4,13 @@ from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.config import (
     JobConfig,
-    LrSchedulerConfig,
     MetricsConfig,
-    OptimizerConfig,
     TrainerConfig,
     TrainingConfig,
     ValidatorConfig,
 )
+from monograph.train.lr_scheduler_config import WarmupDecayConfig
+from monograph.train.optimizer_config import AdamWConfig
 
 
 def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
@@ -19,8 +19,8 @@ def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
         model=model,
         job=JobConfig(dump_folder=f"outputs/{name}"),
         training=TrainingConfig(steps=100, seq_len=256, local_batch_size=4, dtype="float32", compute_dtype="float32"),
-        optimizer=OptimizerConfig(lr=1e-3),
-        lr_scheduler=LrSchedulerConfig(warmup_steps=10),
+        optimizer=AdamWConfig(lr=1e-3),
+        lr_scheduler=WarmupDecayConfig(warmup_steps=10),
         metrics=MetricsConfig(log_interval=10),
         validator=ValidatorConfig(interval=50, steps=4),
         checkpoint=CheckpointConfig(interval=0, save_last=True),
@@ -45,8 +45,8 @@ def make_published_run(
         model=model,
         job=JobConfig(dump_folder=f"outputs/{name}"),
         training=TrainingConfig(steps=100_000, seq_len=seq_len, global_batch_size=global_batch_size),
-        optimizer=OptimizerConfig(lr=lr, beta1=0.9, beta2=0.95, weight_decay=0.1),
-        lr_scheduler=LrSchedulerConfig(warmup_steps=warmup_steps, decay="cosine", min_factor=min_factor),
+        optimizer=AdamWConfig(lr=lr, beta1=0.9, beta2=0.95, weight_decay=0.1),
+        lr_scheduler=WarmupDecayConfig(warmup_steps=warmup_steps, decay="cosine", min_factor=min_factor),
         validator=ValidatorConfig(interval=1000, steps=64),
         checkpoint=CheckpointConfig(interval=1000, keep_last=3, async_save=True),
     )

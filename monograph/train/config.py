@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
-from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.machine import AUTO, find_machine
@@ -12,7 +12,10 @@ from monograph.models.model_config import ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
+from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
+from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
 from monograph.train.unused_settings import check_unused
 
 Precision = Literal["float32", "bfloat16"]
@@ -69,61 +72,6 @@ class TrainingConfig(Configurable.Config):
                 why="weights stored in fewer bits than they are used in gain nothing",
                 do="--training.dtype float32 or --training.compute_dtype bfloat16",
             )
-
-
-@dataclass(kw_only=True, slots=True)
-class OptimizerConfig(Configurable.Config):
-    """AdamW; weight decay leaves one-dimensional parameters (norms, biases) alone."""
-
-    owner: ClassVar[str] = "monograph.train.optimizer:Optimizer"
-    lr: float = 3e-4
-    """Peak learning rate."""
-    beta1: float = 0.9
-    """Decay of the first moment."""
-    beta2: float = 0.95
-    """Decay of the second moment."""
-    eps: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay."""
-    implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
-    """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
-    single_pass with compile.numerics fast, else torch's fused loop where there is one."""
-
-    def check(self) -> None:
-        check_range(self, "lr", FP32_TINY, 1e30, why="AdamW moves every weight by about lr in one step")
-        check_range(self, "eps", FP32_TINY, FP32_MAX, why="AdamW divides by it in float32 where a gradient is 0")
-        if self.weight_decay < 0 or self.lr * self.weight_decay > 1:
-            raise ConfigError(
-                f"weight_decay is {self.weight_decay} and lr is {self.lr}",
-                why="a step multiplies weights by 1 - lr * weight_decay, which must lie in [0, 1]",
-                do=f"write a weight_decay between 0 and {1 / self.lr:.3g}",
-            )
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", why="it must lie in [0, 1)")
-
-
-@dataclass(kw_only=True, slots=True)
-class LrSchedulerConfig(Configurable.Config):
-    """Linear warmup, a constant stretch, then decay to a floor."""
-
-    owner: ClassVar[str] = "monograph.train.lr_scheduler:LrScheduler"
-    warmup_steps: int = 200
-    """Steps over which the rate rises linearly to its peak."""
-    decay: Literal["constant", "linear", "cosine", "sqrt"] = "cosine"
-    """Shape of the decay; constant keeps the peak."""
-    decay_fraction: float = 1.0
-    """Share of the steps after warmup that decay; what is left before them stays at the peak."""
-    min_factor: float = 0.1
-    """The floor, as a fraction of the peak."""
-
-    def check(self) -> None:
-        if self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps is {self.warmup_steps}", why="it counts steps", do="write 0 for no warmup")
-        for name in ("decay_fraction", "min_factor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", why="it is a fraction between 0 and 1")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -236,13 +184,13 @@ class TrainerConfig(Configurable.Config):
     """What graph mode does to the captured step."""
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
     """What forward saves for backward, and what is recomputed."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     """The update rule."""
-    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    lr_scheduler: LrSchedulerConfig = field(default_factory=WarmupDecayConfig)
     """The learning rate over time."""
     dataloader: DataLoaderConfig = field(default_factory=DataLoaderConfig)
     """What is read, and in which order."""
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    tokenizer: TokenizerConfig = field(default_factory=StandardTokenizerConfig)
     """How text becomes numbers."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving and resuming."""
@@ -294,10 +242,8 @@ class TrainerConfig(Configurable.Config):
             )
 
     def plan_optimizer(self) -> OptimizerConfig:
-        """The optimizer with `auto` decided: single_pass with fast numerics, else one of torch's loops."""
-        if self.compile.numerics == "fast" and self.optimizer.implementation == "auto":
-            return self.optimizer.replace(implementation="single_pass")
-        return self.optimizer
+        """The optimizer with everything decided that it leaves to `compile.numerics`."""
+        return self.optimizer.plan(self.compile.numerics)
 
     def check_graph_mode(self) -> None:
         """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""
@@ -310,9 +256,9 @@ class TrainerConfig(Configurable.Config):
                 do="--parallelism.fsdp auto, or --compile.mode eager",
             )
         self.passes.check_asked(self.compile.numerics)
-        if "narrow_gradients" in self.passes.on and self.plan_optimizer().implementation != "single_pass":
+        if "narrow_gradients" in self.passes.on and not self.plan_optimizer().is_single_pass:
             raise ConfigError(
-                f"passes.on has narrow_gradients and optimizer.implementation is {self.optimizer.implementation}",
-                why="torch's own loops want gradients of their parameters' dtype",
-                do="--optimizer.implementation single_pass",
+                f"passes.on has narrow_gradients and {self.optimizer.describe()} is no single-pass optimizer",
+                why="it wants gradients of their parameters' dtype",
+                do="--optimizer.implementation single_pass (AdamW), or leave narrow_gradients out of passes.on",
             )

@@ -17,7 +17,7 @@ def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator
         yield "compile.expert_overlap"
     if config.compile.mode == "layer" and config.compile.backend == "inductor":
         yield "compile.backend inductor"
-    if config.plan_optimizer().implementation == "single_pass":
+    if config.plan_optimizer().is_single_pass:
         yield "optimizer.implementation single_pass"
     if device == "cuda" and not config.debug.deterministic:
         yield "attention, whose backward adds in any order without debug.deterministic"

@@ -1,120 +1,91 @@
-"""AdamW over named tensors, with its moments as named tensors too, so that checkpoints and reports can read them."""
+"""What an optimizer is: named parameters, named state, one update. A rule of your own defines `update` alone."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from monograph.compat.modules import called_plainly, compile_function
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.kernels.update import Update, make_reference_update, make_update
-from monograph.train.config import OptimizerConfig
-from monograph.train.single_pass import MOMENTS, SinglePass
+from monograph.train.optimizer_config import OptimizerConfig
 
-_FUSED_DEVICES = ("cuda", "cpu")
-_CLIP_EPS = 1e-6
+CLIP_EPS = 1e-6
 """What torch adds to a norm before it divides by it."""
 
 
 class Optimizer(Configurable):
-    """torch's AdamW with its state made up front: a checkpoint can be read straight into it before the first step."""
+    """The shared work of optimizers: state made up front, clipping, the finite check, checkpoints.
+
+    A subclass names its `state_names` and defines `update` for one parameter. Parameters are local shards, so the rule
+    must be elementwise: the state of an element depends on that element alone. Then a checkpoint knows the layout of
+    the state from the parameter, and a run can be resumed on another mesh.
+    """
 
     Config = OptimizerConfig
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """Tensors kept for each parameter, shaped like it, zero at first."""
 
     def __init__(
         self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], weight_cache: CastWeightCache | None = None
     ) -> None:
-        self.parameters, self._weight_cache = dict(parameters), weight_cache
-        decayed = [p for p in self.parameters.values() if p.ndim >= 2]
-        plain = [p for p in self.parameters.values() if p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.config: Any = config
+        self.parameters, self.weight_cache = dict(parameters), weight_cache
+        self.updates = 0
+        """Updates made, the current one included: for bias correction."""
         self._broken: Tensor | None = None
-        self.is_fused = _plan_fused(config, self.parameters)
-        with called_plainly(torch.optim.Optimizer.add_param_group):
-            self._adamw = torch.optim.AdamW(
-                [group for group in groups if group["params"]],
-                lr=config.lr,
-                betas=(config.beta1, config.beta2),
-                eps=config.eps,
-                fused=self.is_fused,
-                foreach=config.implementation == "foreach" and not self.is_fused,
-            )
-        self._update: Callable[..., Any] = self._adamw.step
-        for parameter in self.parameters.values():
-            counter_device = parameter.device if self.is_fused else torch.device("cpu")
-            self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=counter_device),
-                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
-            }
-        self._numbers = (config.beta1, config.beta2, config.eps)
-        self._is_compiled = False
-        if config.implementation == "single_pass":
-            self._update = self._in_one_pass(make_update(*self._numbers))
+        self._state = {
+            name: {kind: torch.zeros_like(parameter, requires_grad=False) for kind in self.state_names}
+            for name, parameter in self.parameters.items()
+        }
 
-    def compile(self, backend: Any) -> None:
-        """Update each parameter with one compiled kernel in place of torch's fused one. Twice changes nothing."""
-        if not self._is_compiled:
-            self._is_compiled, self.is_fused = True, False
-            update = make_reference_update(*self._numbers)
-            self._update = self._in_one_pass(compile_function(update, backend, is_dynamic=True))
-
-    def _in_one_pass(self, update: Update) -> SinglePass:
-        return SinglePass(self._adamw, self.parameters, update, self._weight_cache)
+    def update(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float) -> None:
+        """Change one parameter and its state in place; the gradient is clipped already, and may be overwritten."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not define update(parameter, gradient, state, lr)")
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
-        """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite.
+        """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite."""
+        if self.judge(loss, grad_norm).item():
+            return
+        self.updates += 1
+        excess = find_excess_norm(grad_norm, max_norm)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                gradient = parameter.grad
+                if gradient is not None:
+                    if excess is not None:
+                        gradient.div_(excess)
+                    self.update(parameter, gradient, self._state[name], lr)
 
-        The verdict stays on the device where the fused kernel reads it, so a healthy run never waits for it, and it
-        is sticky: updates launched before the host has seen the bad number leave the parameters alone as well.
-        """
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
+        """1 on the device once a loss or a gradient norm was not finite, else 0; it stays 1 from then on."""
         broken = (~(torch.isfinite(grad_norm) & torch.isfinite(loss))).float()
         self._broken = broken if self._broken is None else torch.maximum(self._broken, broken)
-        excess = ((grad_norm + _CLIP_EPS) / max_norm).clamp(min=1.0) if max_norm else None
-        if isinstance(self._update, SinglePass):
-            self._update(excess, self._broken)
-            return
-        if self.is_fused:
-            # The kernel divides every gradient it reads: clipping costs no pass over memory of its own.
-            self._adamw.found_inf, self._adamw.grad_scale = self._broken, excess  # type: ignore[attr-defined]
-        elif self._broken.item():
-            return
-        elif excess is not None:
-            for parameter in self.parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.div_(excess)
-        self._update()
+        return self._broken
 
     def clear_gradients(self) -> None:
         """Drop the gradients; the next backward allocates them anew."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def moments(self) -> dict[tuple[str, str], Tensor]:
-        """The running averages by (kind, parameter name); each is shaped and laid out like its parameter."""
-        return {
-            (kind, name): self._adamw.state[parameter][kind]
-            for kind in MOMENTS
-            for name, parameter in self.parameters.items()
-        }
+    def state(self) -> dict[tuple[str, str], Tensor]:
+        """The state of a checkpoint by (kind, parameter name); each is shaped and laid out like its parameter."""
+        return {(kind, name): self._state[name][kind] for kind in self.state_names for name in self.parameters}
 
     def set_updates(self, count: int) -> None:
-        """Continue after `count` updates: bias correction depends on it."""
-        for parameter in self.parameters.values():
-            self._adamw.state[parameter]["step"].fill_(count)
+        """Continue after `count` updates."""
+        self.updates = count
 
-
-def _plan_fused(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> bool:
-    devices = {parameter.device.type for parameter in parameters.values()}
-    can = devices <= set(_FUSED_DEVICES)
-    if config.implementation == "fused" and not can:
+    def compile(self, backend: Any) -> None:
+        """Update with compiled kernels; most optimizers have none."""
         raise ConfigError(
-            "optimizer.implementation is fused",
-            why=f"torch has no fused AdamW for {', '.join(sorted(devices))}",
-            do="--optimizer.implementation auto",
+            "compile.components has optimizer",
+            why=f"{type(self).__qualname__} has no compiled form",
+            do="leave optimizer out of --compile.components",
         )
-    return can and config.implementation in ("auto", "fused")
+
+
+def find_excess_norm(grad_norm: Tensor, max_norm: float) -> Tensor | None:
+    """What gradients are divided by so that their norm is at most `max_norm`; None when nothing is clipped."""
+    return ((grad_norm + CLIP_EPS) / max_norm).clamp(min=1.0) if max_norm else None

@@ -25,9 +25,9 @@ class Position:
 
 
 def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by key; parameters and moments are the live ones, not copies."""
+    """The tensors of a checkpoint by key; parameters and optimizer state are the live ones, not copies."""
     tensors = {f"model/{name}": value for name, value in step.state().items()}
-    for (kind, name), value in optimizer.moments().items():
+    for (kind, name), value in optimizer.state().items():
         tensors[f"optimizer/{kind}/{name}"] = step.laid_out_like(name, value)
     return tensors | read_rng(step.device)
 

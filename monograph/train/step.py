@@ -64,11 +64,6 @@ class Step(Protocol):
         ...
 
 
-def tensors_of(batch: Batch) -> dict[str, Tensor]:
-    """The tensors of a batch by name."""
-    return {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
-
-
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """The tensors of a batch by name, moved to the device."""
-    return {name: value.to(device, non_blocking=True) for name, value in tensors_of(batch).items()}
+    return {name: value.to(device, non_blocking=True) for name, value in batch.tensors.items()}

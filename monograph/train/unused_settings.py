@@ -103,17 +103,31 @@ def _validated_elsewhere(config: Any) -> str:
     return f"dataloader.validation_dataset is {name}" if name else ""
 
 
+def _chosen_by_class(config: Any) -> str:
+    source = config.dataloader.source
+    return f"dataloader.source is {type(source).__qualname__}" if source is not None else ""
+
+
+def _find_named(config: Any) -> list[str]:
+    """The datasets that are read by their names."""
+    loader = config.dataloader
+    return [name for name in ("" if loader.source is not None else loader.dataset, loader.validation_dataset) if name]
+
+
 def _not_streamed(config: Any) -> str:
-    names = (config.dataloader.dataset, config.dataloader.validation_dataset)
-    return "" if any(name.startswith(HUB_PREFIX) for name in names) else f"dataloader.dataset is {names[0]}"
+    names = _find_named(config)
+    if any(name.startswith(HUB_PREFIX) for name in names):
+        return ""
+    return _chosen_by_class(config) or f"dataloader.dataset is {names[0]}"
 
 
 def _all_are(*kinds: str) -> Callable[[Any], str]:
     """Unused while every dataset is of one of these kinds."""
 
     def find(config: Any) -> str:
-        names = [name for name in (config.dataloader.dataset, config.dataloader.validation_dataset) if name]
-        return f"dataloader.dataset is {names[0]}" if all(_find_kind(name) in kinds for name in names) else ""
+        names = _find_named(config)
+        is_unused = all(_find_kind(name) in kinds for name in names)
+        return (_chosen_by_class(config) or f"dataloader.dataset is {names[0]}") if is_unused else ""
 
     return find
 
@@ -202,6 +216,7 @@ RULES = (
     EffectRule(
         "dataloader.validation_dataset", _while("validator.interval", 0), "--validator.interval 50", is_strict=False
     ),
+    EffectRule("dataloader.dataset", _chosen_by_class, "no --dataloader.source"),
     EffectRule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
     EffectRule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
     EffectRule("profiler.start", _late_profile, "a start within the run"),

@@ -10,7 +10,7 @@ from monograph.models.init import initialize, materialize
 from monograph.models.model import StepOutput
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.train.step import tensors_of, to_device
+from monograph.train.step import to_device
 from monograph.verify.trace import StepTrace, snapshot
 from monograph.verify.watch import can_record, recorded
 
@@ -60,7 +60,7 @@ class Reference:
 
     def normalizers(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """What sums over the whole update are divided by."""
-        counts = [self.model.count_normalizers(tensors_of(batch)) for batch in batches]
+        counts = [self.model.count_normalizers(batch.tensors) for batch in batches]
         return {
             name: torch.tensor(sum(each[name] for each in counts), device=self.device)
             for name in self.model.normalizers

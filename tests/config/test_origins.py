@@ -6,9 +6,9 @@ from monograph.config.overrides import apply_overrides, split_flags
 from tests.config.toys import ModelConfig, RopeConfig, RunConfig, StageConfig, make_run
 
 
-def test_every_leaf_has_an_origin():
+def test_every_leaf_and_every_class_chosen_by_a_recipe_has_an_origin():
     config = make_run(stages=[StageConfig()])
-    assert set(find_origins(config)) == {leaf.path for leaf in find_leaves(config)}
+    assert set(find_origins(config)) == {leaf.path for leaf in find_leaves(config)} | {"model"}
 
 
 def test_what_a_recipe_sets_is_the_recipes_and_the_rest_is_default():

@@ -102,7 +102,7 @@ def evaluate(config, groups):
     step = build_step(config, groups, startup)
     assert ("artifact" in startup.seconds) == bool(config.compile.artifact)
     batch = read_batches(config, step, 1)[0]
-    inputs = {name: getattr(batch, name) for name in ("tokens", "labels", "positions", "documents")}
+    inputs = dict(batch.tensors)
     loss = step.evaluate(inputs, normalizers_of(step, valid_tokens=30)).item()
     step.close()
     return loss

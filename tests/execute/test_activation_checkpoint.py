@@ -51,7 +51,10 @@ def look(config, groups) -> Seen:
     step = build_step(config, groups)
     batch = read_batches(config, step, 1)[0]
     force_routing(step, (0, 1))
-    inputs, valid = {"tokens": batch.tokens, "labels": batch.labels}, normalizers_of(step, valid_tokens=30)
+    inputs, valid = (
+        {"tokens": batch.tensors["tokens"], "labels": batch.tensors["labels"]},
+        normalizers_of(step, valid_tokens=30),
+    )
     if config.compile.mode == "eager":
         with LiveBytes() as live:
             output = step.forward(inputs, valid)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monograph.execute.layer import CountingBackend
-from monograph.train.config import OptimizerConfig
+from monograph.train.optimizer_config import AdamWConfig
 
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 RATES = (1e-3, 5e-2, 2e-2, 1e-4)
@@ -14,7 +14,7 @@ def make_optimizer(backend=None, **changes):
     generator = torch.Generator().manual_seed(1)
     shapes = {"layers.0.wq.weight": (8, 4), "experts.w1": (3, 5, 4), "norm.weight": (7,), "bias": (3,)}
     parameters = {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
-    optimizer = OptimizerConfig(weight_decay=0.3, **changes).build(parameters=parameters)
+    optimizer = AdamWConfig(weight_decay=0.3, **changes).build(parameters=parameters)
     if backend is not None:
         optimizer.compile(backend)
     return optimizer
@@ -31,7 +31,7 @@ def update(optimizer, rates=RATES, **verdict):
 
 def copies(optimizer):
     state = {name: parameter.detach().clone() for name, parameter in optimizer.parameters.items()}
-    return state | {" ".join(name): moment.clone() for name, moment in optimizer.moments().items()}
+    return state | {" ".join(name): moment.clone() for name, moment in optimizer.state().items()}
 
 
 def assert_close(one, other):

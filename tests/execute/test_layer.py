@@ -40,7 +40,7 @@ CAPTURED = {"compile.mode": "layer", "compile.backend": "eager"}
 
 def run_length(step, batch, length):
     """One micro-batch cut to a length."""
-    tensors = {"tokens": batch.tokens[:, :length], "labels": batch.labels[:, :length]}
+    tensors = {"tokens": batch.tensors["tokens"][:, :length], "labels": batch.tensors["labels"][:, :length]}
     return step(tensors, normalizers_of(step, valid_tokens=length))
 
 
@@ -143,7 +143,7 @@ def test_evaluation_under_compile_equals_eager_and_counts_no_tokens(tmp_path):
             step = build_step(config, groups)
             batch = read_batches(config, step, 1)[0]
             valid = normalizers_of(step, valid_tokens=30)
-            tensors = {"tokens": batch.tokens, "labels": batch.labels}
+            tensors = {"tokens": batch.tensors["tokens"], "labels": batch.tensors["labels"]}
             values.append(step.evaluate(tensors, valid).item())
             assert not step.metrics.values
     assert values[0] == values[1]

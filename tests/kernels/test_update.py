@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monograph.kernels.update import make_reference_update, make_update
-from monograph.train.config import OptimizerConfig
+from monograph.train.optimizer_config import AdamWConfig
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -58,13 +58,13 @@ def test_a_whole_optimizer_on_a_gpu_agrees_with_torchs_on_a_cpu():
         torch.manual_seed(0)
         shapes = {"a.weight": (300, 70), "experts.w": (3, 50, 41), "norm.weight": (77,), "bias": (1,)}
         parameters = {name: torch.nn.Parameter(torch.randn(shape).to(device)) for name, shape in shapes.items()}
-        optimizer = OptimizerConfig(implementation=implementation).build(parameters=parameters)
+        optimizer = AdamWConfig(implementation=implementation).build(parameters=parameters)
         for rate in (1e-3, 1e-2, 1e-3):
             for parameter in parameters.values():
                 parameter.grad = torch.randn(parameter.shape).to(device)
             numbers = {"loss": torch.ones((), device=device), "grad_norm": torch.full((), 2.0, device=device)}
             optimizer.step(rate, max_norm=0.5, **numbers)
-        moments = {" ".join(name): moment for name, moment in optimizer.moments().items()}
+        moments = {" ".join(name): moment for name, moment in optimizer.state().items()}
         results.append({name: value.detach().cpu() for name, value in (parameters | moments).items()})
     for name, wanted in results[0].items():
         torch.testing.assert_close(results[1][name], wanted, rtol=2e-6, atol=1e-7)

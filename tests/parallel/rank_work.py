@@ -118,8 +118,8 @@ def claim(config: TrainerConfig) -> str:
 def collect(trainer: Trainer, groups: Groups) -> Trained:
     step: Any = trainer.step
     moments = {}
-    for kind in ("exp_avg", "exp_avg_sq"):
-        shards = {name: value for (which, name), value in trainer.optimizer.moments().items() if which == kind}
+    for kind in sorted({kind for kind, _ in trainer.optimizer.state()}):
+        shards = {name: value for (which, name), value in trainer.optimizer.state().items() if which == kind}
         moments |= {f"{kind}/{name}": value for name, value in gather_full(step.table, shards, groups).items()}
     buffers = {name: value for name, value in step.model.state_dict().items() if name.endswith("expert_bias")}
     parameters = gather_full(step.table, dict(step.parameters), groups) | buffers
@@ -149,7 +149,10 @@ def read_tokens(config: TrainerConfig) -> dict[str, Any]:
     with joined(config) as groups:
         step = build_step(config, groups)
         batches = read_batches(config, step, 2)
-        return {"part": step.data_part, "tokens": [torch.cat([b.tokens for b in update]) for update in batches]}
+        return {
+            "part": step.data_part,
+            "tokens": [torch.cat([b.tensors["tokens"] for b in update]) for update in batches],
+        }
 
 
 def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:

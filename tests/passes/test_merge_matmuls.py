@@ -106,10 +106,7 @@ def results_of(config):
     with one_rank(config) as groups:
         step = build_step(config, groups)
         (batch,) = read_batches(config, step, 1)
-        tensors = {"tokens": batch.tokens, "labels": batch.labels}
-        loss = step(
-            tensors | {"positions": batch.positions, "documents": batch.documents}, normalizers_of(step, valid_tokens=7)
-        )
+        loss = step(batch.tensors, normalizers_of(step, valid_tokens=7))
         return {"loss": loss} | {name: value.grad for name, value in step.parameters.items()}
 
 

@@ -50,11 +50,7 @@ def gradients_of(config):
         step = build_step(config, groups)
         found = []
         for batch in read_batches(config, step, 3):
-            tensors = {"tokens": batch.tokens, "labels": batch.labels}
-            step(
-                tensors | {"positions": batch.positions, "documents": batch.documents},
-                normalizers_of(step, valid_tokens=7),
-            )
+            step(batch.tensors, normalizers_of(step, valid_tokens=7))
             found.append({name: value.grad.clone() for name, value in step.parameters.items()})
         return found
 

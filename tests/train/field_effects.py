@@ -22,7 +22,7 @@ from monograph.run import build_step, find_device, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.load import open_stream
+from monograph.train.data.dataset_name import find_source
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
@@ -47,7 +47,8 @@ def make_batch(config: TrainerConfig) -> Batch:
     tokens = torch.randint(0, 256, shape, generator=random)
     documents = (torch.arange(shape[1]) >= shape[1] // 3).long().expand(shape).contiguous()
     positions = torch.arange(shape[1]).expand(shape).contiguous()
-    return Batch(tokens, tokens.roll(-1, dims=1), positions, documents, Cursor())
+    tensors = {"tokens": tokens, "labels": tokens.roll(-1, dims=1), "positions": positions, "documents": documents}
+    return Batch(tensors, Cursor())
 
 
 def see_update(config: TrainerConfig) -> Any:
@@ -92,7 +93,7 @@ def see_batches(config: TrainerConfig) -> Any:
     seen = []
     for loader in (data, data.with_split("validation")):
         with loader.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
-            seen += [batch.tokens.tolist() for batch in itertools.islice(batches, 3)]
+            seen += [batch.tensors["tokens"].tolist() for batch in itertools.islice(batches, 3)]
             seen.append(batches._queue.depth)
     return seen
 
@@ -112,9 +113,9 @@ def see_stream(config: TrainerConfig) -> Any:
         return fail
 
     pauses: list[float] = []
-    with patch("monograph.train.data.load.open_hub", open_broken), pytest.raises(DataError):
-        list(open_stream(config.dataloader.dataset, config.dataloader).read(pauses.append))
-    with patch("monograph.train.data.load.open_hub", open_hub):
+    with patch("monograph.train.data.sources.open_hub", open_broken), pytest.raises(DataError):
+        list(find_source(config.dataloader.dataset, config.dataloader).build().read(pauses.append))
+    with patch("monograph.train.data.sources.open_hub", open_hub):
         return asked, len(pauses), see_batches(config)
 
 

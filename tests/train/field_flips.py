@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.own_pass import ShareEqualValues
+from monograph.train.data.source_configs import FileSourceConfig
 from tests.train.field_effects import (
     see_batches,
     see_determinism,
@@ -206,6 +207,7 @@ def data_flips(folder: Path) -> Iterator[Flip]:
     rows, text = str(folder / "rows.jsonl"), str(folder / "texts.txt")
     llama: dict[str, Any] = {"see": see_batches, "model": "llama3"}
     yield Flip("dataloader.dataset", rows, **llama)
+    yield Flip("dataloader.source", FileSourceConfig(path=rows), **llama)
     yield Flip("dataloader.validation_dataset", rows, given={"validator.interval": 2}, **llama)
     yield Flip("dataloader.held_out_fraction", 0.5, **llama)
     many = {"dataloader.dataset": rows, "dataloader.held_out_fraction": 0.3}

@@ -56,7 +56,7 @@ def test_a_bad_number_stops_the_run_at_its_step_with_all_weights_as_they_were(tm
         with pytest.raises(TrainingFailed, match=r"^step 3: loss .*, gradient norm ") as error:
             trainer.train()
         now = {f"model/{name}": value.detach() for name, value in trainer.step.parameters.items()}
-        now |= {f"optimizer/{kind}/{name}": value for (kind, name), value in trainer.optimizer.moments().items()}
+        now |= {f"optimizer/{kind}/{name}": value for (kind, name), value in trainer.optimizer.state().items()}
     assert find_steps(tmp_path) == [1, 2]
     kept = {name: value for name, value in read_step(tmp_path, 2).items() if name in now}
     assert differing(now, kept) == []

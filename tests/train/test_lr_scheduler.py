@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monograph.train.config import LrSchedulerConfig
+from monograph.train.lr_scheduler_config import WarmupDecayConfig
 
 SHAPES = ("constant", "linear", "cosine", "sqrt")
 
 
 def build(steps=110, peak=1.0, **settings):
-    return LrSchedulerConfig(**{"warmup_steps": 10, "min_factor": 0.1, **settings}).build(peak=peak, steps=steps)
+    return WarmupDecayConfig(**{"warmup_steps": 10, "min_factor": 0.1, **settings}).build(peak=peak, steps=steps)
 
 
 @pytest.mark.parametrize("decay", SHAPES)

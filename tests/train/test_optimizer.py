@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monograph.errors import ConfigError
-from monograph.train.config import OptimizerConfig
+from monograph.train.optimizer_config import AdamWConfig
 
 TORCHS = ("fused", "foreach", "for_loop")
 IMPLEMENTATIONS = (*TORCHS, "single_pass")
@@ -28,7 +28,7 @@ def set_gradients(parameters, step):
 
 def copies(optimizer):
     state = {name: p.detach().clone() for name, p in optimizer.parameters.items()}
-    return state | {name: moment.clone() for name, moment in optimizer.moments().items()}
+    return state | {name: moment.clone() for name, moment in optimizer.state().items()}
 
 
 def assert_same(one, other):
@@ -39,7 +39,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("implementation", TORCHS)
 def test_updates_equal_those_of_torchs_adamw_bit_for_bit(implementation):
     mine, theirs = make_parameters(), make_parameters()
-    config = OptimizerConfig(beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3, implementation=implementation)
+    config = AdamWConfig(beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3, implementation=implementation)
     optimizer = config.build(parameters=mine)
     matrices = [p for p in theirs.values() if p.ndim >= 2]
     vectors = [p for p in theirs.values() if p.ndim < 2]
@@ -58,7 +58,7 @@ def test_updates_equal_those_of_torchs_adamw_bit_for_bit(implementation):
         optimizer.step(lr, **FINE)
         reference.step()
         assert_same(mine, theirs)
-    for (kind, name), moment in optimizer.moments().items():
+    for (kind, name), moment in optimizer.state().items():
         assert torch.equal(moment, reference.state[theirs[name]][kind])
 
 
@@ -66,7 +66,7 @@ def test_the_implementations_agree_up_to_rounding():
     results = []
     for implementation in IMPLEMENTATIONS:
         parameters = make_parameters()
-        optimizer = OptimizerConfig(implementation=implementation).build(parameters=parameters)
+        optimizer = AdamWConfig(implementation=implementation).build(parameters=parameters)
         for step in range(1, 6):
             set_gradients(parameters, step)
             optimizer.step(1e-2, **FINE)
@@ -77,20 +77,20 @@ def test_the_implementations_agree_up_to_rounding():
 
 
 def test_auto_takes_the_fused_kernel_where_the_device_has_one():
-    assert OptimizerConfig(implementation="auto").build(parameters=make_parameters()).is_fused
-    assert not OptimizerConfig(implementation="for_loop").build(parameters=make_parameters()).is_fused
+    assert AdamWConfig(implementation="auto").build(parameters=make_parameters()).is_fused
+    assert not AdamWConfig(implementation="for_loop").build(parameters=make_parameters()).is_fused
 
 
 def test_fused_on_a_device_without_it_is_refused_with_the_way_out():
     elsewhere = {"w": torch.empty(2, 2, device="meta")}
     with pytest.raises(ConfigError, match=r"(?s)no fused AdamW for meta.*--optimizer.implementation auto"):
-        OptimizerConfig(implementation="fused").build(parameters=elsewhere)
+        AdamWConfig(implementation="fused").build(parameters=elsewhere)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_weight_decay_shrinks_matrices_and_leaves_norms_and_biases_alone(implementation):
     parameters, start = make_parameters(), make_parameters()
-    optimizer = OptimizerConfig(weight_decay=0.5, implementation=implementation).build(parameters=parameters)
+    optimizer = AdamWConfig(weight_decay=0.5, implementation=implementation).build(parameters=parameters)
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step(0.1, **FINE)
@@ -102,15 +102,15 @@ def test_weight_decay_shrinks_matrices_and_leaves_norms_and_biases_alone(impleme
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_moments_and_count_put_into_a_new_optimizer_continue_the_old_one(implementation):
     parameters = make_parameters()
-    config = OptimizerConfig(implementation=implementation)
+    config = AdamWConfig(implementation=implementation)
     optimizer = config.build(parameters=parameters)
     for step in (1, 2):
         set_gradients(parameters, step)
         optimizer.step(1e-2, **FINE)
     again = {name: torch.nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
     resumed = config.build(parameters=again)
-    for name, moment in resumed.moments().items():
-        moment.copy_(optimizer.moments()[name])
+    for name, moment in resumed.state().items():
+        moment.copy_(optimizer.state()[name])
     resumed.set_updates(2)
     for each, weights in ((optimizer, parameters), (resumed, again)):
         set_gradients(weights, 3)
@@ -122,7 +122,7 @@ def test_moments_and_count_put_into_a_new_optimizer_continue_the_old_one(impleme
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_number_that_is_not_finite_stops_this_update_and_all_later_ones(implementation, bad):
     parameters = make_parameters()
-    optimizer = OptimizerConfig(implementation=implementation).build(parameters=parameters)
+    optimizer = AdamWConfig(implementation=implementation).build(parameters=parameters)
     set_gradients(parameters, 1)
     optimizer.step(1e-2, **FINE)
     before = copies(optimizer)
@@ -136,7 +136,7 @@ def test_a_number_that_is_not_finite_stops_this_update_and_all_later_ones(implem
 
 def test_gradients_are_gone_after_they_are_cleared():
     parameters = make_parameters()
-    optimizer = OptimizerConfig().build(parameters=parameters)
+    optimizer = AdamWConfig().build(parameters=parameters)
     set_gradients(parameters, 1)
     optimizer.clear_gradients()
     assert all(parameter.grad is None for parameter in parameters.values())
@@ -146,7 +146,7 @@ def test_a_gradient_that_lies_differently_in_memory_is_the_same_gradient():
     results = []
     for transposed in (False, True):
         parameters = make_parameters()
-        optimizer = OptimizerConfig(implementation="single_pass").build(parameters=parameters)
+        optimizer = AdamWConfig(implementation="single_pass").build(parameters=parameters)
         set_gradients(parameters, 1)
         if transposed:
             matrix = parameters["layers.0.wq.weight"]

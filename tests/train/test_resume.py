@@ -9,7 +9,7 @@ import torch
 
 from monograph.errors import CheckpointError, DataError
 from monograph.run import train
-from monograph.train.optimizer import Optimizer
+from monograph.train.adamw import AdamW
 from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
 from tests.train.processes import KILLED, WriteFailures, kill, run, start, wait_until
 
@@ -192,13 +192,13 @@ def test_random_numbers_do_not_depend_on_what_the_process_drew_before(tmp_path):
 def test_random_numbers_go_on_after_a_resume_where_they_had_stopped(tmp_path, monkeypatch):
     """Nothing in these models draws; here every update does, as dropout would."""
     drawn = []
-    update = Optimizer.step
+    update = AdamW.step
 
     def draw(self, *args, **kwargs):
         drawn.append(torch.rand(1).item())
         return update(self, *args, **kwargs)
 
-    monkeypatch.setattr(Optimizer, "step", draw)
+    monkeypatch.setattr(AdamW, "step", draw)
     train(make_quick_run(tmp_path / "whole", training__steps=4))
     whole = [*drawn]
     drawn.clear()

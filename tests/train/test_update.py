@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from monograph.models.init import initialize
 from monograph.run import train
+from monograph.train.adamw import AdamW
 from monograph.train.data.cursor import Cursor
-from monograph.train.optimizer import Optimizer
 from tests.train.kit import Watched, read_records, read_step, tiny_run, watched_run, write_texts
 
 SHORT = "the quick brown fox. "
@@ -47,7 +47,8 @@ def train_plainly(config):
     size = max(config.training.local_batch_size, config.training.global_batch_size)
     records = []
     for number, batch in enumerate(read_batches(config, config.training.steps, size), start=1):
-        loss = F.cross_entropy(model.predict(batch.tokens).flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
+        logits = model.predict(batch.tensors["tokens"])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.tensors["labels"].flatten(), ignore_index=-100)
         loss.backward()
         limit = config.training.max_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -98,7 +99,7 @@ def test_an_update_in_several_micro_batches_equals_one_large_batch(tmp_path, une
     large = tiny_run(tmp_path / "large", common | {"training.local_batch_size": 8, "training.steps": 2})
     parts = tiny_run(tmp_path / "parts", common | {"training.local_batch_size": local_batch_size, "training.steps": 2})
     micro_batches = read_batches(parts, 8 // local_batch_size, local_batch_size)
-    valid = [int((batch.labels != -100).sum()) for batch in micro_batches]
+    valid = [int((batch.tensors["labels"] != -100).sum()) for batch in micro_batches]
     assert max(valid) - min(valid) >= 2, "the micro-batches must not all weigh the same, or nothing is tested"
     train(large)
     train(parts)
@@ -135,13 +136,13 @@ PRECISIONS = [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "fl
 @pytest.mark.parametrize(("stored", "compute"), PRECISIONS, ids=["mixed", "pure bfloat16", "pure float32"])
 def test_weights_are_stored_in_one_precision_and_used_in_the_other(tmp_path, monkeypatch, stored, compute):
     gradients = set()
-    update = Optimizer.step
+    update = AdamW.step
 
     def watch(self, *args, **kwargs):
         gradients.update(parameter.grad.dtype for parameter in self.parameters.values())
         return update(self, *args, **kwargs)
 
-    monkeypatch.setattr(Optimizer, "step", watch)
+    monkeypatch.setattr(AdamW, "step", watch)
     config = watched_run(tmp_path, {"training.dtype": stored, "training.compute_dtype": compute})
     train(config)
     stored_dtype, compute_dtype = getattr(torch, stored), getattr(torch, compute)

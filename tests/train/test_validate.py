@@ -60,8 +60,8 @@ def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tm
             chosen = [next(batches) for _ in range(3)]
         losses, valid = [], 0
         for batch in chosen:
-            logits = trainer.step.model.predict(batch.tokens).detach().float()
-            targets = batch.labels.flatten()
+            logits = trainer.step.model.predict(batch.tensors["tokens"]).detach().float()
+            targets = batch.tensors["labels"].flatten()
             losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
             valid += int((targets != -100).sum())
         assert valid < 3 * 2 * 32, "some tokens end a document, or the mean over all tokens would pass as well"

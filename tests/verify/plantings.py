@@ -27,7 +27,7 @@ from monograph.parallel.expert import ExchangeDispatch, SplitSizes
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import Slot
-from monograph.train.optimizer import Optimizer
+from monograph.train.adamw import AdamW
 
 Planting = Callable[[], Any]
 
@@ -211,12 +211,12 @@ def starting_rows_of_rank_0() -> Iterator[None]:
 
 @contextmanager
 def one_rank_updates_more() -> Iterator[None]:
-    honest = Optimizer.step
+    honest = AdamW.step
 
-    def step(self: Optimizer, lr: float, **numbers: Any) -> None:
+    def step(self: AdamW, lr: float, **numbers: Any) -> None:
         honest(self, 2 * lr if is_rank(1) else lr, **numbers)
 
-    with patch.object(Optimizer, "step", step):
+    with patch.object(AdamW, "step", step):
         yield
 
 

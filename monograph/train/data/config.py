@@ -1,10 +1,11 @@
-"""Settings of the data: how text becomes numbers, what is read and in which order. Loads without torch."""
+"""Settings of the data: what is read and in which order. Loads without torch."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.train.data.source_configs import DataSourceConfig
 
 BUILTIN = "builtin"
 """The dataset that every machine has: the source files of Python's standard library."""
@@ -17,36 +18,14 @@ PARQUET_ENDING = ".parquet"
 
 
 @dataclass(kw_only=True, slots=True)
-class TokenizerConfig(Configurable.Config):
-    """How text becomes numbers: the built-in byte tokenizer, or a Hugging Face tokenizer.json."""
-
-    owner: ClassVar[str] = "monograph.train.data.tokenizer:Tokenizer"
-    path: str = ""
-    """A tokenizer.json, or a folder that holds one; empty uses the built-in byte tokenizer."""
-    bos_token: str = ""
-    """Token that begins a document; empty asks tokenizer_config.json, then tries the usual names."""
-    eos_token: str = ""
-    """Token that ends a document; empty asks tokenizer_config.json, then tries the usual names."""
-    add_bos: bool = False
-    """Begin every document with the bos token (it always ends with the eos token)."""
-
-    def check(self) -> None:
-        for name in ("bos_token", "eos_token"):
-            if getattr(self, name) and not self.path:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r} but path is empty",
-                    why="the built-in byte tokenizer has its own special tokens",
-                    do=f"write --tokenizer.path as well, or leave --tokenizer.{name} out",
-                )
-
-
-@dataclass(kw_only=True, slots=True)
 class DataLoaderConfig(Configurable.Config):
     """What is read, what is held out, and in which order it is seen."""
 
     owner: ClassVar[str] = "monograph.train.data.loader:DataLoader"
     dataset: str = BUILTIN
     """'builtin', a text/jsonl/parquet file, a folder of these, a folder of packed token shards, or 'hf:NAME'."""
+    source: DataSourceConfig | None = None
+    """Where samples come from, chosen by class (package.module:Class) in place of `dataset`."""
     validation_dataset: str = ""
     """Validate on this instead (same forms as dataset); empty holds documents of the dataset out."""
     held_out_fraction: float = 0.02

@@ -1,14 +1,14 @@
 """The way from documents to tokens, shared by everything that reads text: corpora in memory and packed shards."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
-from monograph.train.data.document import Document, DocumentSource, find_key
+from monograph.train.data.document import Document, find_key
 from monograph.train.data.tokenizer import Tokenizer
 
 BATCH_DOCUMENTS = 512
@@ -23,6 +23,15 @@ class TokenSink(Protocol):
     """Takes tokenized documents one after the other."""
 
     def add(self, tokens: np.ndarray, key: int) -> None: ...
+
+
+class Documents(Protocol):
+    """What can be read from the first document on."""
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def read(self) -> Callable[[], Iterator[Document]]: ...
 
 
 class Progress:
@@ -83,7 +92,7 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tu
         yield from zip(tokenizer.encode_documents([document.text for document in group]), keys, strict=True)
 
 
-def tokenize_into(sink: TokenSink, source: DocumentSource, tokenizer: Tokenizer) -> Progress:
+def tokenize_into(sink: TokenSink, source: Documents, tokenizer: Tokenizer) -> Progress:
     """Tokenize a whole source; an empty one is an error."""
     progress = Progress(f"reading {source.description}")
     for tokens, key in tokenize(source.read(), tokenizer):

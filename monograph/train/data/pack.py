@@ -1,18 +1,20 @@
 """`monograph data pack`: tokenize a dataset once, so that every later run on any number of ranks opens it at once."""
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from monograph.config.leaves import find_leaves
+from monograph.config.origins import find_defaults
+from monograph.config.references import name_of
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.dataset_name import choose_source
 from monograph.train.data.encode import count, tokenize_into
-from monograph.train.data.load import open_documents
-from monograph.train.data.open_shards import is_shard_folder
 from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
-from monograph.train.data.stream import RowFactory
+from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,21 @@ class PackSummary:
 
 def find_flags(tokenizer: TokenizerConfig) -> list[str]:
     """The flags that make a run use this tokenizer."""
-    default = TokenizerConfig()
-    changed = [
-        each.name
-        for each in dataclasses.fields(tokenizer)
-        if getattr(tokenizer, each.name) != getattr(default, each.name)
-    ]
-    return [word for name in changed for word in (f"--tokenizer.{name}", str(getattr(tokenizer, name)))]
+    is_standard = type(tokenizer) is StandardTokenizerConfig
+    words = [] if is_standard else ["--tokenizer", name_of(type(tokenizer))]
+    defaults = find_defaults(tokenizer)
+    for leaf in find_leaves(tokenizer):
+        if leaf.path not in defaults or leaf.value != defaults[leaf.path]:
+            words += [f"--tokenizer.{leaf.path}", str(leaf.value)]
+    return words
+
+
+def choose_documents(config: DataLoaderConfig) -> TextSource:
+    """The source of the documents; finished samples and tokens cannot be packed."""
+    source = choose_source(config, "train").build()
+    if not isinstance(source, TextSource):
+        raise DataError(f"{source.description} has no documents", why="only text is packed", do="train on it as it is")
+    return source
 
 
 def pack(
@@ -55,7 +65,7 @@ def pack(
     *,
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
-    rows: RowFactory | None = None,
+    source: TextSource | None = None,
 ) -> PackSummary:
     """Tokenize `dataset.dataset` into a folder of token shards. Logs its progress; the folder appears when whole."""
     if shard_tokens < 1:
@@ -70,12 +80,8 @@ def pack(
                 do="choose another, or --overwrite",
             )
         check_replaceable(out_folder)
-    if is_shard_folder(Path(dataset.dataset)):
-        raise DataError(
-            f"'{dataset.dataset}' is packed already", why="tokens cannot be tokenized", do="give the original files"
-        )
     built: Tokenizer = tokenizer.build()
-    source = open_documents(dataset.dataset, dataset, rows=rows)
+    source = source or choose_documents(dataset)
     with ShardWriter(out_folder, built, shard_tokens=shard_tokens) as writer:
         progress = tokenize_into(writer, source, built)
         index = writer.finish(source.description)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from monograph.train.data.batch import Sample, build_sample
 from monograph.train.data.corpus import CHUNK_DOCUMENTS, TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.permutation import Permutation, find_seed
+from monograph.train.data.sample import Sample, build_sample
 
 BLOCK = 64
 """Documents between two remembered starts; divides CHUNK_DOCUMENTS."""

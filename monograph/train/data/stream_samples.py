@@ -9,22 +9,30 @@ more than once (`monograph data pack`).
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
-from monograph.train.data.batch import Sample, build_sample
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.document import Document, find_key
 from monograph.train.data.encode import PROGRESS_SECONDS, tokenize
 from monograph.train.data.permutation import Permutation, find_seed, mix
+from monograph.train.data.sample import Sample, build_sample
 from monograph.train.data.split import Split, is_held_out
-from monograph.train.data.stream import RowStream
 from monograph.train.data.tokenizer import Tokenizer
 
 log = get_log(__name__)
+
+
+class DocumentStream(Protocol):
+    """Documents from front to back, as often as they are asked for."""
+
+    @property
+    def description(self) -> str: ...
+    def read(self, pause: Callable[[float], object] = ...) -> Iterator[Document]: ...
 
 
 class StreamSamples:
@@ -34,7 +42,7 @@ class StreamSamples:
 
     def __init__(
         self,
-        stream: RowStream,
+        stream: DocumentStream,
         tokenizer: Tokenizer,
         *,
         split: Split,

@@ -14,8 +14,8 @@ import tokenizers
 
 from monograph.config.configurable import Configurable
 from monograph.errors import DataError, did_you_mean
-from monograph.train.data.config import TokenizerConfig
 from monograph.train.data.corpus import find_token_dtype
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "<｜begin▁of▁sentence｜>", "[BOS]")  # noqa: RUF001
 EOS_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "[EOS]")  # noqa: RUF001
@@ -38,17 +38,17 @@ class Codec(Protocol):
 
 
 class Tokenizer(Configurable):
-    """Turns documents into arrays of ids: [bos] text eos."""
+    """Turns documents into arrays of ids: [bos] text eos. A tokenizer of your own defines `open_codec` alone."""
 
     Config = TokenizerConfig
 
     def __init__(self, config: TokenizerConfig) -> None:
-        self.config = config
-        codec: Codec = HuggingFaceCodec(config) if config.path else ByteCodec()
+        self.config: Any = config
+        codec = self.open_codec()
         if config.add_bos and codec.bos_id is None:
             raise DataError(
                 "tokenizer.add_bos is set but the tokenizer has no bos token",
-                why=f"{config.path} names none and has none of {', '.join(BOS_NAMES)}",
+                why=f"{codec.description} names none and has none of {', '.join(BOS_NAMES)}",
                 do="--tokenizer.bos_token NAME, or --tokenizer.add_bos False",
             )
         self._codec = codec
@@ -58,6 +58,10 @@ class Tokenizer(Configurable):
         self.description = codec.description
         frame = f"{codec.fingerprint} bos={codec.bos_id if config.add_bos else None} eos={codec.eos_id}"
         self.fingerprint = hashlib.sha256(frame.encode("utf-8")).hexdigest()
+
+    def open_codec(self) -> Codec:
+        """What turns text into ids, as `self.config` says."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not define open_codec()")
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text alone, without special tokens around it."""
@@ -81,6 +85,16 @@ class Tokenizer(Configurable):
         return self._codec.decode([int(token) for token in ids])
 
 
+class StandardTokenizer(Tokenizer):
+    """Bytes, or a Hugging Face tokenizer.json."""
+
+    Config = StandardTokenizerConfig
+
+    def open_codec(self) -> Codec:
+        """The tokenizer.json at `path`, else bytes."""
+        return HuggingFaceCodec(self.config) if self.config.path else ByteCodec()
+
+
 class ByteCodec:
     """Every byte of the UTF-8 text is a token. Works on any text, needs no files."""
 
@@ -101,7 +115,7 @@ class ByteCodec:
 class HuggingFaceCodec:
     """A tokenizer.json, read by the `tokenizers` library."""
 
-    def __init__(self, config: TokenizerConfig) -> None:
+    def __init__(self, config: StandardTokenizerConfig) -> None:
         path = Path(config.path)
         path = path / "tokenizer.json" if path.is_dir() else path
         content = read_tokenizer_file(path)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from monograph.train.data.batch import Sample
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
 from monograph.train.data.cursor import Cursor
+from monograph.train.data.dataset_name import find_source
 from monograph.train.data.loader import DataLoader
+from monograph.train.data.sample import Sample
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 NAMES = ("tokens", "labels", "positions", "documents")
 
@@ -38,11 +40,12 @@ def make_texts(count: int) -> list[str]:
 
 
 def build_loader(dataset: object, *, seq_len: int = 16, seed: int = 1, split: str = "train", **settings) -> DataLoader:
-    context = {"rows": settings.pop("rows")} if "rows" in settings else {}
+    rows = settings.pop("rows", None)
     config = DataLoaderConfig(dataset=str(dataset), **settings)
     config.check()
+    context = {"source": find_source(config.dataset, config).build(rows=rows)} if rows is not None else {}
     return config.build(
-        tokenizer=TokenizerConfig().build(), seq_len=seq_len, vocab_size=259, seed=seed, split=split, **context
+        tokenizer=StandardTokenizerConfig().build(), seq_len=seq_len, vocab_size=259, seed=seed, split=split, **context
     )
 
 
@@ -66,13 +69,13 @@ def naive_samples(documents: list[list[int]], seq_len: int) -> list[Sample]:
             fields["labels"].append(-100 if is_last else row[place + 1][0])
             fields["positions"].append(place - begin)
             fields["documents"].append(seen.index(owner))
-        samples.append(Sample(**{name: np.array(values) for name, values in fields.items()}))
+        samples.append({name: np.array(values) for name, values in fields.items()})
     return samples
 
 
 def as_rows(sample: Sample) -> tuple[tuple[int, ...], ...]:
     """A sample as something that can be compared and put into a set."""
-    return tuple(tuple(getattr(sample, name).tolist()) for name in NAMES)
+    return tuple(tuple(sample[name].tolist()) for name in NAMES)
 
 
 def take_updates(loader: DataLoader, cursor: Cursor, updates: int, *, local: int, total: int, parts: int) -> list:
@@ -86,6 +89,6 @@ def take_updates(loader: DataLoader, cursor: Cursor, updates: int, *, local: int
     for update, part, number in itertools.product(range(updates), range(parts), range(per_part)):
         batch = taken[part][update * per_part + number]
         for row in range(local):
-            rows = tuple(tuple(getattr(batch, name)[row].tolist()) for name in NAMES)
+            rows = tuple(tuple(batch.tensors[name][row].tolist()) for name in NAMES)
             found.append((batch.cursor, rows))
     return found

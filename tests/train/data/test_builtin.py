@@ -30,9 +30,9 @@ def test_it_is_a_few_megabytes():
 
 def test_two_loads_give_the_same_hash_and_samples():
     first, second = build_loader("builtin", seq_len=64), build_loader("builtin", seq_len=64)
-    assert first.content_hash == second.content_hash and len(first.content_hash) == 64
+    assert first.samples.content_hash == second.samples.content_hash and len(first.samples.content_hash) == 64
     assert first.samples_per_epoch == second.samples_per_epoch > 10_000
-    assert first.sample(1, 777).tokens.tolist() == second.sample(1, 777).tokens.tolist()
+    assert first.sample(1, 777)["tokens"].tolist() == second.sample(1, 777)["tokens"].tolist()
 
 
 def test_there_is_something_to_validate_on():

@@ -5,9 +5,10 @@ import pytest
 
 from monograph.config.configurable import find_owner
 from monograph.errors import ConfigError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.loader import DataLoader
-from monograph.train.data.tokenizer import Tokenizer
+from monograph.train.data.tokenizer import StandardTokenizer
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 
 def test_settings_load_without_torch_and_numpy():
@@ -24,7 +25,9 @@ def test_packing_data_does_not_need_torch():
 
 def test_each_config_builds_its_owner():
     assert find_owner(DataLoaderConfig) is DataLoader and DataLoader.Config is DataLoaderConfig
-    assert find_owner(TokenizerConfig) is Tokenizer and Tokenizer.Config is TokenizerConfig
+    assert (
+        find_owner(StandardTokenizerConfig) is StandardTokenizer and StandardTokenizer.Config is StandardTokenizerConfig
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,8 +42,8 @@ def test_each_config_builds_its_owner():
         (DataLoaderConfig(prefetch=0), "prefetch"),
         (DataLoaderConfig(stream_buffer=-1), "stream_buffer"),
         (DataLoaderConfig(stream_retries=-1), "stream_retries"),
-        (TokenizerConfig(eos_token="</s>"), "eos_token"),
-        (TokenizerConfig(bos_token="<s>"), "bos_token"),
+        (StandardTokenizerConfig(eos_token="</s>"), "eos_token"),
+        (StandardTokenizerConfig(bos_token="<s>"), "bos_token"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_name(config, named):
@@ -51,4 +54,4 @@ def test_a_value_that_cannot_work_is_refused_by_name(config, named):
 
 def test_defaults_can_work():
     DataLoaderConfig().check()
-    TokenizerConfig().check()
+    StandardTokenizerConfig().check()

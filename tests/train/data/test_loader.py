@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
+from monograph.train.data.source_configs import DataSourceConfig
+from monograph.train.data.text_source import TextSource
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
 
 
@@ -74,7 +77,7 @@ def test_batches_are_int64_tensors_in_host_memory(loader):
     with loader.batches(Cursor(), local_batch_size=2, global_batch_size=4) as batches:
         batch = next(batches)
     for name in ("tokens", "labels", "positions", "documents"):
-        tensor = getattr(batch, name)
+        tensor = batch.tensors[name]
         assert tensor.shape == (2, 16) and tensor.dtype == torch.int64 and tensor.device.type == "cpu"
 
 
@@ -94,7 +97,7 @@ def test_epochs_and_seeds_have_their_own_order(tmp_path):
 def test_without_shuffling_the_text_is_read_from_front_to_back(tmp_path):
     texts = make_texts(16)
     loader = build_loader(write_texts(tmp_path / "t.jsonl", texts), held_out_fraction=0.0, shuffle=False)
-    read = [token for index in range(loader.samples_per_epoch) for token in loader.sample(5, index).tokens.tolist()]
+    read = [token for index in range(loader.samples_per_epoch) for token in loader.sample(5, index)["tokens"].tolist()]
     expected = [token for text in texts for token in [*text.encode(), 257]]
     assert read == expected[: len(read)] and len(expected) - len(read) < 16
 
@@ -106,19 +109,17 @@ def test_training_and_validation_share_no_document(tmp_path):
     held = train.with_split("validation")
     found = []
     for loader in (train, held):
+        reader = loader.samples.reader
+        lengths = reader.corpus.find_lengths(reader.members)
         members = {
-            loader.tokenizer.decode(
-                loader.corpus.read(
-                    document, 0, loader.corpus.find_lengths(loader._samples.members[place : place + 1])[0]
-                )
-            )
-            for place, document in enumerate(loader._samples.members)
+            loader.plan.tokenizer.decode(reader.corpus.read(document, 0, length))
+            for document, length in zip(reader.members, lengths, strict=True)
         }
         found.append(members)
     assert found[0] | found[1] == set(texts) and not found[0] & found[1]
     assert 15 < len(found[1]) < 45
-    assert train.samples_per_epoch + held.samples_per_epoch == train.corpus.token_count
-    assert train.content_hash != held.content_hash
+    assert train.samples_per_epoch + held.samples_per_epoch == train.samples.reader.corpus.token_count
+    assert train.samples.content_hash != held.samples.content_hash
 
 
 def test_the_other_split_is_the_one_that_is_built_from_scratch_and_loads_nothing(tmp_path):
@@ -127,8 +128,8 @@ def test_the_other_split_is_the_one_that_is_built_from_scratch_and_loads_nothing
     scratch = build_loader(path, held_out_fraction=0.3, split="validation")
     path.unlink()
     shared = train.with_split("validation")
-    assert shared.corpus is train.corpus
-    assert shared.content_hash == scratch.content_hash
+    assert shared.samples.reader.corpus is train.samples.reader.corpus
+    assert shared.samples.content_hash == scratch.samples.content_hash
     assert as_rows(shared.sample(0, 3)) == as_rows(scratch.sample(0, 3))
 
 
@@ -137,13 +138,16 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     own = write_texts(tmp_path / "own.jsonl", ["z" * 100])
     train = build_loader(texts, validation_dataset=str(own))
     held = train.with_split("validation")
-    assert train.samples_per_epoch == train.corpus.token_count // 16  # nothing is held out
-    assert held.corpus.document_count == 1 and set(held.sample(0, 0).tokens.tolist()) <= {ord("z"), 257}
+    assert train.samples_per_epoch == train.samples.reader.corpus.token_count // 16  # nothing is held out
+    assert held.samples.reader.corpus.document_count == 1 and set(held.sample(0, 0)["tokens"].tolist()) <= {
+        ord("z"),
+        257,
+    }
 
 
 def test_the_content_hash_follows_the_content(tmp_path):
     def build(texts, **settings):
-        return build_loader(write_texts(tmp_path / "t.jsonl", texts), **settings).content_hash
+        return build_loader(write_texts(tmp_path / "t.jsonl", texts), **settings).samples.content_hash
 
     texts = make_texts(50)
     hashes = [
@@ -161,7 +165,7 @@ def test_the_content_hash_follows_the_content(tmp_path):
 def test_the_content_hash_is_in_the_log(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "monograph"):
         loader = build_loader(write_texts(tmp_path / "t.jsonl", make_texts(9)))
-    assert loader.content_hash[:16] in caplog.text and "samples per epoch" in caplog.text
+    assert loader.samples.content_hash[:16] in caplog.text and "samples per epoch" in caplog.text
 
 
 def test_a_saved_position_is_refused_in_other_data(tmp_path):
@@ -199,14 +203,15 @@ def test_a_part_that_does_not_exist_is_a_mistake(loader):
 def test_ids_beyond_the_vocabulary_are_refused_before_anything_is_read():
     config = DataLoaderConfig(dataset="does not exist")
     with pytest.raises(DataError) as error:
-        config.build(tokenizer=TokenizerConfig().build(), seq_len=8, vocab_size=256, seed=1)
+        config.build(tokenizer=StandardTokenizerConfig().build(), seq_len=8, vocab_size=256, seed=1)
     assert "258" in error.value.what and "256" in error.value.what and "--model.vocab_size 259" in error.value.do
 
 
 def test_ids_that_occur_beyond_the_vocabulary_are_refused():
-    corpus = build_corpus([300])
+    source, tokenizer = TextSource(DataSourceConfig()), StandardTokenizerConfig().build()
+    source._corpus = build_corpus([300])
     with pytest.raises(DataError, match="token id 299") as error:
-        DataLoaderConfig().build(tokenizer=TokenizerConfig().build(), seq_len=8, vocab_size=299, seed=1, corpus=corpus)
+        DataLoaderConfig().build(tokenizer=tokenizer, seq_len=8, vocab_size=299, seed=1, source=source)
     assert "299" in error.value.what and "--model.vocab_size 300" in error.value.do
 
 

@@ -51,34 +51,32 @@ def test_a_sample_at_borders_reads_like_this():
     samples = pack(build_corpus([3, 1, 6, 2]), seq_len=5, shuffle=False)
     first, second = samples.sample(0, 0), samples.sample(0, 1)
     assert samples.samples_per_epoch == 2
-    assert first.tokens.tolist() == [0, 1, 2, 3, 4]
-    assert first.labels.tolist() == [1, 2, -100, -100, 5]
-    assert first.positions.tolist() == [0, 1, 2, 0, 0]
-    assert first.documents.tolist() == [0, 0, 0, 1, 2]
-    assert second.tokens.tolist() == [5, 6, 7, 8, 9]
-    assert second.labels.tolist() == [6, 7, 8, 9, -100]
-    assert second.positions.tolist() == [0, 1, 2, 3, 4]
-    assert second.documents.tolist() == [0, 0, 0, 0, 0]
+    assert first["tokens"].tolist() == [0, 1, 2, 3, 4]
+    assert first["labels"].tolist() == [1, 2, -100, -100, 5]
+    assert first["positions"].tolist() == [0, 1, 2, 0, 0]
+    assert first["documents"].tolist() == [0, 0, 0, 1, 2]
+    assert second["tokens"].tolist() == [5, 6, 7, 8, 9]
+    assert second["labels"].tolist() == [6, 7, 8, 9, -100]
+    assert second["positions"].tolist() == [0, 1, 2, 3, 4]
+    assert second["documents"].tolist() == [0, 0, 0, 0, 0]
 
 
 def test_the_last_sample_needs_no_token_after_it():
     samples = pack(build_corpus([4, 4]), seq_len=4, shuffle=False)
     assert samples.samples_per_epoch == 2
-    assert samples.sample(0, 1).labels.tolist() == [5, 6, 7, -100]
+    assert samples.sample(0, 1)["labels"].tolist() == [5, 6, 7, -100]
 
 
 def test_arrays_are_int64():
     sample = pack(build_corpus([30])).sample(0, 0)
-    assert {getattr(sample, name).dtype for name in ("tokens", "labels", "positions", "documents")} == {
-        np.dtype(np.int64)
-    }
+    assert {sample[name].dtype for name in ("tokens", "labels", "positions", "documents")} == {np.dtype(np.int64)}
 
 
 def test_only_the_members_of_a_split_are_read():
     corpus = build_corpus([10] * 20)
     members = np.array([3, 7, 11], dtype=np.uint32)
     samples = pack(corpus, members=members, seq_len=5)
-    tokens = {int(token) for index in range(samples.samples_per_epoch) for token in samples.sample(0, index).tokens}
+    tokens = {int(token) for index in range(samples.samples_per_epoch) for token in samples.sample(0, index)["tokens"]}
     assert tokens == {token for member in members.tolist() for token in range(member * 10, member * 10 + 10)}
 
 
@@ -96,7 +94,7 @@ def test_orders_differ_between_epochs_and_seeds_and_are_repeated_exactly():
 
 def test_the_samples_of_one_long_document_are_spread_over_the_epoch():
     samples = pack(build_corpus([4000]), seq_len=4)
-    starts = [int(samples.sample(0, index).tokens[0]) for index in range(samples.samples_per_epoch)]
+    starts = [int(samples.sample(0, index)["tokens"][0]) for index in range(samples.samples_per_epoch)]
     assert sorted(starts) == list(range(0, 4000, 4))
     assert sum(abs(left - right) == 4 for left, right in itertools.pairwise(starts)) < 20
 

@@ -7,14 +7,15 @@ import pytest
 
 from monograph.errors import DataError
 from monograph.train.data import encode
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
-from monograph.train.data.load import load_corpus
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.dataset_name import find_source
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.shards import ShardWriter, find_checksum
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_loader, make_texts, write_texts
 
-TOKENIZER = TokenizerConfig().build()
+TOKENIZER = StandardTokenizerConfig().build()
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def packed(tmp_path, texts):
-    pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "packed", shard_tokens=700)
+    pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "packed", shard_tokens=700)
     return tmp_path / "packed"
 
 
@@ -36,8 +37,8 @@ def refuse(folder, match, *, verify="hashes"):
 
 
 def test_shards_hold_what_was_read(texts, packed):
-    in_memory = load_corpus(str(texts), DataLoaderConfig(), TOKENIZER)
-    on_disk = load_corpus(str(packed), DataLoaderConfig(), TOKENIZER)
+    in_memory = find_source(str(texts), DataLoaderConfig()).build().corpus(TOKENIZER)
+    on_disk = find_source(str(packed), DataLoaderConfig()).build().corpus(TOKENIZER)
     assert len(on_disk.pieces) > 1 and on_disk.pieces[0].dtype == np.uint16
     assert np.array_equal(np.concatenate(in_memory.pieces), np.concatenate(on_disk.pieces))
     for name in ("offsets", "keys"):
@@ -51,7 +52,7 @@ def test_training_on_shards_is_training_on_the_texts(texts, packed, split):
     loaders = [build_loader(data, split=split, held_out_fraction=0.3) for data in (texts, packed)]
     one, other = ([as_rows(loader.sample(1, n)) for n in range(loader.samples_per_epoch)] for loader in loaders)
     assert one == other and len(one) > 10
-    assert loaders[0].content_hash == loaders[1].content_hash
+    assert loaders[0].samples.content_hash == loaders[1].samples.content_hash
 
 
 def test_shards_are_mapped_and_not_read_into_memory(packed):
@@ -63,7 +64,7 @@ def test_shards_are_mapped_and_not_read_into_memory(packed):
 
 def test_a_document_larger_than_a_shard_is_kept_whole(tmp_path):
     texts = write_texts(tmp_path / "t.jsonl", ["a" * 50, "b" * 900, "c" * 50])
-    summary = pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "out", shard_tokens=100)
+    summary = pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "out", shard_tokens=100)
     corpus = open_shards(tmp_path / "out", TOKENIZER)
     assert summary.files == 3 and TOKENIZER.decode(corpus.read(1, 0, 901)) == "b" * 900
 
@@ -80,7 +81,9 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 
 def test_the_summary_counts_what_was_written(tmp_path, texts, packed):
-    summary = pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "again", shard_tokens=700)
+    summary = pack(
+        DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "again", shard_tokens=700
+    )
     corpus = open_shards(packed, TOKENIZER)
     assert (summary.documents, summary.tokens) == (60, corpus.token_count)
     assert summary.bytes == 2 * summary.tokens and summary.files == len(corpus.pieces)
@@ -91,7 +94,7 @@ def test_the_summary_counts_what_was_written(tmp_path, texts, packed):
 def test_packing_shows_its_progress(tmp_path, texts, caplog, monkeypatch):
     monkeypatch.setattr(encode.Progress.__init__, "__kwdefaults__", {"every_seconds": 0.0})
     with caplog.at_level(logging.INFO, "monograph"):
-        pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "out")
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "out")
     assert "60 documents" in caplog.text and "tokens/s" in caplog.text
 
 
@@ -105,15 +108,15 @@ def test_an_interrupted_packing_leaves_nothing(tmp_path):
 def test_a_broken_line_leaves_nothing(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "good"}\n{')
     with pytest.raises(DataError, match=r"t\.jsonl:2"):
-        pack(DataLoaderConfig(dataset=str(tmp_path / "t.jsonl")), TokenizerConfig(), tmp_path / "out")
+        pack(DataLoaderConfig(dataset=str(tmp_path / "t.jsonl")), StandardTokenizerConfig(), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
 def test_an_existing_folder_is_replaced_only_on_request(tmp_path, texts, packed):
     config = DataLoaderConfig(dataset=str(texts))
     with pytest.raises(DataError, match="exists already"):
-        pack(config, TokenizerConfig(), packed)
-    pack(config, TokenizerConfig(), packed, overwrite=True)
+        pack(config, StandardTokenizerConfig(), packed)
+    pack(config, StandardTokenizerConfig(), packed, overwrite=True)
     assert len(open_shards(packed, TOKENIZER).pieces) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "texts.jsonl"]
 
@@ -122,18 +125,18 @@ def test_other_peoples_files_are_never_overwritten(tmp_path, texts):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("dear")
     with pytest.raises(DataError, match="will not overwrite"):
-        pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "out", overwrite=True)
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "dear"
 
 
 def test_shards_cannot_be_packed_again(tmp_path, packed):
     with pytest.raises(DataError, match="packed already"):
-        pack(DataLoaderConfig(dataset=str(packed)), TokenizerConfig(), tmp_path / "out")
+        pack(DataLoaderConfig(dataset=str(packed)), StandardTokenizerConfig(), tmp_path / "out")
 
 
 def test_an_empty_shard_size_is_refused(tmp_path, texts):
     with pytest.raises(DataError, match="shard_tokens"):
-        pack(DataLoaderConfig(dataset=str(texts)), TokenizerConfig(), tmp_path / "out", shard_tokens=0)
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "out", shard_tokens=0)
 
 
 @pytest.mark.parametrize("name", ["tokens-00000.bin", "tokens-00001.bin", "offsets.bin", "keys.bin"])
@@ -218,4 +221,4 @@ def test_a_lost_or_unreadable_index_is_damage_not_an_empty_folder(packed):
 
 def test_another_tokenizer_is_refused(packed):
     with pytest.raises(DataError, match="packed with another tokenizer"):
-        open_shards(packed, TokenizerConfig(add_bos=True).build())
+        open_shards(packed, StandardTokenizerConfig(add_bos=True).build())

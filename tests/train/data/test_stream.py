@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from monograph.errors import DataError
-from monograph.train.data.config import DataLoaderConfig, TokenizerConfig
+from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
+from monograph.train.data.dataset_name import find_source
 from monograph.train.data.document import Document
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.stream import RowStream, is_transient
 from monograph.train.data.stream_samples import shuffle_window
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.data.kit import as_rows, build_loader, make_texts, naive_samples, take_updates
 
 TEXTS = make_texts(40)
@@ -159,7 +161,7 @@ def test_shuffled_samples_hold_the_same_documents_in_another_order_on_every_pass
     length = sum(len(text.encode()) + 1 for text in TEXTS)
     tokens = [rows[0][0] for rows in first_samples(loader, 2 * length)]
     passes = [
-        loader.tokenizer.decode(token if token != 257 else 10 for token in part).splitlines()
+        loader.plan.tokenizer.decode(token if token != 257 else 10 for token in part).splitlines()
         for part in (tokens[:length], tokens[length:])
     ]
     assert sorted(passes[0]) == sorted(passes[1]) == sorted(TEXTS)
@@ -200,7 +202,7 @@ def test_training_and_validation_share_no_document():
     seen = []
     for loader in (train, held):
         tokens = [rows[0][0] for rows in first_samples(loader, 2 * total)]
-        text = loader.tokenizer.decode(token if token != 257 else 10 for token in tokens)
+        text = loader.plan.tokenizer.decode(token if token != 257 else 10 for token in tokens)
         seen.append(set(text.splitlines()[:-1]))
     assert seen[0] | seen[1] == set(TEXTS) and not seen[0] & seen[1] and seen[1]
 
@@ -230,10 +232,24 @@ def test_the_shuffle_window_loses_and_repeats_nothing(size, count):
 def test_a_stream_can_be_packed(tmp_path):
     config = DataLoaderConfig(dataset="hf:fake")
     hub = FakeHub(faults={1: (11, ValueError("no"))})
+    source = find_source(config.dataset, config).build(rows=hub)
     with pytest.raises(DataError, match="cannot read hf:fake"):
-        pack(config, TokenizerConfig(), tmp_path / "out", rows=hub)
-    assert pack(config, TokenizerConfig(), tmp_path / "out", rows=hub).documents == 40
-    tokens = np.concatenate(open_shards(tmp_path / "out", TokenizerConfig().build()).pieces)
+        pack(
+            config,
+            StandardTokenizerConfig(),
+            tmp_path / "out",
+            source=source,
+        )
+    assert (
+        pack(
+            config,
+            StandardTokenizerConfig(),
+            tmp_path / "out",
+            source=source,
+        ).documents
+        == 40
+    )
+    tokens = np.concatenate(open_shards(tmp_path / "out", StandardTokenizerConfig().build()).pieces)
     assert tokens.tolist() == [token for text in TEXTS for token in [*text.encode(), 257]]
 
 

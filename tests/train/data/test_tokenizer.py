@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from monograph.errors import DataError
-from monograph.train.data.config import TokenizerConfig
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 
 SPECIALS = ["<s>", "</s>", "<other>"]
 
@@ -33,12 +33,12 @@ def write_tokenizer(folder, *, specials=tuple(SPECIALS), truncate_to=None):
 
 @pytest.fixture(scope="module")
 def byte_tokenizer():
-    return TokenizerConfig().build()
+    return StandardTokenizerConfig().build()
 
 
 @pytest.fixture(scope="module")
 def hf_tokenizer(tmp_path_factory):
-    return TokenizerConfig(path=str(write_tokenizer(tmp_path_factory.mktemp("hf")))).build()
+    return StandardTokenizerConfig(path=str(write_tokenizer(tmp_path_factory.mktemp("hf")))).build()
 
 
 @given(st.text())
@@ -63,7 +63,7 @@ def test_tokens_are_kept_in_two_bytes_where_they_fit(byte_tokenizer):
 
 def test_a_document_ends_with_eos_and_starts_with_bos_only_when_asked(byte_tokenizer):
     assert byte_tokenizer.encode_documents(["ab", ""])[0].tolist() == [97, 98, 257]
-    assert TokenizerConfig(add_bos=True).build().encode_documents(["ab"])[0].tolist() == [256, 97, 98, 257]
+    assert StandardTokenizerConfig(add_bos=True).build().encode_documents(["ab"])[0].tolist() == [256, 97, 98, 257]
 
 
 def test_special_tokens_say_nothing_and_broken_bytes_do_not_raise(byte_tokenizer):
@@ -83,24 +83,24 @@ def test_special_tokens_are_found_by_their_usual_names(hf_tokenizer):
 
 def test_a_folder_with_a_tokenizer_is_enough(tmp_path):
     write_tokenizer(tmp_path)
-    assert TokenizerConfig(path=str(tmp_path)).build().eos_id == 257
+    assert StandardTokenizerConfig(path=str(tmp_path)).build().eos_id == 257
 
 
 @pytest.mark.parametrize("written", ["<other>", {"content": "<other>", "lstrip": False}])
 def test_tokenizer_config_json_decides_before_usual_names(tmp_path, written):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": written}))
-    assert TokenizerConfig(path=str(tmp_path)).build().eos_id == 258
+    assert StandardTokenizerConfig(path=str(tmp_path)).build().eos_id == 258
 
 
 def test_the_user_decides_before_tokenizer_config_json(tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": None}))
-    assert TokenizerConfig(path=str(tmp_path), eos_token="<other>").build().eos_id == 258
+    assert StandardTokenizerConfig(path=str(tmp_path), eos_token="<other>").build().eos_id == 258
 
 
 def test_limits_stored_in_the_file_do_not_cut_or_pad_documents(tmp_path):
-    tokenizer = TokenizerConfig(path=str(write_tokenizer(tmp_path, truncate_to=4))).build()
+    tokenizer = StandardTokenizerConfig(path=str(write_tokenizer(tmp_path, truncate_to=4))).build()
     assert len(tokenizer.encode("a" * 100)) == 100 and len(tokenizer.encode("a")) == 1
 
 
@@ -109,23 +109,24 @@ def test_code_beside_a_tokenizer_is_never_run(tmp_path):
     (tmp_path / "tokenization_mine.py").write_text("raise SystemExit('this code was run')")
     mapping = {"auto_map": {"AutoTokenizer": ["tokenization_mine.Mine", None]}, "tokenizer_class": "Mine"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(mapping))
-    assert TokenizerConfig(path=str(tmp_path)).build().decode([257]) == ""
+    assert StandardTokenizerConfig(path=str(tmp_path)).build().decode([257]) == ""
 
 
 def test_the_fingerprint_tells_tokenizers_and_frames_apart(tmp_path):
     one = str(write_tokenizer(tmp_path / "one"))
     two = str(write_tokenizer(tmp_path / "two", specials=("</s>", "<s>")))
     configs = [
-        TokenizerConfig(),
-        TokenizerConfig(add_bos=True),
-        TokenizerConfig(path=one),
-        TokenizerConfig(path=two),
-        TokenizerConfig(path=one, add_bos=True),
-        TokenizerConfig(path=one, eos_token="<other>"),
+        StandardTokenizerConfig(),
+        StandardTokenizerConfig(add_bos=True),
+        StandardTokenizerConfig(path=one),
+        StandardTokenizerConfig(path=two),
+        StandardTokenizerConfig(path=one, add_bos=True),
+        StandardTokenizerConfig(path=one, eos_token="<other>"),
     ]
     assert len({config.build().fingerprint for config in configs}) == len(configs)
     assert (
-        TokenizerConfig(path=one).build().fingerprint == TokenizerConfig(path=str(tmp_path / "one")).build().fingerprint
+        StandardTokenizerConfig(path=one).build().fingerprint
+        == StandardTokenizerConfig(path=str(tmp_path / "one")).build().fingerprint
     )
 
 
@@ -138,28 +139,28 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content, match):
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=match) as error:
-        TokenizerConfig(path=str(path)).build()
+        StandardTokenizerConfig(path=str(path)).build()
     assert str(path) in error.value.what
 
 
 def test_a_special_token_that_does_not_exist_is_refused_with_the_nearest(tmp_path):
     write_tokenizer(tmp_path)
     with pytest.raises(DataError, match="<othr>") as error:
-        TokenizerConfig(path=str(tmp_path), eos_token="<othr>").build()
+        StandardTokenizerConfig(path=str(tmp_path), eos_token="<othr>").build()
     assert "<other>" in error.value.do
 
 
 def test_a_tokenizer_that_cannot_end_documents_is_refused(tmp_path):
     path = str(write_tokenizer(tmp_path, specials=("<other>",)))
     with pytest.raises(DataError, match="ends a document") as error:
-        TokenizerConfig(path=path).build()
+        StandardTokenizerConfig(path=path).build()
     assert "--tokenizer.eos_token" in error.value.do
     with pytest.raises(DataError, match="no bos token"):
-        TokenizerConfig(path=path, eos_token="<other>", add_bos=True).build()
+        StandardTokenizerConfig(path=path, eos_token="<other>", add_bos=True).build()
 
 
 def test_a_damaged_tokenizer_config_is_refused(tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="tokenizer_config"):
-        TokenizerConfig(path=str(tmp_path)).build()
+        StandardTokenizerConfig(path=str(tmp_path)).build()

@@ -1,0 +1,52 @@
+"""What cannot be trained on is refused, with numbers and with what to change."""
+
+import numpy as np
+
+from monograph.errors import DataError
+from monograph.train.data.corpus import TokenCorpus
+from monograph.train.data.split import Split, find_members
+from monograph.train.data.tokenizer import Tokenizer
+
+
+def check_vocab(tokenizer: Tokenizer, vocab_size: int | None) -> None:
+    """Refuse a tokenizer with ids the model has no embedding for, before anything is read."""
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"the tokenizer's largest id is {tokenizer.vocab_size - 1} but model.vocab_size is {vocab_size}",
+            why=f"the model has no embedding for ids from {vocab_size} on",
+            do=f"--model.vocab_size {tokenizer.vocab_size}, or another --tokenizer.path",
+        )
+
+
+def check_tokens(corpus: TokenCorpus, vocab_size: int | None) -> None:
+    """The same for the ids that really occur, whatever the tokenizer says about itself."""
+    if vocab_size is not None and corpus.max_token_id >= vocab_size:
+        raise DataError(
+            f"the dataset holds the token id {corpus.max_token_id} but model.vocab_size is {vocab_size}",
+            why=f"the model has no embedding for ids from {vocab_size} on ({corpus.description})",
+            do=f"--model.vocab_size {corpus.max_token_id + 1}, or tokenize the dataset with this model's tokenizer",
+        )
+
+
+def find_split(corpus: TokenCorpus, fraction: float, split: Split) -> np.ndarray:
+    """The documents of a split; an empty one is an error that says what to change."""
+    members = find_members(corpus.keys, fraction, split)
+    if not len(members):
+        raise DataError(
+            f"no document is held out for validation: {corpus.description}",
+            why=f"held_out_fraction is {fraction} of {corpus.document_count} documents; none is cut in two",
+            do="raise --dataloader.held_out_fraction, cut text files with --dataloader.document_separator, "
+            "or name files of their own with --dataloader.validation_dataset",
+        )
+    return members
+
+
+def check_length(token_count: int, document_count: int, seq_len: int, split: Split, description: str) -> None:
+    """Refuse data that does not fill one sequence."""
+    if token_count < seq_len:
+        more = ", or a larger --dataloader.held_out_fraction" if split == "validation" else ""
+        raise DataError(
+            f"the {split} data is shorter than one sequence: {token_count} tokens for training.seq_len {seq_len}",
+            why=f"it has {document_count} documents ({description})",
+            do=f"--training.seq_len {token_count} or less, or more text{more}",
+        )

@@ -1,0 +1,96 @@
+"""What a data source is: something that opens the samples of a split, in an order that only the plan decides.
+
+Three bases do most of the work, and one of them fits most data:
+
+    TextSource      documents, read whole, tokenized and packed           you write read()
+    StreamSource    documents without an end in sight, front to back      you write read()
+    IndexedSource   finished samples by number: any named arrays          you write count() and load()
+
+The built-in sources (sources.py) are subclasses of the same bases.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monograph.config.configurable import Configurable
+from monograph.config.json_form import dump_json
+from monograph.config.references import name_of
+from monograph.train.data.cursor import Cursor
+from monograph.train.data.sample import Sample
+from monograph.train.data.source_configs import DataSourceConfig
+from monograph.train.data.split import Split
+from monograph.train.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePlan:
+    """What the loader asks of a source."""
+
+    tokenizer: Tokenizer
+    """For text; other data leaves it alone."""
+    seq_len: int
+    """Tokens in one sequence."""
+    vocab_size: int | None
+    """Ids the model has embeddings for; None for a model that reads no tokens."""
+    seed: int
+    """Decides the order, with the epoch's number."""
+    shuffle: bool
+    """Whether each epoch has an order of its own."""
+    split: Split
+    """Which part of the data."""
+    held_out_fraction: float
+    """Share of the data that is validation."""
+    purpose: Split
+    """What the samples are for: validation may have a dataset of its own, which is not split."""
+
+
+class SampleReader(Protocol):
+    """Numbered samples, however they come about."""
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """None for a stream, whose samples are counted through all passes."""
+        ...
+
+    def sample(self, epoch: int, index: int) -> Sample:
+        """The sample seen as number `index` of an epoch."""
+        ...
+
+    def read(self, cursor: Cursor, runs: Iterator[range], closing: threading.Event) -> Iterator[Sample]:
+        """The samples of each run, counted from the cursor, until `closing` is set."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSamples:
+    """The samples of one split, and what identifies them."""
+
+    reader: SampleReader
+    content_hash: str
+    """Two sources with the same hash, seed and length give the same samples; a checkpoint keeps it."""
+    description: str
+    """What is read, for the log."""
+
+
+class DataSource(Configurable):
+    """Where samples come from. It keeps no position: the loader asks for samples by number."""
+
+    Config = DataSourceConfig
+
+    def __init__(self, config: DataSourceConfig) -> None:
+        self.config: Any = config
+
+    @property
+    def description(self) -> str:
+        """What is read, for the log and for errors."""
+        return type(self).__qualname__
+
+    def identity(self) -> tuple[str, ...]:
+        """What decides the content, for sources whose content cannot be hashed: class and settings."""
+        return (name_of(type(self.config)), dump_json(self.config))
+
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """The samples that the plan asks for."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not define open(plan)")

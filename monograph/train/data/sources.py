@@ -1,0 +1,112 @@
+"""The built-in sources: the standard library, files, packed token shards, and datasets of the Hugging Face hub."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from monograph.errors import DataError
+from monograph.train.data.builtin import open_builtin
+from monograph.train.data.corpus import TokenCorpus
+from monograph.train.data.document import Document, DocumentSource
+from monograph.train.data.files import open_files
+from monograph.train.data.open_shards import open_shards
+from monograph.train.data.source_configs import (
+    BuiltinSourceConfig,
+    FileSourceConfig,
+    HubSourceConfig,
+    ShardSourceConfig,
+)
+from monograph.train.data.stream import RowFactory, RowStream, open_hub
+from monograph.train.data.stream_source import StreamSource
+from monograph.train.data.text_source import TextSource
+from monograph.train.data.tokenizer import Tokenizer
+
+
+class BuiltinSource(TextSource):
+    """The source files of Python's standard library."""
+
+    Config = BuiltinSourceConfig
+
+    @functools.cached_property
+    def files(self) -> DocumentSource:
+        """The files, looked up when they are needed."""
+        return open_builtin()
+
+    @property
+    def description(self) -> str:
+        """Which standard library."""
+        return self.files.description
+
+    def read(self) -> Iterator[Document]:
+        """Each file is a document."""
+        return self.files.read()
+
+
+class FileSource(TextSource):
+    """Local files."""
+
+    Config = FileSourceConfig
+
+    @functools.cached_property
+    def files(self) -> DocumentSource:
+        """The files, looked up when they are needed."""
+        config = self.config
+        return open_files(Path(config.path), text_field=config.text_field, separator=config.document_separator)
+
+    @property
+    def description(self) -> str:
+        """Which files."""
+        return self.files.description
+
+    def read(self) -> Iterator[Document]:
+        """The documents of every file, in order."""
+        return self.files.read()
+
+
+class ShardSource(TextSource):
+    """Token shards: tokenized already, so that they are mapped instead of read."""
+
+    Config = ShardSourceConfig
+
+    @property
+    def description(self) -> str:
+        """Which folder."""
+        return self.config.folder
+
+    def read(self) -> Iterator[Document]:
+        """Packed tokens have no text."""
+        raise DataError(
+            f"'{self.config.folder}' is packed already", why="tokens cannot be tokenized", do="give the original files"
+        )
+
+    def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
+        """Map the shards, once they proved to be whole."""
+        return open_shards(Path(self.config.folder), tokenizer, verify=self.config.verify)
+
+
+class HubSource(StreamSource):
+    """Rows of a dataset of the Hugging Face hub, across broken connections."""
+
+    Config = HubSourceConfig
+
+    def __init__(self, config: HubSourceConfig, *, rows: RowFactory | None = None) -> None:
+        """`rows` takes the place of the hub."""
+        super().__init__(config)
+        factory = rows or open_hub(config.name, subset=config.subset, split=config.split, revision=config.revision)
+        self.stream = RowStream(
+            factory, description=self.description, text_field=config.text_field, retries=config.retries
+        )
+
+    @property
+    def description(self) -> str:
+        """Name, subset and split."""
+        return f"hf:{self.config.name} {self.config.subset}".strip() + f" [{self.config.split}]"
+
+    def identity(self) -> tuple[str, ...]:
+        """What is read of which revision; retries and the like do not matter."""
+        return (self.description, self.config.revision, self.config.text_field)
+
+    def read(self, pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
+        """One document for each row."""
+        return self.stream.read(pause)

@@ -1,0 +1,60 @@
+"""Documents that can be read whole: tokenized into a corpus with random access, then packed into sequences."""
+
+import hashlib
+from collections.abc import Iterator
+
+from monograph.log import get_log
+from monograph.train.data.checks import check_length, check_tokens, check_vocab, find_split
+from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
+from monograph.train.data.document import Document
+from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.packing import PackedSamples
+from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan
+from monograph.train.data.tokenizer import Tokenizer
+
+log = get_log(__name__)
+LARGE_TOKENS = 1 << 30
+"""From here on a corpus in the memory of every process is worth a word about packing."""
+
+
+class TextSource(DataSource):
+    """Documents in a stable order. A source of your own defines `read` alone."""
+
+    _corpus: TokenCorpus | None = None
+
+    def read(self) -> Iterator[Document]:
+        """All documents from the first one on, the same ones in the same order every time."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not define read()")
+
+    def corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
+        """Everything tokenized into memory, once for all splits."""
+        if self._corpus is None:
+            self._corpus = self.load_corpus(tokenizer)
+        return self._corpus
+
+    def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
+        """Read and tokenize every document."""
+        builder = CorpusBuilder(tokenizer.dtype)
+        progress = tokenize_into(builder, self, tokenizer)
+        if progress.tokens >= LARGE_TOKENS:
+            log.info(
+                "data: every process holds all %s tokens and took %.0f s to make them; "
+                "`monograph data pack` does it once",
+                *(count(progress.tokens), progress.seconds),
+            )
+        return builder.finish(self.description)
+
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """Sequences of `seq_len` tokens, cut from the documents of a split in the epoch's order."""
+        check_vocab(plan.tokenizer, plan.vocab_size)
+        corpus = self.corpus(plan.tokenizer)
+        check_tokens(corpus, plan.vocab_size)
+        members = find_split(corpus, plan.held_out_fraction, plan.split)
+        samples = PackedSamples(corpus, members, seq_len=plan.seq_len, seed=plan.seed, shuffle=plan.shuffle)
+        check_length(samples.token_count, len(members), plan.seq_len, plan.purpose, corpus.description)
+        return OpenedSamples(
+            samples,
+            hashlib.sha256(corpus.content_hash.encode() + corpus.keys[members].tobytes()).hexdigest(),
+            f"{corpus.description}, {plan.tokenizer.description}, {count(len(members))} documents, "
+            f"{count(samples.token_count)} tokens, {count(samples.samples_per_epoch)} samples per epoch",
+        )

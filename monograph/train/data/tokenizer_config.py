@@ -1,0 +1,39 @@
+"""Settings of tokenizers: how text becomes numbers. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenizerConfig(Configurable.Config):
+    """What every tokenizer has; your own is one flag away: --tokenizer package.module:Class."""
+
+    owner: ClassVar[str] = "monograph.train.data.tokenizer:Tokenizer"
+    is_base: ClassVar[bool] = True
+    add_bos: bool = False
+    """Begin every document with the bos token (it always ends with the eos token)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StandardTokenizerConfig(TokenizerConfig):
+    """How text becomes numbers: the built-in byte tokenizer, or a Hugging Face tokenizer.json."""
+
+    owner: ClassVar[str] = "monograph.train.data.tokenizer:StandardTokenizer"
+    path: str = ""
+    """A tokenizer.json, or a folder that holds one; empty uses the built-in byte tokenizer."""
+    bos_token: str = ""
+    """Token that begins a document; empty asks tokenizer_config.json, then tries the usual names."""
+    eos_token: str = ""
+    """Token that ends a document; empty asks tokenizer_config.json, then tries the usual names."""
+
+    def check(self) -> None:
+        for name in ("bos_token", "eos_token"):
+            if getattr(self, name) and not self.path:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r} but path is empty",
+                    why="the built-in byte tokenizer has its own special tokens",
+                    do=f"write --tokenizer.path as well, or leave --tokenizer.{name} out",
+                )

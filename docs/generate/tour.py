@@ -1,7 +1,9 @@
-"""The tour docs/how_it_works.py as a page: each chapter is a section, its code below its first sentence."""
+"""The tour docs/how_it_works.py as a page: each chapter is a section, its comments the text between the code."""
 
 import ast
 import inspect
+import itertools
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,4 +25,14 @@ def _make_lines(source: str) -> Iterator[str]:
         yield from ("", f"## {number}. {' '.join(words).capitalize()}", "", ast.get_docstring(node) or "", "")
         first = node.body[0]
         body = lines[(first.end_lineno or first.lineno) : node.end_lineno]
-        yield from ("```python", *inspect.cleandoc("\n" + "\n".join(body)).splitlines(), "```")
+        yield from split_comments(textwrap.dedent("\n".join(body)).splitlines())
+
+
+def split_comments(lines: list[str]) -> Iterator[str]:
+    """Code in fenced blocks, and comments that have lines of their own as text between them."""
+    for is_comment, group in itertools.groupby(lines, key=lambda line: line.startswith("#")):
+        text = list(group)
+        if is_comment:
+            yield from ("", *(line.removeprefix("#").strip() for line in text), "")
+        elif code := "\n".join(text).strip("\n"):
+            yield from ("```python", code, "```")

@@ -1,6 +1,7 @@
 """The fenced blocks of a page, and what is to be done with each.
 
     ```console              `$ ` begins a command; other lines must be printed (`...` stands for any lines)
+    ```bash                 commands without output, left to `make test-long`
     ```python               a program; with title="name.py" a file that later blocks use
     ```LANG title="name"    a file
     ```text, json, diff     shown only
@@ -13,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+RUN = {"console", "bash", "python"}
 SHOWN = {"text", "json", "diff"}
 _FENCE = re.compile(r"^```(\w*)(?: +title=\"([^\"]+)\")? *$")
 _COMMENT = re.compile(r"^<!-- *(long|not run: *(.+?)|exit code: *(\d+)) *-->$")
@@ -40,9 +42,12 @@ class Block:
     lines: list[str] = field(default_factory=list)
 
     def find_commands(self) -> list[Command]:
-        """The commands of a console block; a backslash at the end of a line continues it."""
+        """The commands of a console or bash block; a backslash at the end of a line continues it."""
         commands: list[Command] = []
-        for line in re.sub(r"\\\n\s*", "", self.text).splitlines():
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        if self.language == "bash":
+            return [Command(line.split(" #")[0].strip(), ()) for line in lines if line.strip() and line[0] != "#"]
+        for line in lines:
             if line.startswith("$ "):
                 commands.append(Command(line[2:].strip(), ()))
             elif commands:
@@ -67,7 +72,7 @@ def read_blocks(page: Path) -> list[Block]:
             else:
                 current.lines.append(line)
         elif match := _FENCE.match(line):
-            current = Block(match[1], match[2] or "", number)
+            current = Block(match[1], match[2] or "", number, is_long=match[1] == "bash")
             apply_comments(current, comments)
             comments = []
         elif match := _COMMENT.match(line.strip()):
@@ -94,7 +99,7 @@ def apply_comments(block: Block, comments: list[re.Match[str]]) -> None:
 
 def find_fault(block: Block) -> str:
     """Why a block is neither run, nor a file, nor only shown; empty when it is one of them."""
-    if block.not_run or block.title or block.language in {"console", "python"} | SHOWN:
+    if block.not_run or block.title or block.language in RUN | SHOWN:
         return ""
     return f"line {block.line}: a block of {block.language or 'no language'} that is neither run nor says why not"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import Block, find_fault, find_missing_output, read_blocks
+from tests.docs.blocks import RUN, Block, find_fault, find_missing_output, read_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -19,7 +19,7 @@ PAGES = [
 
 
 def is_run(block):
-    return not block.not_run and (block.language in ("console", "python") or bool(block.title))
+    return not block.not_run and (block.language in RUN or bool(block.title))
 
 
 SHORT = [page for page in PAGES if any(is_run(block) for block in read_blocks(page))]
@@ -64,7 +64,7 @@ def run_block(server, block, folder, where):
     elif block.language == "python":
         answer = server.ask("python", block.text, folder)
         assert answer["code"] == block.exit_code, f"{where}\n{answer['output']}"
-    elif block.language == "console":
+    else:
         for command in block.find_commands():
             answer = server.ask("console", command.text, folder)
             assert answer["code"] == block.exit_code, f"{where}: {command.text}\n{answer['output']}"
@@ -74,7 +74,7 @@ def run_block(server, block, folder, where):
 
 def read_commands(server, block, folder, where):
     """A long block in a short test: its commands are ones that the command line understands."""
-    for command in block.find_commands() if block.language == "console" and not block.title else []:
+    for command in block.find_commands() if block.language in ("console", "bash") else []:
         if command.text.startswith("monograph "):
             answer = server.ask("parse", command.text, folder)
             assert answer["code"] == 0, f"{where}: {command.text}\n{answer['output']}"
@@ -121,7 +121,7 @@ def test_a_command_that_fails_and_output_that_is_not_printed_are_noticed(server,
 def test_a_block_without_a_reason_to_be_left_out_is_a_fault(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "```bash\nls\n```\n\n<!-- not run: needs a cluster -->\n```bash\nsrun\n```\n"
+        "```sh\nls\n```\n\n<!-- not run: needs a cluster -->\n```bash\nsrun\n```\n"
         "\n<!-- long -->\n```console\n$ ls\n```\n"
     )
     first, second, third = read_blocks(page)

@@ -27,7 +27,8 @@ def _make_lines() -> Iterator[str]:
     yield "the nearest name."
     sections = find_run_sections()
     for config, (title, path) in sections.items():
-        yield from _describe(title, path, config)
+        yield from ("", f"## {title}", "")
+        yield from _describe(f"--{path}." if path else "--", config)
     others = [
         each
         for each in find_subclasses(BaseConfig)
@@ -37,7 +38,8 @@ def _make_lines() -> Iterator[str]:
         yield from ("", "## Components chosen by class", "")
         yield "Used by no recipe until a flag or a recipe of yours names them."
     for each in others:
-        yield from _describe(f"{each.__module__}:{each.__qualname__}", "", each, level=3)
+        yield from ("", f"### {each.__qualname__}", "", f"`{each.__module__}:{each.__qualname__}`", "")
+        yield from _describe("", each)
 
 
 def find_run_sections() -> dict[type[BaseConfig], tuple[str, str]]:
@@ -57,12 +59,11 @@ def _is_component(config: type[BaseConfig]) -> bool:
     return getattr(config, "owner", None) is not None and not config.__module__.startswith(NOT_OF_A_RUN)
 
 
-def _describe(title: str, path: str, config: type[BaseConfig], *, level: int = 2) -> Iterator[str]:
-    yield from ("", f"{'#' * level} {title}", "", make_cell(find_summary(config)), "")
-    prefix = f"{path}." if path else ""
+def _describe(prefix: str, config: type[BaseConfig]) -> Iterator[str]:
+    yield from (make_cell(find_summary(config)), "")
     annotations, docs = find_annotations(config), find_field_docs(config)
     rows = [
-        (make_code(f"--{prefix}{name}"), make_code(name_type(annotations[name])), default, make_cell(docs[name]))
+        (make_code(f"{prefix}{name}"), make_code(name_type(annotations[name])), default, make_cell(docs[name]))
         for name, default in find_defaults(config).items()
     ]
     yield from make_table(("field", "type", "default", ""), rows) if rows else ()

@@ -116,6 +116,15 @@ def test_links_between_files_become_links_between_pages():
     assert rewrite_links("[r](../benchmarks/results/a.md)", "docs/status.md") == "[r](results/a.md)"
 
 
+def test_the_page_of_the_tour_has_every_line_of_its_chapters(generated):
+    page = generated["concepts/tour.md"]
+    assert re.findall(r"^## (\d)\. ", page, flags=re.M) == ["1", "2", "3", "4", "5", "6"]
+    source = (ROOT / "docs" / "how_it_works.py").read_text(encoding="utf-8")
+    chapters = re.findall(r"^def chapter_.*?(?=^def |\Z)", source, flags=re.M | re.S)
+    for line in [line.strip() for chapter in chapters for line in chapter.splitlines()[2:]]:
+        assert line.removeprefix("# ") in page, line
+
+
 @pytest.mark.long
 def test_make_docs_is_strict_clean_in_a_clean_clone(tmp_path):
     if importlib.util.find_spec("mkdocs") is None:

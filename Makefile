@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed_docs
 
-.PHONY: setup train check test test-long test-fuzz clean
+.PHONY: setup train check test test-long test-fuzz docs clean
 
 setup: $(STAMP)
 
@@ -29,7 +30,7 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 # The same promises on more models and meshes; minutes more than a change should have to wait for.
-test-long: $(STAMP)
+test-long: $(STAMP) $(DOCS_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 # Every fuzzer in turn, by count or until its time is up; a failure prints its seed and the command that repeats it.
@@ -42,6 +43,15 @@ test-fuzz: $(STAMP)
 	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.execute.artifact_fuzz --count 2000 --seconds $(FUZZ_SECONDS)
+
+# The site, in build/site; the reference pages are made from the code. Nothing is loaded from the network.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+
+# mkdocs is not needed for anything else, so that `make test` stays light.
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(DOCS_STAMP)
 
 clean:
 	rm -rf $(VENV) outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -36,13 +36,14 @@ def chapter_1_config(folder: Path) -> TrainerConfig:
     config = load_recipe("deepseek_v3_debugmodel")
 
     # Every section is a dataclass with names users know: training, optimizer, checkpoint, model, ... A new experiment
-    # takes a recipe and changes fields. On the command line the same change is written --training.steps 8.
+    # takes a recipe and changes fields. On the command line the same change is written `--training.steps 8`. The
+    # default mode, one graph, is the last chapter.
     config.training.steps = 8
     config.training.seq_len = 64
     config.training.local_batch_size = 2
     config.training.global_batch_size = 4  # two micro-batches an update
     config.model.n_layers = 3
-    config.compile.mode = "eager"  # op by op, like any PyTorch program; the default, one graph, is the last chapter
+    config.compile.mode = "eager"  # op by op, like any PyTorch program
     config.checkpoint.interval = 4
     config.validator.interval = 8
     config.metrics.progress = "off"

@@ -64,7 +64,7 @@ def apply_sharing(plan: dict[Node, Node]) -> None:
 
 
 def can_share(node: Node, max_bytes: int) -> bool:
-    """Calls that make one new tensor; views cost nothing, and collectives are other passes' work."""
+    """Calls that yield one new tensor; views cost nothing, and collectives are other passes' work."""
     value = value_of(node)
     if node.op != "call_function" or not isinstance(value, Tensor) or makes_symbols(node):
         return False

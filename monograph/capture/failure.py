@@ -30,6 +30,14 @@ def explain_failure(error: Exception) -> CaptureError:
     frame = find_model_frame(error)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     what = f"{op or 'a line'} of {place or 'the model'} cannot be captured"
+    if "convert all Tensors to FakeTensors" in reason:
+        return CaptureError(
+            f"{what}: {frame.line}" if frame and frame.line else what,
+            why="it reads a parameter or another tensor that is not an input of the step",
+            do="run every unit of the model by call(unit, ...), and keep tables in buffers of a module",
+        )
+    if "data-dependent" in reason:
+        reason = "what happens there depends on the values of a tensor, and a graph does the same on every step"
     return CaptureError(
         f"{what}: {frame.line}" if frame and frame.line else what,
         why=f"{type(error).__name__}: {reason}" + (f" ({frame.filename}:{frame.lineno})" if frame else ""),

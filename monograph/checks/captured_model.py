@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from monograph.bench import draw_batch
 from monograph.capture.capture import capture
 from monograph.capture.source import StepSource
 from monograph.config.configurable import check_config
@@ -84,7 +85,11 @@ def capture_models(names: Sequence[str]) -> list[CapturedModel]:
 
 def shrink(name: str) -> TrainerConfig:
     """A recipe with few layers and short sequences, on one rank, in graph mode."""
-    config = load_recipe(name)
+    return shrink_config(load_recipe(name))
+
+
+def shrink_config(config: TrainerConfig) -> TrainerConfig:
+    """The same run with few layers and short sequences, on one rank, in graph mode."""
     now = {leaf.path: leaf.value for leaf in find_leaves(config)}
     least = {path: min(now[path], value) for path, value in AT_MOST.items() if path in now}
     ones = {path: 1 for path in now if path.startswith("parallelism.") and path.endswith("_degree")}
@@ -99,11 +104,7 @@ def capture_model(name: str, config: TrainerConfig) -> CapturedModel:
     with alone() as groups:
         step, source, example = _capture(config, groups)
         generator = torch.Generator().manual_seed(config.debug.seed)
-        vocabulary = config.model.vocab_size
-        batch = {
-            each: torch.randint(vocabulary, value.shape, generator=generator) for each, value in example.batch.items()
-        }
-        inputs = replace(example, batch=batch)
+        inputs = replace(example, batch=draw_batch(config, source.model.batch_spec, generator))
         graph = clone_graph(step.graph)
         records = run_passes(graph, build_passes(PassesConfig()), step.facts, is_measured=False)
         baseline = run_step(source, inputs, OptimizedGraph(graph, records))

@@ -182,6 +182,20 @@ class CheckPassArguments(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class CheckModelArguments(Configurable.Config):
+    """`monograph check-model`."""
+
+    model: str = ""
+    """A model class or its Config, as package.module:Class; or a recipe."""
+    ranks: int = 0
+    """Also verify it on this many local ranks, for each axis that its plan has."""
+
+    def check(self) -> None:
+        if self.ranks < 0 or self.ranks == 1:
+            raise ConfigError(f"--ranks {self.ranks}", why="one device is compared with several", do="--ranks 2")
+
+
+@dataclass(kw_only=True, slots=True)
 class DataPackArguments(Configurable.Config):
     """`monograph data pack`."""
 

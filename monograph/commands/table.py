@@ -10,6 +10,7 @@ from monograph.commands.arguments import (
     ArtifactSignArguments,
     ArtifactVerifyArguments,
     BenchOptions,
+    CheckModelArguments,
     CheckPassArguments,
     CompareArguments,
     ConfigOptions,
@@ -175,6 +176,14 @@ COMMANDS = (
         summary="List the passes of graph mode.",
         function="monograph.commands.list_passes:list_passes",
         arguments=PassesArguments,
+    ),
+    Command(
+        name="check-model",
+        usage="package.module:Class [--ranks 2]",
+        summary="Try a model of your own: its description, capture, graph against eager, Hugging Face names, verify.",
+        function="monograph.commands.check_model:check_model_command",
+        arguments=CheckModelArguments,
+        positional=("model",),
     ),
     Command(
         name="check-pass",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from monograph.config.annotations import find_annotations, find_container, find_element, find_members
-from monograph.config.configurable import BaseConfig, has_configs, walk_configs
+from monograph.config.configurable import BaseConfig, find_owner, has_configs, walk_configs
 from monograph.config.references import import_reference, name_of
 from monograph.errors import ConfigError, find_nearest
 
@@ -69,6 +69,12 @@ def choose_class(slot: ConfigSlot, word: str) -> type[BaseConfig]:
     thing = found or import_reference(word)
     kind = thing if is_config_class(thing) else getattr(thing, "Config", None)
     if is_config_class(kind) and issubclass(kind, slot.bases) and not is_abstract(kind):
+        if kind is not thing and find_owner(kind) is not thing:
+            raise ConfigError(
+                f"--{slot.path} {word}",
+                why=f"its Config is inherited, and builds {find_owner(kind).__qualname__}",
+                do=f"give it one of its own: class Config({kind.__qualname__}), a dataclass(kw_only=True, slots=True)",
+            )
         return kind
     what = "is not a Config class, and has none"
     if is_config_class(kind):

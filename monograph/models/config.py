@@ -353,6 +353,7 @@ class LossConfig(Configurable.Config):
 class DecoderConfig(ModelConfig):
     """What every decoder-only model has; a family adds its attention and feed-forward layers."""
 
+    is_base: ClassVar[bool] = True
     vocab_size: int
     """Rows of the embedding: token ids run below it."""
     dim: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from monograph.axes import Axis
 from monograph.config.configurable import Configurable, walk_configs
@@ -20,6 +20,8 @@ class DividedSize(NamedTuple):
 @dataclass(kw_only=True, slots=True)
 class ModelConfig(Configurable.Config):
     """The settings of a model. Parts of it say what ranks divide: `find_divided_sizes()` of a part's Config."""
+
+    is_base: ClassVar[bool] = True
 
     def find_vocab_size(self) -> int | None:
         """Token ids run below this; None for a model that reads no tokens."""

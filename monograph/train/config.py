@@ -213,6 +213,12 @@ class TrainerConfig(Configurable.Config):
                 why="compiled blocks need their parameters in place, which is what fsdp2 does",
                 do="--parallelism.fsdp auto",
             )
+        if "optimizer" in self.compile.components and not self.optimizer.has_compiled_form:
+            raise ConfigError(
+                f"compile.components has optimizer and it is {type(self.optimizer).__qualname__}",
+                why="it has no compiled form",
+                do="leave optimizer out of --compile.components",
+            )
         self.check_graph_mode()
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from monograph.config.configurable import Configurable
-from monograph.errors import ConfigError
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.train.optimizer_config import OptimizerConfig
 
@@ -78,12 +77,8 @@ class Optimizer(Configurable):
         self.updates = count
 
     def compile(self, backend: Any) -> None:
-        """Update with compiled kernels; most optimizers have none."""
-        raise ConfigError(
-            "compile.components has optimizer",
-            why=f"{type(self).__qualname__} has no compiled form",
-            do="leave optimizer out of --compile.components",
-        )
+        """Update with compiled kernels; for those whose Config says has_compiled_form."""
+        raise NotImplementedError(f"{type(self).__qualname__} does not define compile(backend)")
 
 
 def find_excess_norm(grad_norm: Tensor, max_norm: float) -> Tensor | None:

@@ -14,6 +14,8 @@ class OptimizerConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.train.optimizer:Optimizer"
     is_base: ClassVar[bool] = True
+    has_compiled_form: ClassVar[bool] = False
+    """Whether its component defines `compile`, so that compile.components may have optimizer."""
     lr: float = 3e-4
     """Peak learning rate."""
 
@@ -39,6 +41,7 @@ class AdamWConfig(OptimizerConfig):
     """AdamW; weight decay leaves one-dimensional parameters (norms, biases) alone."""
 
     owner: ClassVar[str] = "monograph.train.adamw:AdamW"
+    has_compiled_form: ClassVar[bool] = True
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95

@@ -2,7 +2,8 @@
 
     ```console              `$ ` begins a command; other lines must be printed (`...` stands for any lines)
     ```bash                 commands without output, left to `make test-long`
-    ```python               a program; with title="name.py" a file that later blocks use
+    ```python               a program; with title="name.py" a file that later blocks use; if its lines are lines of a file
+                            in examples/, in order, an excerpt of that tested program, which is not run again
     ```LANG title="name"    a file
     ```text, json, diff     shown only
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 RUN = {"console", "bash", "python"}
 SHOWN = {"text", "json", "diff"}
+MIN_EXCERPT_LINES = 3
+"""Fewer lines could be in any program by chance."""
 _FENCE = re.compile(r"^```(\w*)(?: +title=\"([^\"]+)\")? *$")
 _COMMENT = re.compile(r"^<!-- *(long|not run: *(.+?)|exit code: *(\d+)) *-->$")
 
@@ -102,6 +105,13 @@ def find_fault(block: Block) -> str:
     if block.not_run or block.title or block.language in RUN | SHOWN:
         return ""
     return f"line {block.line}: a block of {block.language or 'no language'} that is neither run nor says why not"
+
+
+def is_excerpt(block: Block, text: str) -> bool:
+    """Whether the lines of a python block are lines of a program, in order; `...` stands for any lines."""
+    lines = [line.strip() for line in block.text.splitlines() if line.strip() not in ("", "...")]
+    left = iter([line.strip() for line in text.splitlines()])
+    return block.language == "python" and len(lines) >= MIN_EXCERPT_LINES and all(line in left for line in lines)
 
 
 def normalize(line: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import RUN, Block, find_fault, find_missing_output, read_blocks
+from tests.docs.blocks import RUN, Block, find_fault, find_missing_output, is_excerpt, read_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -18,8 +18,13 @@ PAGES = [
 ]
 
 
+EXAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").rglob("*.py"))]
+
+
 def is_run(block):
-    return not block.not_run and (block.language in RUN or bool(block.title))
+    if block.not_run or any(is_excerpt(block, text) for text in EXAMPLES):
+        return False
+    return block.language in RUN or bool(block.title)
 
 
 SHORT = [page for page in PAGES if any(is_run(block) for block in read_blocks(page))]
@@ -127,6 +132,13 @@ def test_a_block_without_a_reason_to_be_left_out_is_a_fault(tmp_path):
     first, second, third = read_blocks(page)
     assert "line 1" in find_fault(first) and not find_fault(second)
     assert second.not_run == "needs a cluster" and third.is_long
+
+
+def test_an_excerpt_is_part_of_its_program_line_by_line():
+    program = "import os\n\n\ndef f(x):\n    y = x\n    print(y)\n    return y\n"
+    assert is_excerpt(Block("python", "", 1, text="def f(x):\n    ...\n    print(y)\n    return y\n"), program)
+    assert not is_excerpt(Block("python", "", 1, text="def f(x):\n    print(x)\n    return y\n"), program)
+    assert not is_excerpt(Block("python", "", 1, text="import os\n"), program)
 
 
 def test_numbers_of_a_shown_output_may_differ_and_words_may_not():

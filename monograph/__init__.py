@@ -11,6 +11,8 @@ What is named in `__all__` is promised; everything else may change. Names are lo
 the command line can answer wrong input before torch is imported.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from monograph.config.references import load_reference
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from monograph.graph.facts import Facts
     from monograph.graph.step_graph import StepGraph
     from monograph.graph.tags import tag_of
+    from monograph.kernels.check_op import check_op
+    from monograph.kernels.custom_op import CustomOp, custom_op
     from monograph.models.model import (
         BatchTensor,
         Model,
@@ -42,10 +46,16 @@ if TYPE_CHECKING:
         shard_columns,
         shard_rows,
     )
-    from monograph.passes.base import Pass
+    from monograph.passes.base import Pass, Property
     from monograph.recipes.catalog import load_recipe
     from monograph.run import build_step, train
     from monograph.train.config import TrainerConfig
+    from monograph.train.data.indexed_source import IndexedSource
+    from monograph.train.data.source import DataSource
+    from monograph.train.data.stream_source import StreamSource
+    from monograph.train.data.text_source import TextSource
+    from monograph.train.lr_scheduler import LrScheduler
+    from monograph.train.optimizer import Optimizer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -53,13 +63,21 @@ __all__ = [
     "CapturedStep",
     "ConfigError",
     "Configurable",
+    "CustomOp",
+    "DataSource",
     "Facts",
+    "IndexedSource",
+    "LrScheduler",
     "Model",
     "ModelConfig",
+    "Optimizer",
     "ParallelPlan",
     "Pass",
+    "Property",
     "StepGraph",
     "StepOutput",
+    "StreamSource",
+    "TextSource",
     "TrainerConfig",
     "Unit",
     "UnitCall",
@@ -68,6 +86,8 @@ __all__ = [
     "build_step",
     "call_module",
     "capture",
+    "check_op",
+    "custom_op",
     "from_json",
     "load_recipe",
     "plan_column_row_pair",
@@ -91,26 +111,61 @@ _HOMES = {
     "monograph.graph.facts": "Facts",
     "monograph.graph.step_graph": "StepGraph",
     "monograph.graph.tags": "tag_of",
+    "monograph.kernels.check_op": "check_op",
+    "monograph.kernels.custom_op": "CustomOp custom_op",
     "monograph.models.model": "BatchTensor Model StepOutput Unit UnitCall blocks_of call_module",
     "monograph.models.model_config": "ModelConfig",
     "monograph.models.parallel_plan": (
         "ParallelPlan plan_column_row_pair plan_vocab_embedding plan_vocab_head shard_columns shard_rows"
     ),
-    "monograph.passes.base": "Pass",
+    "monograph.passes.base": "Pass Property",
     "monograph.recipes.catalog": "load_recipe",
     "monograph.run": "build_step train",
     "monograph.train.config": "TrainerConfig",
+    "monograph.train.data.indexed_source": "IndexedSource",
+    "monograph.train.data.source": "DataSource",
+    "monograph.train.data.stream_source": "StreamSource",
+    "monograph.train.data.text_source": "TextSource",
+    "monograph.train.lr_scheduler": "LrScheduler",
+    "monograph.train.optimizer": "Optimizer",
 }
 """Module -> the promised names that live there."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
+class CallableModule(ModuleType):
+    """A folder or file of the package that shares its name with a promised function: calling it calls the function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The function, which help and signatures are taken from."""
+        return _load(self.__name__.rpartition(".")[2])
+
+
+class PackageModule(ModuleType):
+    """The package itself: what is imported into it under the name of a promised function can be called."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in _MODULES:
+            value.__class__ = CallableModule
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = PackageModule
+
+
+def _load(name: str) -> Any:
+    return load_reference(f"{_MODULES[name]}:{name}")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'monograph' has no attribute {name!r}")
-    value = load_reference(f"{_MODULES[name]}:{name}")
-    globals()[name] = value
-    return value
+    value = _load(name)
+    return globals().setdefault(name, value)  # a module of that name, if loading it has brought one in
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,68 @@
+"""`import monograph as mg`: what is promised is there, documented and typed, and nothing else is loaded with it."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import monograph as mg
+from tests.kit.tiny import tiny
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, monograph; assert monograph.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", mg.__all__)
+def test_every_promised_name_is_there_and_says_what_it_is(name):
+    value = inspect.unwrap(getattr(mg, name))
+    assert name in dir(mg)
+    if name == "UnitCall":
+        return  # a type alias, which cannot have a docstring
+    assert inspect.getdoc(value), name
+    if inspect.isfunction(value):
+        hints = inspect.signature(value)
+        assert hints.return_annotation is not inspect.Signature.empty, name
+        assert all(each.annotation is not inspect.Parameter.empty for each in hints.parameters.values()), name
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        mg.trian  # noqa: B018 - reading it is the point
+
+
+def test_a_step_is_captured_improved_and_looked_at(tmp_path):
+    config = tiny("llama3", tmp_path, {"compile.mode": "graph"})
+    step = mg.capture(config)
+    before, nodes = step.cost(), len(step.nodes)
+    assert "all_gather_into_tensor" in step.text() and len(step.text()) < len(step.text(folded=False))
+    improved = mg.run_passes(step)
+    assert improved.graph is step.graph and not step.records
+    assert [record.name for record in improved.records if record.status == "ran"]
+    assert len(improved.nodes) < nodes and improved.cost().flops == before.flops
+    assert {mg.tag_of(node).unit for node in improved.nodes} >= {"embedding", "layers.0", "head"}
+
+
+def test_a_step_is_captured_for_a_mesh_without_its_ranks(tmp_path):
+    config = tiny("llama3", tmp_path, {"compile.mode": "graph", "parallelism.tensor_parallel_degree": 2})
+    alone, text = mg.capture(config, ranks=2), mg.capture(config, ranks=4).text()
+    assert "reduce_scatter" in text and alone.text() != text
+
+
+def test_a_run_is_verified_and_trained_from_python(tmp_path):
+    config = tiny("llama3", tmp_path, {"training.steps": 2})
+    verdict = mg.verify(config, steps=1)
+    assert verdict is not None and verdict.is_equal
+    assert mg.from_json(mg.to_json(config)) == config
+    summary = mg.train(config)
+    assert summary.is_rank_zero
+
+
+def test_a_promised_function_can_be_called_although_a_folder_has_its_name():
+    code = "import monograph as mg, monograph.train.config, monograph.verify.run\n"
+    code += "for name in ('train', 'verify', 'capture', 'annotate'): assert callable(getattr(mg, name)), name\n"
+    code += "assert mg.train.config.TrainerConfig is mg.TrainerConfig\n"
+    code += "with mg.annotate('mine'): pass"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

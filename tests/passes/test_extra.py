@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,7 @@ from tests.passes import planted
 from tests.passes.kit import capture_small
 from tests.passes.planted import Rounds, WithOptions, declare
 
+ROOT = Path(__file__).parents[2]
 GRAPH = ["llama3_debugmodel", "--compile.mode", "graph"]
 OPTIONS, SHARING = "tests.passes.planted:WithOptions", "examples.own_pass:ShareEqualValues"
 
@@ -231,3 +233,9 @@ def test_checked_configs_accept_an_extra_pass():
     check_config(PassesConfig(extra=(WithOptions, ShareEqualValues)))
     with pytest.raises(ConfigError, match=r"(?s)extra is .*expected"):
         check_config(PassesConfig(extra=[WithOptions]))
+
+
+def test_the_guide_shows_the_example_as_it_is():
+    code = (ROOT / "examples" / "own_pass.py").read_text()
+    assert code[code.index("from dataclasses") :] in (ROOT / "docs" / "guides" / "own_pass.md").read_text()
+    assert len(code.splitlines()) < 120

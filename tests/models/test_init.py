@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from monograph.errors import ConfigError
 from monograph.models import init
 from monograph.models.init import initialize, materialize, plan_init
 from monograph.models.random_normal import draw
@@ -86,7 +87,7 @@ def test_initializing_again_clears_biases():
 def test_a_parameter_nobody_describes_is_an_error():
     model = small_qwen3().build()
     model.extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(TypeError, match="extra"):
+    with pytest.raises(ConfigError, match="extra"):
         initialize(model, 0)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from monograph.models.init import initialize
 from monograph.run import train
 from monograph.train.config import ValidatorConfig
 from monograph.train.data.cursor import Cursor
@@ -58,9 +59,11 @@ def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tm
         held_out = trainer.data.with_split("validation")
         with held_out.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
             chosen = [next(batches) for _ in range(3)]
+        model = trainer.config.model.build()
+        initialize(model, trainer.config.debug.seed)
         losses, valid = [], 0
         for batch in chosen:
-            logits = trainer.step.model.predict(batch.tensors["tokens"]).detach().float()
+            logits = model.predict(batch.tensors["tokens"]).detach().float()
             targets = batch.tensors["labels"].flatten()
             losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
             valid += int((targets != -100).sum())

@@ -71,13 +71,13 @@ def changed_border(path: str, crossing: Callable[[torch.Tensor], torch.Tensor]) 
     """The stream leaves one module in another way."""
     honest = monograph.parallel.apply.add_boundary_collectives
 
-    def add_boundary_collectives(where: str, module: torch.nn.Module, *rest: Any) -> None:
-        if where == path:
+    def add_boundary_collectives(module: torch.nn.Module, rule: Any, mesh: Any) -> None:
+        if rule.pattern == path:
             module.register_forward_hook(lambda _m, _a, result: crossing(result))
             if "attention" in path:
                 module.register_forward_pre_hook(lambda _m, args: (gather_whole(args[0]), *args[1:]))
         else:
-            honest(where, module, *rest)
+            honest(module, rule, mesh)
 
     return lambda: patch.object(monograph.parallel.apply, "add_boundary_collectives", add_boundary_collectives)
 

@@ -42,7 +42,7 @@ def test_an_imported_model_gives_their_logits_and_so_does_their_class_on_our_exp
     reset(ours)
     ours.load_state_dict(read_ours(tmp_path / "ours"), strict=not moved.config.tied_embeddings)
     with torch.no_grad():
-        assert (ours(tokens).value - theirs(tokens).logits).abs().max() <= 1e-5
+        assert (ours.predict(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
         export_hf(tmp_path / "ours", tmp_path / "back")
         back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="auto").eval()
         assert type(back) is type(theirs)

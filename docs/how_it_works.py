@@ -100,7 +100,7 @@ def chapter_3_step(config: TrainerConfig) -> None:
         seed=config.debug.seed,
         split="train",
     )
-    print(f"3. the data: {data.description}")
+    print(f"3. the data: {data.samples_per_epoch:,} samples an epoch")
     with data.batches(Cursor(epoch=0, sample=0), local_batch_size=2, global_batch_size=4) as batches:
         halves = [next(batches), next(batches)]
 

@@ -1,7 +1,7 @@
 """The page on every field of a configuration, from the Config classes themselves."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from docs.generate.markdown import make_cell, make_code, make_table
 from docs.generate.package import find_subclasses
@@ -76,11 +76,12 @@ def find_defaults(config: type[BaseConfig]) -> dict[str, str]:
         value = field.default
         if field.default_factory is not dataclasses.MISSING:
             value = field.default_factory()
-        is_section = any(isinstance(each, type) and issubclass(each, BaseConfig) for each in _find_types(config, field))
-        if not is_section and not isinstance(value, BaseConfig):
+        is_required_section = value is dataclasses.MISSING and _may_hold_config(config, field.name)
+        if not is_required_section and not isinstance(value, BaseConfig):
             found[field.name] = "required" if value is dataclasses.MISSING else make_code(format_value(value))
     return found
 
 
-def _find_types(config: type[BaseConfig], field: dataclasses.Field[object]) -> Iterable[object]:
-    return find_members(find_annotations(config)[field.name])
+def _may_hold_config(config: type[BaseConfig], name: str) -> bool:
+    members = find_members(find_annotations(config)[name])
+    return any(isinstance(each, type) and issubclass(each, BaseConfig) for each in members)

@@ -2,7 +2,7 @@
 
     ```console              `$ ` begins a command; other lines must be printed (`...` stands for any lines)
     ```bash                 commands without output, left to `make test-long`
-    ```python               a program; with title="name.py" a file that later blocks use; if its lines are lines of a
+    ```python               a program; with title="name.py" a file that later blocks use; if its lines are those of a
                             file in examples/, in order, an excerpt of that tested program, which is not run again
     ```LANG title="name"    a file
     ```text, json, diff     shown only

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         blocks_of,
         call_module,
     )
-    from monograph.models.model_config import ModelConfig
+    from monograph.models.model_config import DividedSize, ModelConfig, SequenceLimit
     from monograph.models.parallel_plan import (
         ParallelPlan,
         plan_column_row_pair,
@@ -65,6 +65,7 @@ __all__ = [
     "Configurable",
     "CustomOp",
     "DataSource",
+    "DividedSize",
     "Facts",
     "IndexedSource",
     "LrScheduler",
@@ -74,6 +75,7 @@ __all__ = [
     "ParallelPlan",
     "Pass",
     "Property",
+    "SequenceLimit",
     "StepGraph",
     "StepOutput",
     "StreamSource",
@@ -114,7 +116,7 @@ _HOMES = {
     "monograph.kernels.check_op": "check_op",
     "monograph.kernels.custom_op": "CustomOp custom_op",
     "monograph.models.model": "BatchTensor Model StepOutput Unit UnitCall blocks_of call_module",
-    "monograph.models.model_config": "ModelConfig",
+    "monograph.models.model_config": "ModelConfig SequenceLimit DividedSize",
     "monograph.models.parallel_plan": (
         "ParallelPlan plan_column_row_pair plan_vocab_embedding plan_vocab_head shard_columns shard_rows"
     ),

@@ -17,6 +17,13 @@ class DividedSize(NamedTuple):
     size: int
 
 
+class SequenceLimit(NamedTuple):
+    """How long a sequence can be, and the field that says so."""
+
+    field: str
+    tokens: int
+
+
 @dataclass(kw_only=True, slots=True)
 class ModelConfig(Configurable.Config):
     """The settings of a model. Parts of it say what ranks divide: `find_divided_sizes()` of a part's Config."""
@@ -26,6 +33,11 @@ class ModelConfig(Configurable.Config):
     def find_vocab_size(self) -> int | None:
         """Token ids run below this; None for a model that reads no tokens."""
         return getattr(self, "vocab_size", None)
+
+    def find_sequence_limit(self) -> SequenceLimit | None:
+        """The field that limits the length of a sequence, with its value; None where nothing does."""
+        rope = getattr(self, "rope", None)
+        return None if rope is None else SequenceLimit("model.rope.max_seq_len", rope.max_seq_len)
 
     def find_moe(self) -> Any:
         """The settings of its experts; None when it has none."""

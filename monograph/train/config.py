@@ -231,12 +231,12 @@ class TrainerConfig(Configurable.Config):
             expert_ranks=self.parallelism.expert_parallel_degree,
             off=self.passes.off,
         )
-        seq_len, longest = self.training.seq_len, self.model.rope.max_seq_len
-        if seq_len > longest:
+        seq_len, limit = self.training.seq_len, self.model.find_sequence_limit()
+        if limit is not None and seq_len > limit.tokens:
             raise ConfigError(
-                f"training.seq_len is {seq_len} but model.rope.max_seq_len is {longest}",
-                why="positions beyond the rotary table do not exist",
-                do=f"--training.seq_len {longest} or --model.rope.max_seq_len {seq_len}",
+                f"training.seq_len is {seq_len} but {limit.field} is {limit.tokens}",
+                why="positions beyond it do not exist",
+                do=f"--training.seq_len {limit.tokens} or --{limit.field} {seq_len}",
             )
         global_batch, local = self.training.global_batch_size, self.training.local_batch_size
         if global_batch != -1 and global_batch % local:

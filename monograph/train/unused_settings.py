@@ -57,7 +57,7 @@ def _unless(path: str, *values: Any) -> Callable[[Any], str]:
 
 
 def _is_all_dense(config: Any) -> bool:
-    return _read(config, "model.n_dense_layers") == config.model.n_layers
+    return _read(config, "model.n_dense_layers") == _read(config, "model.n_layers")
 
 
 def _no_experts(config: Any) -> str:

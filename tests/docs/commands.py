@@ -2,7 +2,7 @@
 
 import re
 
-from monograph.cli import make_options, place_leading
+from monograph.cli import make_options, place_leading, take_imports
 from monograph.commands.request import read_request
 from monograph.commands.table import find_command
 from monograph.config.overrides import apply_overrides, split_flags
@@ -18,6 +18,7 @@ def find_commands(text):
 
 def check_command(words):
     """Read a command as the command line would, up to the point where it would start."""
+    _, words = take_imports(words)
     command, rest = find_command(words)
     rest = [word for word in rest if word != "--help"]
     if command.takes_recipe:

@@ -63,6 +63,7 @@ def verify_axes(config: TrainerConfig, words: Sequence[str], ranks: int) -> Iter
             done = subprocess.run(
                 [sys.executable, "-m", "monograph", *command], capture_output=True, text=True, check=False
             )
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        text = done.stdout if done.returncode == 0 else done.stderr + done.stdout
+        lines = [line for line in text.splitlines() if line.strip()]
         note = lines[-1] if done.returncode == 0 else "\n".join(lines[-SHOWN:])
         yield CheckRow("", f"verify {axis}{ranks}", "refused" if done.returncode else "ok", note)

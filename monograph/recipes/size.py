@@ -25,7 +25,10 @@ def format_count(count: int) -> str:
 def count_parameters(model: DecoderConfig) -> Size | None:
     """The size of a model put together from the shared parts; None for one that has parts of its own."""
     attention, feed_forward = getattr(model, "attention", None), getattr(model, "feed_forward", None)
-    if isinstance(attention, AttentionConfig):
+    count = getattr(attention, "count_parameters", None)
+    if count is not None:
+        per_block = count(model.dim)
+    elif isinstance(attention, AttentionConfig):
         per_block = _count_attention(attention, model.dim)
     elif isinstance(attention, LatentAttentionConfig):
         per_block = _count_latent_attention(attention, model.dim)

@@ -45,6 +45,8 @@ CASES = {
         {"num_key_value_heads": 1, "rope_parameters": LLAMA3_ROPE, "head_dim": 32},
     ),
     "llama yarn": ("Llama", {"num_key_value_heads": 2, "rope_parameters": YARN_ROPE}),
+    "qwen2 tied": ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2 untied": ("Qwen2", {"num_key_value_heads": 4, "rope_parameters": YARN_ROPE}),
     "qwen3 tied": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}),
     "qwen3 untied": ("Qwen3", {"num_key_value_heads": 4, "head_dim": 16}),
     "qwen3 moe": ("Qwen3Moe", {"num_key_value_heads": 2, "head_dim": 32, **QWEN_MOE}),

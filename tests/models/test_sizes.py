@@ -16,6 +16,13 @@ PUBLISHED = {
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_1_5b": 1_543_714_304,
+    "qwen2_5_3b": 3_085_938_688,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen2_5_14b": 14_770_033_664,
+    "qwen2_5_32b": 32_763_876_352,
+    "qwen2_5_72b": 72_706_203_648,
     "qwen3_0_6b": 596_049_920,
     "qwen3_1_7b": 1_720_574_976,
     "qwen3_4b": 4_022_468_096,
@@ -28,11 +35,12 @@ PUBLISHED = {
     "deepseek_v3_236b": 235_741_434_880,
     "deepseek_v3_671b": 671_026_404_352,
 }
-DEBUG = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
+FAMILIES = ("llama3", "qwen2_5", "qwen3", "deepseek_v3")
+DEBUG = (*(f"{family}_debugmodel" for family in FAMILIES), "qwen3_debugmodel_moe")
 
 
 def find_size(name: str):
-    family = next(family for family in ("llama3", "qwen3", "deepseek_v3") if name.startswith(family + "_"))
+    family = next(family for family in FAMILIES if name.startswith(family + "_"))
     return getattr(importlib.import_module(f"monograph.models.{family}.sizes"), name)()
 
 
@@ -69,6 +77,6 @@ def test_the_deepseek_debug_model_has_every_feature_of_the_large_one():
 
 
 def test_configs_and_sizes_load_without_torch():
-    modules = ", ".join(f"monograph.models.{family}.sizes" for family in ("llama3", "qwen3", "deepseek_v3"))
+    modules = ", ".join(f"monograph.models.{family}.sizes" for family in FAMILIES)
     script = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

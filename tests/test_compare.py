@@ -11,7 +11,7 @@ import pytest
 import monograph.commands.compare as command
 from monograph.cli import main
 
-TINY = "tests.train.kit:tiny"
+TINY = "tests.kit.runs:tiny"
 SAME = [{"step": step, "loss": 5.0 - step, "grad_norm": 1.0 + step} for step in (1, 2, 3)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from monograph.launch import find_first_failure
 from tests.kit.paced import find_processes, wait_until
-from tests.train.kit import differing, find_steps, read_exact, read_records, read_step
+from tests.kit.runs import differing, find_steps, read_exact, read_records, read_step
 
 ROOT = Path(__file__).parent.parent
 STEPS = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "modes.py"
-TINY = "tests.train.kit:tiny"
+TINY = "tests.kit.runs:tiny"
 
 
 @pytest.fixture(scope="module")

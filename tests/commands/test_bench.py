@@ -9,7 +9,7 @@ from monograph import strict_json
 from monograph.bench import BenchRow, write_json
 from monograph.cli import main
 
-TINY = "tests.train.kit:tiny"
+TINY = "tests.kit.runs:tiny"
 
 
 def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_same_loss(capsys, tmp_path):

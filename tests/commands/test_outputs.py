@@ -6,7 +6,7 @@ import pytest
 
 from monograph.cli import main
 from monograph.locks.folder_lock import locked_output
-from tests.train.kit import write_texts
+from tests.kit.runs import write_texts
 
 
 @pytest.mark.parametrize(

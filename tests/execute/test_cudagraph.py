@@ -10,7 +10,7 @@ from monograph.passes.config import PassesConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import GROUPED
-from tests.passes.kit import capture_small
+from tests.kit.pipelines import capture_small
 
 LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("training", "model"))}
 

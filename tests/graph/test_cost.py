@@ -14,8 +14,8 @@ from monograph.machine import MACHINES
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
-from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
+from tests.kit.by_hand import ByHand
 from tests.kit.capture import prepare
 from tests.kit.machines import SLOW
 

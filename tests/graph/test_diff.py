@@ -5,7 +5,7 @@ from monograph.compat.ops import ATEN
 from monograph.graph.diff import LEGEND, diff_texts
 from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.tags import tag_of
-from tests.graph.by_hand import ByHand
+from tests.kit.by_hand import ByHand
 
 NEG, EXP, ADD = ATEN.neg.default, ATEN.exp.default, ATEN.add.Tensor
 

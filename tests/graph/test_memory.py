@@ -10,8 +10,8 @@ from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.memory import find_memory
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
-from tests.graph.by_hand import ByHand
 from tests.graph.test_graph_step import CPU, make_batch, shallow
+from tests.kit.by_hand import ByHand
 from tests.kit.capture import prepare
 from tests.kit.peak import PeakBytes
 

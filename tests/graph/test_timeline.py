@@ -4,7 +4,7 @@ import pytest
 
 from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.timeline import find_timeline
-from tests.graph.by_hand import ByHand
+from tests.kit.by_hand import ByHand
 
 
 def build(overlapped, groups=("g", "g")):

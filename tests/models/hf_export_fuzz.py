@@ -20,7 +20,7 @@ from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig, MoeConfig
 from monograph.models.hf_families import find_family_of
 from monograph.models.hf_map import export_tensors
-from tests.models.small import SMALL, build, small_qwen3
+from tests.kit.small import SMALL, build, small_qwen3
 
 KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig())}
 FIXED = ("kernels", "backends", "backend", "force_balance", "chunk_tokens", "bias_update_rate", "init_std")

@@ -8,7 +8,7 @@ from monograph.errors import ConfigError
 from monograph.models.attention import attend, build_document_mask
 from monograph.models.config import SdpaConfig
 from monograph.models.norm import RMSNorm
-from tests.models.small import SMALL, VOCAB, build
+from tests.kit.small import SMALL, VOCAB, build
 
 
 def attend_plainly(q, k, v, mask, scale):

@@ -12,7 +12,7 @@ from monograph.models.config import (
     RouterConfig,
     SdpaConfig,
 )
-from tests.models.small import small_deepseek_v3, small_llama3, small_qwen3
+from tests.kit.small import small_deepseek_v3, small_llama3, small_qwen3
 
 LATENT = {"n_heads": 2, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 WRONG = {

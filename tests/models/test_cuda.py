@@ -8,7 +8,7 @@ from monograph.models.config import SdpaConfig
 from monograph.models.deepseek_v3.sizes import deepseek_v3_debugmodel
 from monograph.models.llama3.sizes import llama3_debugmodel
 from monograph.models.qwen3.sizes import qwen3_debugmodel_moe
-from tests.models.small import SMALL, batch, build, small_deepseek_v3
+from tests.kit.small import SMALL, batch, build, small_deepseek_v3
 from tests.models.test_experts import SIZES, Calls, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from monograph.models.decoder import call_module
-from tests.models.small import SMALL, VOCAB, batch, build, small_deepseek_v3, small_qwen3
+from tests.kit.small import SMALL, VOCAB, batch, build, small_deepseek_v3, small_qwen3
 
 
 @pytest.mark.parametrize("family", SMALL)

@@ -9,7 +9,7 @@ from monograph.errors import ConfigError
 from monograph.kernels.grouped_matmul import GROUPED_MATMUL, GROUPED_MATMUL_WEIGHT_GRAD, grouped_matmul
 from monograph.models.config import ExpertsConfig, ResidualSpec
 from monograph.models.experts import Experts
-from tests.models.small import build, small_deepseek_v3
+from tests.kit.small import build, small_deepseek_v3
 
 RESIDUAL = ResidualSpec(dim=32, norm_eps=1e-6, init_std=0.3, out_std=0.3)
 SIZES = [5, 0, 17, 10]

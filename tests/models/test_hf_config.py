@@ -12,7 +12,7 @@ from monograph.errors import CheckpointError, ConfigError
 from monograph.models.config import AttentionConfig, MoeConfig, RopeConfig, RouterConfig
 from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_map import Entry, import_tensors
-from tests.models.small import SMALL, small_deepseek_v3, small_llama3, small_qwen3
+from tests.kit.small import SMALL, small_deepseek_v3, small_llama3, small_qwen3
 
 FOLDER = Path(__file__).parent / "hf_configs"
 SIGMOID = RouterConfig(score="sigmoid", expert_bias=True)

@@ -7,7 +7,7 @@ from monograph.errors import ConfigError
 from monograph.models import init
 from monograph.models.init import initialize, materialize, plan_init
 from monograph.models.random_normal import draw
-from tests.models.small import SMALL, batch, build, small_deepseek_v3, small_llama3, small_qwen3
+from tests.kit.small import SMALL, batch, build, small_deepseek_v3, small_llama3, small_qwen3
 
 
 def state(model):

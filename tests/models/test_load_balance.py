@@ -9,7 +9,7 @@ from monograph.models.config import MoeConfig, RouterConfig
 from monograph.models.load_balance import LoadBalance, RouterStats, count_choices, sum_weighted
 from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.models.router import Choice
-from tests.models.small import batch, build, small_deepseek_v3, small_qwen3
+from tests.kit.small import batch, build, small_deepseek_v3, small_qwen3
 
 SEQUENCES, LENGTH, EXPERTS, TOP_K, GROUPS, TOP_GROUPS = 3, 10, 8, 3, 4, 2
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.models.config import LossConfig
-from tests.models.small import batch, build, small_qwen3
+from tests.kit.small import batch, build, small_qwen3
 
 TOKENS, DIM, VOCAB = 50, 24, 80
 

@@ -6,7 +6,7 @@ import torch
 from monograph.models.config import ExpertsConfig, MoeConfig, ResidualSpec, RouterConfig
 from monograph.models.init import initialize
 from monograph.models.load_balance import update_expert_bias
-from tests.models.small import batch, build, small_deepseek_v3, small_llama3, small_qwen3
+from tests.kit.small import batch, build, small_deepseek_v3, small_llama3, small_qwen3
 
 RESIDUAL = ResidualSpec(dim=16, norm_eps=1e-6, init_std=0.4, out_std=0.4)
 

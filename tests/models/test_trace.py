@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from tests.models.small import SMALL, batch, build
+from tests.kit.small import SMALL, batch, build
 
 KINDS = [
     ("llama3", torch.float32),

@@ -6,7 +6,7 @@ from monograph.graph.query import value_of
 from monograph.parallel.mesh import Mesh
 from monograph.passes.comm.bucket_collectives_options import BucketCollectivesConfig
 from monograph.passes.config import PassesConfig
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 SLOTS = ("layers.0.a", "layers.0.b")

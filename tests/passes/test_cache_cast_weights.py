@@ -17,7 +17,7 @@ from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import differences, make_updates, one_rank, read_batches, small
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 from tests.passes.written import ByHand, check_text, run
 
 KEPT = PassesConfig(on=("cache_cast_weights",))

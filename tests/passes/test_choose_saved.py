@@ -10,7 +10,7 @@ from monograph.graph.facts import SavePolicy
 from monograph.parallel.mesh import Mesh
 from monograph.passes.memory.policies import is_gathered
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 ALONE = Mesh()

@@ -14,8 +14,8 @@ from monograph.passes.clean.remove_dead_code import RemoveDeadCode
 from monograph.passes.clean.remove_no_ops import RemoveNoOps
 from monograph.passes.comm.elide_trivial_collectives import ElideTrivialCollectives
 from monograph.passes.overlap.chunk_experts import ChunkExperts
+from tests.kit.pipelines import capture_small
 from tests.passes.chunk_toys import Crossing, Leaking, Looping, Noisy, Plain, Talking, capture_stack
-from tests.passes.kit import capture_small
 
 BEFORE = """\
 forward block 0:

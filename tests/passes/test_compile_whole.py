@@ -6,7 +6,7 @@ import torch
 from monograph.graph.verify import check_graph
 from monograph.parallel.mesh import Mesh
 from monograph.passes.check import clone_graph
-from tests.passes.kit import ASKED, capture_evaluation, capture_small, make_pass
+from tests.kit.pipelines import ASKED, capture_evaluation, capture_small, make_pass
 from tests.passes.test_compile_regions import run_graph
 
 

@@ -9,7 +9,7 @@ from monograph.graph.signature import InputKind
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
-from tests.passes.kit import capture_small
+from tests.kit.pipelines import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 

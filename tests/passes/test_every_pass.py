@@ -12,7 +12,7 @@ from monograph.passes.config import PassesConfig
 from monograph.passes.extra import find_docstring_problem
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
-from tests.passes.kit import ASKED, capture_small, compiles
+from tests.kit.pipelines import ASKED, capture_small, compiles
 
 MESH = Mesh(dp_shard=2, ep=2)
 PASSES = {each.name(): each for each in build_passes(ASKED)}

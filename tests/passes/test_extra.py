@@ -28,8 +28,8 @@ from monograph.passes.config import PassesConfig
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, run_passes
 from monograph.train.numerics import promise_numerics
+from tests.kit.pipelines import capture_small
 from tests.passes import planted
-from tests.passes.kit import capture_small
 from tests.passes.planted import Rounds, WithOptions, declare
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.updates import differences, make_updates, one_rank, small
-from tests.passes.kit import capture_small
+from tests.kit.pipelines import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 FUSED = {

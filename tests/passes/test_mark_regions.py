@@ -13,7 +13,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import find_region, group_consecutive, make_region_key
 from monograph.passes.config import PassesConfig
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, run
 
 SPREAD = Mesh(dp_shard=2, ep=2)

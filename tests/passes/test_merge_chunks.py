@@ -6,7 +6,7 @@ from monograph.compat.ops import ATEN
 from monograph.graph.facts import Chunking, Facts
 from monograph.graph.signature import InputKind
 from monograph.passes.overlap.merge_chunks import MergeChunks
-from tests.graph.by_hand import ByHand
+from tests.kit.by_hand import ByHand
 
 BEFORE = """\
 forward:

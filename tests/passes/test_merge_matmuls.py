@@ -11,7 +11,7 @@ from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
 from tests.execute.updates import normalizers_of, one_rank, read_batches, small
-from tests.passes.kit import capture_small
+from tests.kit.pipelines import capture_small
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 ASKED = PassesConfig(on=("merge_matmuls",))

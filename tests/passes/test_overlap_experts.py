@@ -19,8 +19,8 @@ from monograph.passes.overlap.overlap_plan import is_row_wait
 from monograph.passes.overlap.simulate import is_exchange, play
 from monograph.passes.runner import build_passes, run_passes
 from tests.kit.machines import make_machine
+from tests.kit.pipelines import capture_small
 from tests.passes.chunk_toys import capture_stack
-from tests.passes.kit import capture_small
 
 ROOMY = OverlapExpertsConfig(max_extra_bytes=1 << 20)
 SLOW = make_machine(flops=2e8, memory=1e9, link=2e6, latency=50e-6)

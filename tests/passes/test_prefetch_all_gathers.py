@@ -6,7 +6,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 
 
 def order_of_events(graph):

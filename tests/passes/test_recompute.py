@@ -5,7 +5,7 @@ from monograph.compat.ops import ATEN, READ_SIZE
 from monograph.graph.query import is_size
 from monograph.graph.tags import tag_of
 from monograph.parallel.mesh import Mesh
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
 

@@ -4,7 +4,7 @@ import re
 
 from monograph.axes import Axis
 from monograph.parallel.mesh import Mesh
-from tests.passes.kit import capture_small, make_pass
+from tests.kit.pipelines import capture_small, make_pass
 
 
 def test_counts_travel_beside_the_rows_and_nothing_else_changes():

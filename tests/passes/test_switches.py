@@ -14,7 +14,7 @@ from monograph.passes.memory.offload_activations_options import OffloadActivatio
 from monograph.passes.options import PassOptions
 from monograph.passes.order import ORDER
 from monograph.passes.runner import build_passes, load_pass, run_passes
-from tests.passes.kit import capture_small
+from tests.kit.pipelines import capture_small
 
 GRAPH = ["llama3_debugmodel", "--compile.mode", "graph"]
 

@@ -5,8 +5,8 @@ import textwrap
 from monograph.annotate import Direction
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from tests.graph.by_hand import ByHand
-from tests.passes.kit import make_pass
+from tests.kit.by_hand import ByHand
+from tests.kit.pipelines import make_pass
 
 BACKWARD = Direction.BACKWARD
 

@@ -11,7 +11,7 @@ from monograph.graph.facts import Facts
 from monograph.passes.runner import PassRecord
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out
 from monograph.report.saved import fold_saved, name_blocks
-from tests.graph.by_hand import ByHand
+from tests.kit.by_hand import ByHand
 from tests.kit.machines import SLOW
 
 FACTS = Facts(machine=SLOW, group_sizes={"g": 2})

@@ -3,7 +3,7 @@
 import pytest
 
 from monograph.run import train
-from tests.train.kit import read_records, tiny_run
+from tests.kit.runs import read_records, tiny_run
 
 STEPS = 200
 FAST = {

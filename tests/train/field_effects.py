@@ -27,7 +27,7 @@ from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
 from tests.kit.capture import prepare
-from tests.train.kit import open_trainer, read_exact, read_records
+from tests.kit.runs import open_trainer, read_exact, read_records
 
 UPDATES = 2
 """Enough for weight decay and both moments of AdamW to show."""

@@ -11,8 +11,8 @@ from monograph.config.leaves import find_leaves, find_sections, replace_leaf
 from monograph.errors import ConfigError, MonographError
 from monograph.run import train
 from monograph.train.config import TrainerConfig
+from tests.kit.runs import read_records, read_step, tiny_run
 from tests.test_house import find_config_classes
-from tests.train.kit import read_records, read_step, tiny_run
 
 ROPE = {"model.rope.factor": 4.0, "model.rope.original_max_seq_len": 16}
 RUNS = {

@@ -10,8 +10,8 @@ from monograph.cli import main
 from monograph.execute.device import deterministic_kernels
 from monograph.run import train
 from monograph.train.trainer import TrainingFailed
+from tests.kit.runs import Watched, differing, find_steps, open_trainer, read_records, read_step, tiny_run, watched_run
 from tests.train.clocks import SimulatedDevice
-from tests.train.kit import Watched, differing, find_steps, open_trainer, read_records, read_step, tiny_run, watched_run
 
 
 class Poisoned:

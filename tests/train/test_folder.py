@@ -15,8 +15,8 @@ from monograph.locks.folder_lock import FolderLock, FolderMoved
 from monograph.run import train
 from monograph.train.folder import claimed_folder, lock_run_folder
 from tests.kit.ranks import pool
+from tests.kit.runs import find_steps, open_trainer, read_exact, read_records, tiny_run
 from tests.parallel.rank_work import claim as claim_on_rank
-from tests.train.kit import find_steps, open_trainer, read_exact, read_records, tiny_run
 from tests.train.processes import KILLED, finish, kill, run, start, wait_until
 
 ALONE = SimpleNamespace(rank=0, broadcast_object=lambda value: value)

@@ -16,7 +16,7 @@ from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import MetricsConfig, ProfilerConfig
 from monograph.train.write_failures import RetriedWrite
 from tests.disks import FailingCalls
-from tests.train.kit import find_steps, open_trainer, tiny_run
+from tests.kit.runs import find_steps, open_trainer, tiny_run
 from tests.train.processes import run
 
 FULL = os.strerror(errno.ENOSPC)

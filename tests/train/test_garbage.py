@@ -6,7 +6,7 @@ import pytest
 
 from monograph.run import train
 from monograph.train.garbage import controlled_gc
-from tests.train.kit import tiny_run
+from tests.kit.runs import tiny_run
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from monograph.cli import main
 from monograph.run import train
-from tests.train.kit import read_records, tiny_run
+from tests.kit.runs import read_records, tiny_run
 
 MORE = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe")
 RECIPES = ("deepseek_v3_debugmodel", *(pytest.param(name, marks=pytest.mark.long) for name in MORE))

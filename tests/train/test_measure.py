@@ -18,8 +18,8 @@ from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load
 from monograph.train.profiler import Profiler
 from monograph.train.validate import Validator
+from tests.kit.runs import read_records, tiny_deepseek_v3, tiny_llama3, tiny_run
 from tests.train.clocks import SimulatedDevice
-from tests.train.kit import read_records, tiny_deepseek_v3, tiny_llama3, tiny_run
 
 CPU = torch.device("cpu")
 

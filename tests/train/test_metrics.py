@@ -14,7 +14,7 @@ from monograph.run import train
 from monograph.train.config import MetricsConfig
 from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.trainer import TrainingFailed
-from tests.train.kit import read_records, tiny_run
+from tests.kit.runs import read_records, tiny_run
 
 
 def open_metrics(folder, *, after=0, is_writer=True, **settings):

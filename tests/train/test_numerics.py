@@ -15,7 +15,7 @@ from monograph.passes.order import ORDER
 from monograph.run import build_step, train
 from monograph.train.numerics import promise_numerics
 from tests.execute.updates import one_rank, small
-from tests.train.kit import tiny_run
+from tests.kit.runs import tiny_run
 
 SAME = "bitwise identical to eager"
 GRAPH = {"compile.mode": "graph", "model.n_layers": 1, "training.compute_dtype": "bfloat16"}

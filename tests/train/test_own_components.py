@@ -9,9 +9,9 @@ from monograph.config.json_form import parse_json
 from monograph.errors import ConfigError
 from monograph.train.optimizer import Optimizer
 from tests.kit.ranks import pool
+from tests.kit.runs import differing, read_exact, read_records, read_step, tiny_run
 from tests.kit.tiny import tiny
 from tests.parallel.rank_work import run_trainer
-from tests.train.kit import differing, read_exact, read_records, read_step, tiny_run
 
 LION = ["--optimizer", "examples.own_optimizer:Lion.Config", "--optimizer.beta2", "0.95"]
 SUMS = ["--dataloader.source", "examples.own_data:Sums", "--dataloader.source.samples", "100"]
@@ -21,7 +21,7 @@ FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 
 def train(folder, *words):
     """Train the tiny recipe on the command line."""
-    assert cli.main(["train", "tests.train.kit:tiny", "--job.dump_folder", str(folder), *words]) == 0
+    assert cli.main(["train", "tests.kit.runs:tiny", "--job.dump_folder", str(folder), *words]) == 0
     return folder
 
 
@@ -85,7 +85,7 @@ def test_fast_numerics_skip_what_needs_a_single_pass_optimizer_and_say_why(tmp_p
 
 
 def test_asking_for_a_pass_that_needs_a_single_pass_is_refused(capsys):
-    words = ["config", "tests.train.kit:tiny", *LION, "--compile.mode", "graph", "--passes.on", "narrow_gradients"]
+    words = ["config", "tests.kit.runs:tiny", *LION, "--compile.mode", "graph", "--passes.on", "narrow_gradients"]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert "narrow_gradients" in error and "Lion.Config" in error
@@ -138,7 +138,7 @@ def test_own_optimizer_state_moves_to_another_mesh_bit_for_bit(tmp_path):
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path, capsys):
     train(tmp_path / "adamw")
     load = ["--checkpoint.load", str(tmp_path / "adamw" / "checkpoints" / "step-00000003"), "--training.steps", "5"]
-    words = ["train", "tests.train.kit:tiny", "--job.dump_folder", str(tmp_path / "lion"), *LION, *load]
+    words = ["train", "tests.kit.runs:tiny", "--job.dump_folder", str(tmp_path / "lion"), *LION, *load]
     assert cli.main(words) != 0
     assert "optimizer/momentum" in capsys.readouterr().err
 

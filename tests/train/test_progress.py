@@ -10,7 +10,7 @@ from rich.console import Console
 from monograph.log import set_up_log
 from monograph.run import train
 from monograph.train.progress import ProgressView
-from tests.train.kit import tiny_run
+from tests.kit.runs import tiny_run
 
 
 @pytest.fixture(autouse=True)

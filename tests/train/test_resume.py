@@ -10,7 +10,7 @@ import torch
 from monograph.errors import CheckpointError, DataError
 from monograph.run import train
 from monograph.train.adamw import AdamW
-from tests.train.kit import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
+from tests.kit.runs import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
 from tests.train.processes import KILLED, WriteFailures, kill, run, start, wait_until
 
 STEPS = 11

@@ -12,7 +12,7 @@ import torch
 
 from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
-from tests.train.kit import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
+from tests.kit.runs import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
 from tests.train.processes import finish, run, start, start_command, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,7 +25,7 @@ class Running:
 
     def __init__(self, folder):
         flags = [word for name, value in ENDLESS.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "monograph", "train", "tests.train.kit:tiny", *flags]
+        command = [sys.executable, "-m", "monograph", "train", "tests.kit.runs:tiny", *flags]
         self.process = subprocess.Popen(
             [*command, "--job.dump_folder", str(folder)],
             cwd=ROOT,
@@ -78,7 +78,7 @@ def test_the_command_stops_between_two_steps_with_a_checkpoint_and_exit_code_75(
 
 
 def test_a_background_save_is_finished_before_leaving(tmp_path):
-    words = ["train", "tests.train.kit:tiny", "--job.dump_folder", str(tmp_path / "run")]
+    words = ["train", "tests.kit.runs:tiny", "--job.dump_folder", str(tmp_path / "run")]
     flags = [word for name, value in ENDLESS.items() for word in (f"--{name}", str(value))]
     process = start_command(*words, *flags, "--checkpoint.async_save", "true")
     wait_until(lambda: last_step(tmp_path / "run") >= 2, process)
@@ -99,7 +99,7 @@ def test_a_stop_at_a_step_that_was_saved_anyway_saves_it_once(tmp_path):
 
 
 def test_without_checkpoints_a_stop_says_so(tmp_path):
-    words = ["train", "tests.train.kit:tiny", "--job.dump_folder", str(tmp_path), "--training.steps", "1000000"]
+    words = ["train", "tests.kit.runs:tiny", "--job.dump_folder", str(tmp_path), "--training.steps", "1000000"]
     process = start_command(*words, "--checkpoint.enabled", "false")
     wait_until(lambda: last_step(tmp_path) >= 2, process)
     os.kill(process.pid, signal.SIGTERM)

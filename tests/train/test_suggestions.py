@@ -16,7 +16,7 @@ from monograph.train import trainer
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.summary import find_next, summary_rows
 from monograph.train.trainer import Summary
-from tests.train.kit import find_steps, read_records, tiny_run, write_texts
+from tests.kit.runs import find_steps, read_records, tiny_run, write_texts
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = "--training.seq_len 32 --model.n_layers 1 --model.dim 64 --validator.interval 0 --debug.device cpu"

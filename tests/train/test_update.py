@@ -8,7 +8,7 @@ from monograph.models.init import initialize
 from monograph.run import train
 from monograph.train.adamw import AdamW
 from monograph.train.data.cursor import Cursor
-from tests.train.kit import Watched, read_records, read_step, tiny_run, watched_run, write_texts
+from tests.kit.runs import Watched, read_records, read_step, tiny_run, watched_run, write_texts
 
 SHORT = "the quick brown fox. "
 

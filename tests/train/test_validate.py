@@ -8,7 +8,7 @@ from monograph.models.init import initialize
 from monograph.run import train
 from monograph.train.config import ValidatorConfig
 from monograph.train.data.cursor import Cursor
-from tests.train.kit import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
+from tests.kit.runs import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
 
 WATCHED = {"validator.interval": 2, "validator.steps": 3, "training.steps": 5}
 

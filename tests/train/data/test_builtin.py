@@ -5,7 +5,7 @@ import pytest
 
 from monograph.errors import DataError
 from monograph.train.data.builtin import open_builtin
-from tests.train.data.kit import build_loader
+from tests.kit.data import build_loader
 
 
 def test_the_corpus_is_the_standard_library_in_sorted_order():

@@ -1,7 +1,7 @@
 import numpy as np
 
 from monograph.train.data.corpus import find_token_dtype
-from tests.train.data.kit import build_corpus
+from tests.kit.data import build_corpus
 
 
 def test_documents_are_read_back_whole_and_in_parts_from_many_pieces():

@@ -12,7 +12,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.source_configs import DataSourceConfig
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.train.data.kit import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
+from tests.kit.data import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
 
 
 @pytest.fixture(scope="module")

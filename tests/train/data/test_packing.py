@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from monograph.train.data import packing
 from monograph.train.data.packing import BLOCK, CHUNK_DOCUMENTS, PackedSamples
-from tests.train.data.kit import as_rows, build_corpus, naive_samples
+from tests.kit.data import as_rows, build_corpus, naive_samples
 
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 

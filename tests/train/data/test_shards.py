@@ -13,7 +13,7 @@ from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.shards import ShardWriter, find_checksum
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.train.data.kit import as_rows, build_loader, make_texts, write_texts
+from tests.kit.data import as_rows, build_loader, make_texts, write_texts
 
 TOKENIZER = StandardTokenizerConfig().build()
 

@@ -18,7 +18,7 @@ from monograph.train.data.pack import pack
 from monograph.train.data.sources import BuiltinSource, FileSource, HubSource, ShardSource
 from monograph.train.data.stream_source import StreamSource
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.train.data.kit import build_loader, make_texts, take_updates, write_texts
+from tests.kit.data import build_loader, make_texts, take_updates, write_texts
 
 
 class Latents(IndexedSource):

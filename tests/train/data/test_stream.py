@@ -16,7 +16,7 @@ from monograph.train.data.pack import pack
 from monograph.train.data.stream import RowStream, is_transient
 from monograph.train.data.stream_samples import shuffle_window
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.train.data.kit import as_rows, build_loader, make_texts, naive_samples, take_updates
+from tests.kit.data import as_rows, build_loader, make_texts, naive_samples, take_updates
 
 TEXTS = make_texts(40)
 

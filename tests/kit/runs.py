@@ -143,7 +143,7 @@ def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[st
 class WatchedConfig(Llama3Config):
     """A llama whose blocks tell what they saw: how a test looks inside a step without knowing how it is run."""
 
-    owner: ClassVar[str] = "tests.train.kit:Watched"
+    owner: ClassVar[str] = "tests.kit.runs:Watched"
 
 
 class Watched(Llama3):
@@ -176,5 +176,5 @@ def write_texts(path: Path, texts: list[str]) -> Path:
 
 
 def tiny() -> TrainerConfig:
-    """The tiny model with experts as a recipe for the command line: `tests.train.kit:tiny`."""
+    """The tiny model with experts as a recipe for the command line: `tests.kit.runs:tiny`."""
     return tiny_run(Path("outputs"), model="deepseek_v3")

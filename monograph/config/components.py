@@ -69,7 +69,7 @@ def choose_class(slot: ConfigSlot, word: str) -> type[BaseConfig]:
     thing = found or import_reference(word)
     kind = thing if is_config_class(thing) else getattr(thing, "Config", None)
     if is_config_class(kind) and issubclass(kind, slot.bases) and not is_abstract(kind):
-        if kind is not thing and find_owner(kind) is not thing:
+        if kind is not thing and kind.owner is not None and find_owner(kind) is not thing:
             raise ConfigError(
                 f"--{slot.path} {word}",
                 why=f"its Config is inherited, and builds {find_owner(kind).__qualname__}",

@@ -6,8 +6,14 @@ from monograph.checks.captured_model import shrink
 from monograph.checks.model_checks import check_model
 from monograph.cli import main
 
-FAMILIES = ("llama3_debugmodel", "deepseek_v3_debugmodel")
-MORE_FAMILIES = ("qwen3_debugmodel", "qwen3_debugmodel_moe", "llama3_1b")
+FAMILIES = ("llama3_debugmodel",)
+MORE_FAMILIES = (
+    "deepseek_v3_debugmodel",
+    "qwen2_5_debugmodel",
+    "qwen3_debugmodel",
+    "qwen3_debugmodel_moe",
+    "llama3_1b",
+)
 MISTAKES = {
     "OutsideUnits": "the parameter scale.weight belongs to no unit of the model",
     "WholeOutput": "layers.0.feed_forward.c_proj.weight is whole on every rank",
@@ -39,7 +45,13 @@ def test_a_model_from_outside_passes_and_the_report_says_how_to_train_it(capsys)
     assert "shards over fsdp, tp" in shown and "loss and 34 gradients equal bit for bit" in shown
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+LATER = ("Branching", "RankReader", "DirectCall")
+"""Mistakes that capture finds, whose messages have tests of their own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.long] if each in LATER else []) for each in MISTAKES]
+)
 def test_a_planted_mistake_is_refused_in_words(name, capsys):
     code, shown = check([f"tests.checks.models_with_mistakes:{name}"], capsys)
     assert code == 1 and "refused" in shown

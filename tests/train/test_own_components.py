@@ -25,7 +25,7 @@ def train(folder, *words):
     return folder
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.long), "graph"])
 def test_own_optimizer_schedule_and_data_train_by_flags_and_resume_to_the_bit(mode, tmp_path):
     steps = ["--checkpoint.interval", "2", "--training.steps"]
     words = [*OWN, *SUMS, "--compile.mode", mode]

@@ -103,6 +103,7 @@ def test_a_kill_inside_a_save_loses_nothing_that_was_committed(tmp_path, unbroke
     assert_equal_to_unbroken(folder, unbroken)
 
 
+@pytest.mark.long
 def test_a_kill_before_the_first_checkpoint_starts_from_scratch_with_auto(tmp_path, unbroken):
     folder = tmp_path / "run"
     assert run(make_run(folder), WriteFailures("write", 1)) == KILLED

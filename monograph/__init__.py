@@ -20,6 +20,7 @@ from monograph.config.references import load_reference
 if TYPE_CHECKING:
     from monograph.annotate import annotate
     from monograph.api import CapturedStep, capture, run_passes, verify
+    from monograph.axes import Axis
     from monograph.config.configurable import Configurable
     from monograph.config.json_form import from_json, to_json
     from monograph.errors import ConfigError
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Axis",
     "BatchTensor",
     "CapturedStep",
     "ConfigError",
@@ -106,6 +108,7 @@ __all__ = [
 
 _HOMES = {
     "monograph.annotate": "annotate",
+    "monograph.axes": "Axis",
     "monograph.api": "CapturedStep capture run_passes verify",
     "monograph.config.configurable": "Configurable",
     "monograph.config.json_form": "from_json to_json",

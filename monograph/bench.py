@@ -233,7 +233,7 @@ def summarize(
         graph_tflops=captured / 1e12 if captured is not None else None,
         peak_gib=torch.cuda.max_memory_allocated(step.device) / 2**30 if step.device.type == "cuda" else None,
         first_step_seconds=sum(startup.seconds.values()),
-        first_step_shares=startup.seconds | find_shares(step),
+        first_step_shares=startup.seconds | find_graph_build_seconds(step),
         is_recorded=isinstance(step, GraphStep) and isinstance(step.program, CudaGraphProgram),
         compilations=step.compiled_graphs or 0,
         loss=losses[-1],
@@ -248,7 +248,7 @@ def count_captured_flops(step: GraphStep) -> int:
     return before.flops
 
 
-def find_shares(step: MeshStep) -> dict[str, float]:
+def find_graph_build_seconds(step: MeshStep) -> dict[str, float]:
     """What making a graph consists of: capture, and passes that took a tenth of a second or more."""
     if not isinstance(step, GraphStep):
         return {}

@@ -103,7 +103,8 @@ def build_graph_step(
         if not graphs:
             artifact = None
             passes = build_passes(settings.passes, settings.compile.numerics)
-            is_measured = settings.passes.has_compiler  # costs are known only before code is compiled
+            # A bench counts FLOPs of the graph; once a compiler has run it has to read them from the passes' records.
+            is_measured = settings.passes.has_compiler
             graphs = {
                 kind: capture_and_optimize(source, inputs, facts, passes, kind=kind, is_measured=is_measured)
                 for kind in kinds

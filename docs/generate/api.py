@@ -26,7 +26,7 @@ def _make_lines(module: ModuleType) -> Iterator[str]:
     yield "These names are promised: a change of one is announced. Everything else in the package may change."
     for name in find_public_names(module):
         yield from ("", f"## {name.replace('__', chr(92) + '_' + chr(92) + '_')}", "")
-        yield from _describe(name, getattr(module, name))
+        yield from _describe(name, inspect.unwrap(getattr(module, name)))
 
 
 def _describe(name: str, value: object) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.capture.block_repeats import BlockRepeat
-from monograph.capture.stacked import StackedEntries
+from monograph.capture.stacked import BlockStackEntries
 from monograph.capture.symbols import SymbolMap, SymbolRenamer
 from monograph.graph.edit import fake_mode
 from monograph.graph.query import is_compute, value_of
@@ -49,12 +49,12 @@ def replicate_skipped_blocks(
 ) -> None:
     """Put in the blocks that were left out; `names` has every input, `gradients` gets those of the new blocks."""
     halves = find_block_nodes(graph)
-    stacked = StackedEntries(graph, halves.forward)
+    stacked = BlockStackEntries(graph, halves.forward)
     mode = fake_mode(graph)
     known = []
     for run in runs:  # all are checked before anything is changed
         check_run(run, halves, names, stacked)
-        known.append(halves.names(run.captured[1]).find_known(mode))
+        known.append(halves.names(run.captured[1]).find_constraints(mode))
     for run, facts in zip(runs, known, strict=True):
         sizes = {number: SymbolRenamer(mode, facts) for number in run.skipped}
         replicate_block(graph, run, halves, names, gradients, sizes, stacked)
@@ -79,7 +79,7 @@ def find_block_nodes(graph: Graph) -> CapturedBlocks:
     return CapturedBlocks(forward, backward)
 
 
-def check_run(run: BlockRepeat, halves: CapturedBlocks, names: Mapping[str, Node], stacked: StackedEntries) -> None:
+def check_run(run: BlockRepeat, halves: CapturedBlocks, names: Mapping[str, Node], stacked: BlockStackEntries) -> None:
     """Check that the captured blocks of a run do the same."""
     slots = {node: name for name, node in names.items()}
     views = [
@@ -115,7 +115,7 @@ def is_same_argument(first: Any, second: Any, last: Any) -> bool:
 
 
 def classify_arguments(
-    halves: CapturedBlocks, number: int, path: str, slots: Mapping[Node, str], stacked: StackedEntries
+    halves: CapturedBlocks, number: int, path: str, slots: Mapping[Node, str], stacked: BlockStackEntries
 ) -> Callable[[Node], Any]:
     """What a node is to a block: its own, its neighbour's before or after it, its parameter, its entry, or common."""
     known: dict[Node, Any] = {}
@@ -182,7 +182,7 @@ def replicate_block(
     names: Mapping[str, Node],
     gradients: dict[str, Node],
     sizes: Mapping[int, SymbolRenamer],
-    stacked: StackedEntries,
+    stacked: BlockStackEntries,
 ) -> None:
     """Copy the second block for every one between it and the last, first all forwards, then all backwards."""
     first, second, last = run.captured

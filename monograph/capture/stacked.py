@@ -15,7 +15,7 @@ from monograph.graph.query import is_backward
 from monograph.graph.tags import tag_of
 
 
-class StackedEntries:
+class BlockStackEntries:
     """The entries that blocks have in the stacks of a step, and the selects that split the stacks' gradients."""
 
     def __init__(self, graph: Graph, forward: Mapping[int, Sequence[Node]]) -> None:
@@ -56,7 +56,7 @@ class StackedEntries:
                 items[position + number - second] = forward[number][index[items[position]]]
             stack.args = (items, *stack.args[1:])
             for item in dict.fromkeys(stand_ins):
-                erase_detached(item)
+                erase_unused_detaches(item)
 
     def pair(self, old: int, new: int) -> dict[Node, Node]:
         """The selects of one block -> those of another."""
@@ -70,7 +70,7 @@ class StackedEntries:
         }
 
 
-def erase_detached(node: Node) -> None:
+def erase_unused_detaches(node: Node) -> None:
     """Remove what only detached a value for an entry that is filled now."""
     while node.target is ATEN.detach.default and not node.users:
         source: Node = node.args[0]  # type: ignore[assignment]

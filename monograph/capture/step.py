@@ -56,7 +56,7 @@ def make_model_call(
     `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk, blocks in
     `skipped` not at all.
     """
-    coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if name.endswith("coords")]
+    coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if is_coords(name)]
 
     def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutput:
         call = FsdpUnitRunner(
@@ -125,4 +125,9 @@ def check_used(gradients: Mapping[str, Tensor | None]) -> None:
 
 def buffers_of(model: Model) -> dict[str, Tensor]:
     """The buffers a step reads, without the coordinates, which are an input of their own."""
-    return {name: value for name, value in model.named_buffers() if not name.endswith("coords")}
+    return {name: value for name, value in model.named_buffers() if not is_coords(name)}
+
+
+def is_coords(name: str) -> bool:
+    """Whether a buffer holds the coordinates of the rank: those of parallel parts are called `coords`."""
+    return name.rpartition(".")[2] == "coords"

@@ -10,7 +10,7 @@ from torch.fx import Node
 from monograph.compat.symbols import (
     KnownSymbols,
     copy_symbols,
-    find_known,
+    find_symbol_constraints,
     rename_bindings,
     rename_size,
     rename_tensor,
@@ -44,9 +44,9 @@ class SymbolMap:
         layout = find_layout(value)
         return rename_symbols(layout, self._numbers) if find_symbols(value) else layout
 
-    def find_known(self, mode: Any) -> KnownSymbols:
+    def find_constraints(self, mode: Any) -> KnownSymbols:
         """What is known of them."""
-        known = find_known(mode, self.symbols)
+        known = find_symbol_constraints(mode, self.symbols)
         if known is None:
             raise BlocksDiffer(f"more is known of {', '.join(map(str, self.symbols))} than can be copied")
         return known

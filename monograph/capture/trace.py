@@ -15,8 +15,8 @@ from monograph.capture.functionalize import functionalize
 from monograph.capture.replicate import replicate_skipped_blocks
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.compat.ops import annotations_restored
-from monograph.graph.checked_properties import find_properties, mark_gradients
 from monograph.graph.inputs import StepInputs
+from monograph.graph.invariants import find_communication_invariants, mark_gradients
 from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
@@ -70,7 +70,7 @@ def trace(
     tag_inner_nodes(graph)
     trust_values(graph)
     mark_gradients(graph)
-    graph.properties = find_properties(graph)
+    graph.properties = find_communication_invariants(graph)
     return graph
 
 

@@ -102,7 +102,7 @@ def scoped_dynamo(**settings: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def called_plainly(function: Any) -> Iterator[None]:
+def bypass_dynamo_disable(function: Any) -> Iterator[None]:
     """Inside, a function that torch hides from its compiler is called as it is.
 
     To hide it torch imports the compiler when the function is first called, which takes a second, also where nothing is

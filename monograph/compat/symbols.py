@@ -25,7 +25,7 @@ class KnownSymbols(NamedTuple):
     """What may be taken for true or false."""
 
 
-def find_known(mode: Any, symbols: Sequence[Any]) -> KnownSymbols | None:
+def find_symbol_constraints(mode: Any, symbols: Sequence[Any]) -> KnownSymbols | None:
     """All that is known of symbols that are about each other only; None where there is more than can be copied."""
     facts, own = mode.shape_env, set(symbols)
     equal = [*facts.replacements, *facts.replacements.values(), *facts.divisible, *facts.size_like]

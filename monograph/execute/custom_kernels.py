@@ -13,8 +13,8 @@ from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.graph.cast_weights import find_cached_casts
-from monograph.graph.checked_properties import find_gradients
 from monograph.graph.encode import GraphFileError, decode_meta, encode_meta
+from monograph.graph.invariants import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph

@@ -22,7 +22,7 @@ from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import FsdpUnitRunner, call_function
 
 
-class RunBlocks:
+class CheckpointedBlockRunner:
     """Blocks forget what they can recompute. Their parameters come from outside, and are kept or not as ever."""
 
     def __init__(self, runner: Callable[..., Any], blocks: Collection[nn.Module]) -> None:
@@ -60,7 +60,7 @@ class ShardedStep(ModuleStep):
             compute_dtype=settings.compute_dtype,
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
-            run=RunBlocks(runner, set(model.blocks().values())) if runner is not None else call_function,
+            run=CheckpointedBlockRunner(runner, set(model.blocks().values())) if runner is not None else call_function,
             chunks=find_chunks(model, settings.compile.expert_overlap),
         )
 

@@ -40,7 +40,8 @@ class Chunking:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The same on every rank, so that passes decide alike everywhere."""
+    """What passes may know about a run: mesh, parameters, dtypes, machine. The same on every rank, so that passes
+    decide alike everywhere."""
 
     degrees: Mapping[Axis, int] = field(default_factory=dict)
     """Ranks along each axis."""

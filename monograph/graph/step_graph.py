@@ -14,7 +14,7 @@ Names = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedProperties:
+class CommunicationInvariants:
     """What capture found and every pass has to keep; a group stands for all groups over the same ranks."""
 
     gathers: Names
@@ -40,7 +40,7 @@ class StepGraph:
     module: GraphModule
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    properties: CheckedProperties | None = None
+    properties: CommunicationInvariants | None = None
     """None for graphs that were not captured."""
     compiled: int = 0
     """How many parts a compiler was given."""

@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from monograph.annotate import Direction
 from monograph.graph.changes import Changes
-from monograph.graph.checked_properties import check_properties, find_gradients
 from monograph.graph.facts import Facts
 from monograph.graph.gradient_paths import reads_shape_only
+from monograph.graph.invariants import check_properties, find_gradients
 from monograph.graph.query import is_mutation, is_random, is_size, value_of
 from monograph.graph.refuse import GraphError, broken
 from monograph.graph.signature import InputKind, OutputKind

@@ -56,7 +56,7 @@ def check_read_graph(graph: StepGraph, facts: Facts, *, is_forward: bool, limits
     check_collectives(graph, nodes, facts)
     check_outputs(graph, nodes, facts)
     check_direction(graph, is_forward=is_forward)
-    check_once(graph)
+    check_cached_casts(graph)
     if limits is not None:
         check_memory(graph, limits)
         graph.max_size = find_max_size(nodes, limits.device)
@@ -144,7 +144,7 @@ def check_direction(graph: StepGraph, *, is_forward: bool) -> None:
         raise GraphFileError(f"it has {found}; {'an evaluation has none' if is_forward else 'a step needs one'}")
 
 
-def check_once(graph: StepGraph) -> None:
+def check_cached_casts(graph: StepGraph) -> None:
     """Only casts of parameters change as seldom as the weights."""
     castings = find_castings(graph)
     for node in graph.nodes:

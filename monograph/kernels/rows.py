@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def with_close_channels(value: Tensor) -> Tensor:
-    """The numbers of the last dim next to each other, all else as far apart as it is."""
+    """The value itself where the last dim is contiguous, else a contiguous copy."""
     return value if value.stride(-1) == 1 else value.contiguous()
 
 

@@ -63,7 +63,7 @@ def this_process() -> Holder:
 
 
 def parse_holder(content: bytes) -> Holder | None:
-    """The holder that a lock file names; None when it names none, because it was release or never written whole."""
+    """The holder that a lock file names; None when it names none, because it was released or never written whole."""
     try:
         values: Any = json.loads(content)
         holder = Holder(**values)

@@ -40,7 +40,7 @@ class LoadBalance(nn.Module, Configurable):
     def __init__(self, config: LoadBalanceConfig, *, router: RouterConfig, n_experts: int) -> None:
         super().__init__()
         self.config, self.router, self.n_experts = config, router, n_experts
-        self.sum_counts: Callable[[Tensor], Tensor] = unchanged
+        self.sum_counts: Callable[[Tensor], Tensor] = keep_local_counts
         """Totals of the counts over the ranks whose tokens belong to one statistic; parallelism replaces it."""
 
     def plan_parallel(self) -> ParallelPlan:
@@ -106,7 +106,7 @@ def sum_weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
     return sum(others, first)
 
 
-def unchanged(counts: Tensor) -> Tensor:
+def keep_local_counts(counts: Tensor) -> Tensor:
     """One device sees every token of a statistic."""
     return counts
 

@@ -4,7 +4,7 @@ A model is a list of units that run one after the other: what is gathered, cast,
 as one. `forward` calls each of them through `call`, so that whoever runs the model can do so:
 
     class Tiny(Model):
-        Config = TinyConfig
+        Config = TinyConfig  # a dataclass(kw_only=True, slots=True) that derives from ModelConfig
 
         def __init__(self, config: TinyConfig) -> None:
             super().__init__()
@@ -88,9 +88,9 @@ class Unit:
     """How many values go from block to block."""
 
 
-def blocks_of(path: str, blocks: nn.ModuleList) -> list[Unit]:
+def blocks_of(path: str, blocks: nn.ModuleList, *, n_carried: int = 1) -> list[Unit]:
     """A unit for every entry of a list of blocks."""
-    return [Unit(f"{path}.{number}", is_block=True) for number in range(len(blocks))]
+    return [Unit(f"{path}.{number}", is_block=True, n_carried=n_carried) for number in range(len(blocks))]
 
 
 def call_module(module: nn.Module, *args: Any) -> Any:
@@ -102,7 +102,6 @@ class Model(nn.Module, Configurable):
     """A model that can be trained: what it reads, which units it consists of, and what it computes with them."""
 
     Config: ClassVar[Any] = ModelConfig
-    config: Any
     hf: ClassVar[HfFamily | None] = None
     """Its checkpoints in Hugging Face's form, where they have one."""
 
@@ -125,7 +124,8 @@ class Model(nn.Module, Configurable):
         raise NotImplementedError(f"{type(self).__qualname__} does not say which units it consists of")
 
     def forward(self, *args: Any, **inputs: Any) -> StepOutput:
-        """The loss of a micro-batch; every unit is run by `call(unit, ...)`."""
+        """The loss of a micro-batch. Arguments: the tensors of `batch_spec` and the counts of `normalizers` by name,
+        and `call`, which runs a unit with positional arguments: `call(unit, ...)`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no forward")
 
     def plan_parameters(self) -> dict[str, InitSpec]:

@@ -33,7 +33,7 @@ polynomials of 1 - v * v, highest power first: off by less than three millionths
 so that nothing cancels."""
 
 
-def keys_of(seed: int, name: str) -> tuple[int, int]:
+def find_counter_keys(seed: int, name: str) -> tuple[int, int]:
     """Where a parameter's places begin among the 64-bit numbers, and what tells it from one that begins nearby."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return signed(int.from_bytes(digest[:8], "big")), signed(int.from_bytes(digest[8:16], "big"))
@@ -43,7 +43,7 @@ def keys_of(seed: int, name: str) -> tuple[int, int]:
 def draw(target: Tensor, seed: int, name: str, *, width: int, std: float, row: int = 0, column: int = 0) -> None:
     """Fill `target`: rows and columns, from these on, of a parameter whose rows have this width."""
     device, (height, columns) = target.device, target.shape
-    begin, twist = keys_of(seed, name)
+    begin, twist = find_counter_keys(seed, name)
     across = torch.arange(column, column + columns, device=device) * signed(STEP) + begin
     rows = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // max(1, columns))
     for first in range(0, height, rows):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat.modules import called_plainly, compile_function
+from monograph.compat.modules import bypass_dynamo_disable, compile_function
 from monograph.errors import ConfigError
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.kernels.update import Update, make_reference_update, make_update
@@ -30,7 +30,7 @@ class AdamW(Optimizer):
         plain = [p for p in self.parameters.values() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.is_fused = _plan_fused(config, self.parameters)
-        with called_plainly(torch.optim.Optimizer.add_param_group):
+        with bypass_dynamo_disable(torch.optim.Optimizer.add_param_group):
             self._adamw = torch.optim.AdamW(
                 [group for group in groups if group["params"]],
                 lr=config.lr,

@@ -96,7 +96,7 @@ class Reference:
             self.forward(batch, normalizers, record)
         rounds = len(batches) // parts
         totals = [torch.stack(seen[number::rounds]).sum(0) for number in range(rounds)]
-        return [SummedCounts(totals[index % rounds]) for index in range(len(batches))]
+        return [ReplayedCounts(totals[index % rounds]) for index in range(len(batches))]
 
     def update(self, trace: StepTrace, gradients: Mapping[str, Tensor], lr: float) -> None:
         """Update with the sharded run's gradients, and add the result to `trace`.
@@ -116,7 +116,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class SummedCounts:
+class ReplayedCounts:
     """Counts that were summed over ranks before."""
 
     total: Tensor

@@ -31,7 +31,7 @@ def mixed_by_hand(index, seed, name):
 
 
 def test_fractions_are_those_of_the_mixing_done_by_hand():
-    begin, twist = module.keys_of(5, "w")
+    begin, twist = module.find_counter_keys(5, "w")
     indices = [0, 1, 2, 77, 2**31 - 1, 2**32, 10**12]
     step = signed(0x9E3779B97F4A7C15)
     found = to_fractions(torch.tensor(indices) * step + begin, twist)

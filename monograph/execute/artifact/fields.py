@@ -23,7 +23,7 @@ REGIONS, KERNELS, OWN_KERNELS = "regions/", "kernels/", "own/kernels/"
 """Where an artifact has code: compiled parts, the C++ kernels they call, and the kernels of custom ops."""
 
 
-def of_graphs(each: Check) -> Check:
+def by_graph_kind(each: Check) -> Check:
     """An entry for every graph; a step is always there."""
     return mapping(each, needs=(STEP,), only=GRAPHS)
 
@@ -45,10 +45,10 @@ SECTIONS: Mapping[str, Check] = {
     "mesh": mapping(integer(1), needs=("world",)),
     "groups": mapping(integer(1)),
     "table": mapping(_slot),
-    "inputs": of_graphs(mapping(text())),
-    "passes": of_graphs(listing(_pass)),
-    "digests": of_graphs(text(r"[0-9a-f]{32}", "32 hexadecimal digits")),
-    "parts": of_graphs(listing(text(r"compiled(_[0-9]{1,9})?", "compiled or compiled_NUMBER"))),
+    "inputs": by_graph_kind(mapping(text())),
+    "passes": by_graph_kind(listing(_pass)),
+    "digests": by_graph_kind(text(r"[0-9a-f]{32}", "32 hexadecimal digits")),
+    "parts": by_graph_kind(listing(text(r"compiled(_[0-9]{1,9})?", "compiled or compiled_NUMBER"))),
     "versions": mapping(text()),
     "environment": mapping(text()),
     "machine": mapping(scalar, needs=("device",)),

@@ -51,7 +51,7 @@ class PrefetchAllGathers(Pass):
 
 def plan_gathers(graph: StepGraph, ahead: int) -> list[Move]:
     """Each gather goes before the wait of the block that runs `ahead` blocks earlier."""
-    stops = find_stops(graph, Role.PARAM_ALL_GATHER)
+    stops = group_launches_by_unit(graph, Role.PARAM_ALL_GATHER)
     moves = []
     for earlier, stop in zip(stops, stops[ahead:], strict=False):
         anchor = min(wait_of(launch) for launch in earlier)
@@ -64,7 +64,7 @@ def plan_gathers(graph: StepGraph, ahead: int) -> list[Move]:
 def plan_scatter_waits(graph: StepGraph) -> list[Move]:
     """Each scatter's wait, and what reads it, goes after the start of the next block's scatter."""
     moves = []
-    for stop, following in pairwise(find_stops(graph, Role.GRAD_REDUCE_SCATTER)):
+    for stop, following in pairwise(group_launches_by_unit(graph, Role.GRAD_REDUCE_SCATTER)):
         anchor = max(following)
         waits = [wait_of(launch) for launch in stop if wait_of(launch) < anchor]
         readers = find_early_readers(waits, anchor)
@@ -73,7 +73,7 @@ def plan_scatter_waits(graph: StepGraph) -> list[Move]:
     return moves
 
 
-def find_stops(graph: StepGraph, role: Role) -> list[list[Node]]:
+def group_launches_by_unit(graph: StepGraph, role: Role) -> list[list[Node]]:
     """The launches of a role, unit by unit in the order they are made."""
     op = ALL_GATHER if role is Role.PARAM_ALL_GATHER else REDUCE_SCATTER
     launches = [node for node in graph.nodes if node.target is op and tag_of(node).role is role]

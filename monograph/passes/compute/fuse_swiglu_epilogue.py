@@ -16,7 +16,7 @@ from monograph.kernels.matmul_swiglu import MATMUL_SWIGLU, MATMUL_SWIGLU_BACKWAR
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
-from monograph.passes.compute.fusions import find_between, find_source, take_parts
+from monograph.passes.compute.fusions import find_between, find_source, redirect_results
 
 
 class FuseSwigluEpilogue(Pass):
@@ -121,7 +121,7 @@ def apply_backward(graph: Graph, fusion: Fusion) -> None:
     """Compute a matmul with the backward of the gate after it."""
     matmul, gate, weight = fusion
     whole = call_before(graph, gate, MATMUL_SWIGLU_BACKWARD, (matmul.args[0], weight, *gate.args[1:]), _made(gate))
-    for part in take_parts(graph, gate, whole, {0: 0, 1: 1}):
+    for part in redirect_results(graph, gate, whole, {0: 0, 1: 1}):
         shape = list(value_of(gate)[part.args[1]].shape)
         redirect(part, call_before(graph, gate, ATEN.view.default, (part, shape), _made(gate)))
 

@@ -36,7 +36,7 @@ def fuse_recompute(graph: Graph, back: Node) -> bool:
         is_gate = back.target is SWIGLU_BACKWARD
         target = SWIGLU_BACKWARD_RECOMPUTE if is_gate else NORM_BACKWARD_RECOMPUTE
         whole = call_before(graph, back, target, back.args, _made(back))
-        parts = take_parts(graph, back, whole, {0: 0, 1: 1})
+        parts = redirect_results(graph, back, whole, {0: 0, 1: 1})
         index = parts[-1] if parts else whole
         value = again if is_gate else _part(again, 0)
         assert value is not None
@@ -110,7 +110,7 @@ def fuse_joined(graph: Graph, cat: Node) -> bool:
     both = whole
     if has_again:
         both = call_before(graph, back, operator.getitem, (whole, 0), _made(back))
-        take_parts(graph, back, whole, {2: 1})
+        redirect_results(graph, back, whole, {2: 1})
     redirect(cat, call_before(graph, cat, ATEN.view.default, (both, list(value.shape)), _made(cat)))
     return True
 
@@ -153,7 +153,7 @@ def fuse_sum_before(graph: Graph, norm: Node) -> bool:
     # The norm may be the next block's. Then so is the sum: a block's nodes stand together, and equal blocks read alike.
     summed = call_before(graph, norm, operator.getitem, (whole, 0), replace(_made(norm), keep=tag_of(total).keep))
     redirect(total, summed)
-    take_parts(graph, norm, whole, {0: 1, 1: 2})
+    redirect_results(graph, norm, whole, {0: 1, 1: 2})
     return True
 
 
@@ -171,7 +171,7 @@ def fuse_sum_after(graph: Graph, back: Node) -> bool:
     whole = call_before(graph, back, back.target, (*back.args[:4], other), _made(back))
     summed = call_before(graph, back, operator.getitem, (whole, 0), replace(tag_of(total), made_by=_NAME))
     redirect(total, summed)
-    take_parts(graph, back, whole, {1: 1, 2: 2})
+    redirect_results(graph, back, whole, {1: 1, 2: 2})
     return True
 
 
@@ -214,8 +214,8 @@ def is_same_value(one: Any, other: Any) -> bool:
     return is_cast and is_same_value(one.args[0], other.args[0])
 
 
-def take_parts(graph: Graph, old: Node, new: Node, indices: dict[int, int]) -> list[Node]:
-    """Let readers of an op's results read those of another; `places` says which result became which."""
+def redirect_results(graph: Graph, old: Node, new: Node, indices: dict[int, int]) -> list[Node]:
+    """Let readers of an op's results read those of another; `indices` says which result became which."""
     made = []
     for user in [each for each in old.users if each.target is operator.getitem]:
         index = indices.get(user.args[1])  # type: ignore[arg-type]

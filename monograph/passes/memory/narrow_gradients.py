@@ -6,9 +6,9 @@ import torch
 from torch.fx import Node
 
 from monograph.compat.ops import ATEN
-from monograph.graph.checked_properties import find_gradients
 from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
+from monograph.graph.invariants import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass

@@ -11,10 +11,10 @@ from torch.fx import Node
 from monograph.annotate import Direction
 from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
-from monograph.graph.checked_properties import with_chunks
 from monograph.graph.chunk_nodes import find_chunk_node, forget_chunk_nodes, is_inside, map_leaves
 from monograph.graph.edit import call_after, call_before, copy_value, erase, infer_value, redirect
 from monograph.graph.facts import Facts
+from monograph.graph.invariants import with_chunks
 from monograph.graph.query import is_backward, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of

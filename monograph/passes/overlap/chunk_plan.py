@@ -60,10 +60,10 @@ def plan_chunks(graph: StepGraph, facts: Facts) -> ChunkPlan:
     dim = chunking.dim
     for node in graph.nodes:
         root = find_root(node, plan, roots)
-        if root and is_of_chunk(node, plan, dim):
+        if root and add_if_chunked(node, plan, dim):
             check_can_be_cut(node)
             plan.body[node] = root
-    add_tails(graph, plan, facts.reduce_dtype, is_reduced=chunking.is_summed_after_reduce)
+    add_gradient_reductions(graph, plan, facts.reduce_dtype, is_reduced=chunking.is_summed_after_reduce)
     counted = find_counted(graph)
     for node in plan.body:
         plan_exit(node, plan, dim, counted)
@@ -91,7 +91,7 @@ def find_root(node: Node, plan: ChunkPlan, roots: list[str]) -> str:
     return next((root for root in roots if is_inside(tag.path, root)), "")
 
 
-def is_of_chunk(node: Node, plan: ChunkPlan, dim: int) -> bool:
+def add_if_chunked(node: Node, plan: ChunkPlan, dim: int) -> bool:
     """Whether anything of a chunk reaches this node; values it needs from outside are marked to be cut."""
     chunk_node = find_chunk_node(node)
     is_reached = any(each in plan.body or each in plan.cuts for each in node.all_input_nodes)
@@ -122,7 +122,7 @@ def find_chunk_value(node: Node, plan: ChunkPlan) -> Any:
     return find_chunk_value(next(each for each in node.all_input_nodes if each in plan.body), plan)
 
 
-def add_tails(graph: StepGraph, plan: ChunkPlan, reduce_dtype: torch.dtype, *, is_reduced: bool) -> None:
+def add_gradient_reductions(graph: StepGraph, plan: ChunkPlan, reduce_dtype: torch.dtype, *, is_reduced: bool) -> None:
     """What happens to each chunk's gradient by itself: the cast to the reduce dtype and, if asked for, the collectives.
 
     Chunks are summed in the reduce dtype, as in eager mode. Where one rank holds a parameter there is no collective

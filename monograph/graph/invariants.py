@@ -25,13 +25,13 @@ from monograph.graph.gradient_paths import (
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputKind, OutputKind
-from monograph.graph.step_graph import CheckedProperties, StepGraph
+from monograph.graph.step_graph import CommunicationInvariants, StepGraph
 from monograph.graph.tags import set_tag, tag_of
 
 _OF_PARAMETERS = (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER)
 
 
-def find_properties(graph: StepGraph) -> CheckedProperties:
+def find_communication_invariants(graph: StepGraph) -> CommunicationInvariants:
     """What is true of a graph as it stands: taken from a capture, before any pass."""
     nodes = graph.nodes
     flows = find_gradient_paths(nodes, find_states(graph))
@@ -45,7 +45,7 @@ def find_properties(graph: StepGraph) -> CheckedProperties:
     counts: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for node in find_other_launches(nodes):
         counts[_key(node)] += node in alive
-    return CheckedProperties(
+    return CommunicationInvariants(
         gathers=dict(gathers),
         readers=dict(readers),
         sums={slot: flow.groups for slot, flow in gradients.items()},
@@ -56,29 +56,29 @@ def find_properties(graph: StepGraph) -> CheckedProperties:
     )
 
 
-def with_chunks(properties: CheckedProperties, is_cut: Callable[[str], bool], count: int) -> CheckedProperties:
+def with_chunks(kept: CommunicationInvariants, is_cut: Callable[[str], bool], count: int) -> CommunicationInvariants:
     """The properties of a graph whose modules of some paths run once per chunk: so do their collectives."""
-    collectives = {key: times * count if is_cut(key[0]) else times for key, times in properties.collectives.items()}
-    return replace(properties, collectives=collectives)
+    collectives = {key: times * count if is_cut(key[0]) else times for key, times in kept.collectives.items()}
+    return replace(kept, collectives=collectives)
 
 
 def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
     """Refuse a graph in which a parameter, gradient or module communicates with other ranks than when captured."""
     flows = find_gradient_paths(nodes, find_states(graph))
-    properties = graph.properties
-    if properties is None:
+    kept = graph.properties
+    if kept is None:
         return
-    _check_readers(flows, properties, facts)
+    _check_readers(flows, kept, facts)
     for slot, node in find_gradients(graph):
-        _check_gradient(slot, node, flows, properties, facts)
-    for spec, result, dtype in zip(graph.outputs, graph.results, properties.dtypes, strict=True):
+        _check_gradient(slot, node, flows, kept, facts)
+    for spec, result, dtype in zip(graph.outputs, graph.results, kept.dtypes, strict=True):
         if result is not None and value_of(result).dtype != dtype:
             name = " of ".join(part for part in (spec.kind.value, spec.name) if part)
             found = value_of(result).dtype
             raise broken(result, f"the {name} was captured as {dtype} and is {found}", why="the optimizer relies on it")
     alive = find_alive(nodes)
-    _check_collectives(nodes, alive, properties, facts)
-    missing = properties.coordinate_readers - find_coordinate_readers(graph, nodes, alive)
+    _check_collectives(nodes, alive, kept, facts)
+    missing = kept.coordinate_readers - find_coordinate_readers(graph, nodes, alive)
     if missing and not _has_regions(nodes):
         raise broken(
             graph.placeholders[[spec.kind for spec in graph.inputs].index(InputKind.COORDS)],
@@ -87,19 +87,17 @@ def check_properties(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> N
         )
 
 
-def _check_readers(flows: GradientPaths, properties: CheckedProperties, facts: Facts) -> None:
+def _check_readers(flows: GradientPaths, kept: CommunicationInvariants, facts: Facts) -> None:
     for reader in flows.readers:
         slot, path = reader.parameter.slot, tag_of(reader.node).path
-        wanted, found = (_large(each, facts) for each in (properties.gathers.get(slot, ()), reader.parameter.groups))
+        wanted, found = (_large(each, facts) for each in (kept.gathers.get(slot, ()), reader.parameter.groups))
         if wanted != found:
             raise broken(
                 reader.node,
                 f"{slot} is used after a gather from {_listed(found)}; it was captured from {_listed(wanted)}",
                 why="without all ranks' shards, a module computes with part of its parameter",
             )
-        if path and not any(
-            known == path or known.startswith(f"{path}.") for known in properties.readers.get(slot, ())
-        ):
+        if path and not any(known == path or known.startswith(f"{path}.") for known in kept.readers.get(slot, ())):
             raise broken(
                 reader.node,
                 f"{path} computes with {slot}, which it did not at capture",
@@ -107,13 +105,13 @@ def _check_readers(flows: GradientPaths, properties: CheckedProperties, facts: F
             )
 
 
-def _check_gradient(slot: str, node: Node, flows: GradientPaths, properties: CheckedProperties, facts: Facts) -> None:
+def _check_gradient(slot: str, node: Node, flows: GradientPaths, kept: CommunicationInvariants, facts: Facts) -> None:
     flow = flows.of_gradient(node)
     if not flow.is_known:
         return
     if flow.slot and flow.slot != slot:
         raise broken(node, f"the gradient of {slot} is that of {flow.slot}", why="gradients were exchanged")
-    wanted, found = (_large(each, facts) for each in (properties.sums.get(slot, ()), flow.groups))
+    wanted, found = (_large(each, facts) for each in (kept.sums.get(slot, ()), flow.groups))
     if wanted != found:
         raise broken(
             node,
@@ -122,7 +120,7 @@ def _check_gradient(slot: str, node: Node, flows: GradientPaths, properties: Che
         )
     lost = [
         source
-        for source in properties.sources.get(slot, ())
+        for source in kept.sources.get(slot, ())
         if flow.paths and not any(_is_related(source, path) for path in flow.paths)
     ]
     if lost:
@@ -133,8 +131,8 @@ def _check_gradient(slot: str, node: Node, flows: GradientPaths, properties: Che
         )
 
 
-def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: CheckedProperties, facts: Facts) -> None:
-    known = {(path, what, ranks) for path, _, what, ranks in properties.collectives}
+def _check_collectives(nodes: Sequence[Node], alive: set[Node], kept: CommunicationInvariants, facts: Facts) -> None:
+    known = {(path, what, ranks) for path, _, what, ranks in kept.collectives}
     counts: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for node in find_other_launches(nodes):
         path, direction, what, ranks = _key(node)
@@ -147,7 +145,7 @@ def _check_collectives(nodes: Sequence[Node], alive: set[Node], properties: Chec
         counts[path, direction, what, ranks] += node in alive
     if _has_regions(nodes):
         return
-    for key, wanted in properties.collectives.items():
+    for key, wanted in kept.collectives.items():
         if _large([key[-1]], facts) and counts[key] < wanted:
             path, direction, what, ranks = key
             raise broken(

@@ -41,7 +41,7 @@ class Chunking:
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What passes may know about a run: mesh, parameters, dtypes, machine. The same on every rank, so that passes
-    decide alike everywhere."""
+    make the same decisions on every rank."""
 
     degrees: Mapping[Axis, int] = field(default_factory=dict)
     """Ranks along each axis."""

@@ -36,7 +36,7 @@ class Moe(nn.Module, Configurable):
         self.dispatch: Dispatch = LocalDispatch(kernels=residual.kernels)
 
     def plan_parallel(self) -> ParallelPlan:
-        """Tokens travel to the ranks of their experts."""
+        """Tokens are sent to the ranks of their experts by all_to_all."""
         return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.EXPERT_EXCHANGE),))
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterStats]:

@@ -148,17 +148,17 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def shard_columns(pattern: str) -> ParameterRule:
-    """A weight [out, in] (or its bias) whose output channels are spread over the tensor-parallel ranks."""
+    """Column-parallel: shard the output channels of a weight [out, in], or of its bias, over tensor-parallel ranks."""
     return ParameterRule(pattern=pattern, cuts=(ShardedDim(axis=Axis.TP, dim=0),))
 
 
 def shard_rows(pattern: str) -> ParameterRule:
-    """A weight [out, in] whose input channels are: every rank computes a part of a sum."""
+    """Row-parallel: shard the input channels of a weight [out, in]; every rank computes a partial sum."""
     return ParameterRule(pattern=pattern, cuts=(ShardedDim(axis=Axis.TP, dim=1),))
 
 
 def shard_experts(pattern: str, hidden_dim: int) -> ParameterRule:
-    """A stack of experts' weights: experts over the expert-parallel ranks, hidden channels over expert-tensor ones."""
+    """Shard a stack of experts' weights: experts over ep, hidden channels over etp."""
     return ParameterRule(
         pattern=pattern, cuts=(ShardedDim(axis=Axis.EP, dim=0), ShardedDim(axis=Axis.ETP, dim=hidden_dim))
     )

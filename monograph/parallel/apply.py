@@ -53,7 +53,7 @@ def split_loss(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords:
 
 
 def exchange_tokens(_model: Model, _path: str, module: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
-    """Tokens travel to the ranks of their experts."""
+    """Send tokens to the ranks of their experts by all_to_all."""
     if mesh.ep * mesh.etp > 1:
         dispatch = ExchangeDispatch(ep=mesh.ep, etp=mesh.etp, kernels=module.kernels)  # type: ignore[arg-type]
         module.dispatch = dispatch  # type: ignore[assignment]

@@ -141,3 +141,9 @@ def test_the_code_of_the_guide_is_the_code_of_the_examples():
     known = {line.strip() for line in text.splitlines()} | {"class Lion(Optimizer):", "..."}
     shown = [line.strip() for block in find_blocks("python") for line in block.splitlines()]
     assert len(shown) > 15 and [line for line in shown if line and line not in known] == []
+
+
+def test_a_subclass_without_a_config_of_its_own_is_refused_instead_of_building_its_parent(capsys):
+    words = ["config", "llama3_debugmodel", "--model", "tests.commands.inheriting:Quiet"]
+    assert cli.main(words) == 2
+    assert "builds Starcoder2" in capsys.readouterr().err

@@ -97,3 +97,15 @@ def test_materialized_parameters_keep_whether_they_learn():
     model.embedding.weight.requires_grad_(False)
     materialize(model, device="cpu", dtype=torch.float32)
     assert not model.embedding.weight.requires_grad and model.head.output.weight.requires_grad
+
+
+def test_layers_of_torch_start_as_usual_and_ties_stay_ties():
+    with torch.device("meta"):
+        layers = {"a": torch.nn.Embedding(7, 8), "b": torch.nn.Linear(8, 7), "c": torch.nn.LayerNorm(8)}
+    model = torch.nn.ModuleDict(layers)
+    model["b"].weight = model["a"].weight
+    materialize(model, device="cpu", dtype=torch.float32)
+    assert model["b"].weight is model["a"].weight
+    initialize(model, 3)
+    assert 0.01 < model["a"].weight.std() < 0.03
+    assert (model["c"].weight == 1).all() and not model["c"].bias.any() and not model["b"].bias.any()

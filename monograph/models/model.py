@@ -82,15 +82,16 @@ class Unit:
 
     path: str
     is_block: bool = False
-    """Whether it is one of many that follow each other: those that are identical are captured once and copied. A
-    block's first `n_carried` arguments are its first results too; what else it gets is the same for all blocks."""
-    n_carried: int = 1
-    """How many values go from block to block."""
+    """Whether it is one of many that follow each other: those that are identical are captured once and copied. What
+    a block gets besides the carry is the same for all blocks."""
+    carry: tuple[str, ...] = ("h",)
+    """Names of its leading results, which are the leading arguments of the next unit: all that goes from unit to unit,
+    and where a pipeline is split. The last unit hands on nothing."""
 
 
-def blocks_of(path: str, blocks: nn.ModuleList, *, n_carried: int = 1) -> list[Unit]:
-    """A unit for every entry of a list of blocks."""
-    return [Unit(f"{path}.{number}", is_block=True, n_carried=n_carried) for number in range(len(blocks))]
+def blocks_of(path: str, blocks: nn.ModuleList, *, carry: tuple[str, ...] = ("h",)) -> list[Unit]:
+    """A unit for every entry of a list of blocks, which hand on values of these names."""
+    return [Unit(f"{path}.{number}", is_block=True, carry=carry) for number in range(len(blocks))]
 
 
 def call_module(module: nn.Module, *args: Any) -> Any:

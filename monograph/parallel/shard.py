@@ -132,7 +132,7 @@ class FsdpUnitRunner:
         self.last_result: Any = None
         units = model.unit_modules()
         self.slots = {unit: table.of_unit(path) for path, unit in units.items()}
-        self.n_carried = {units[unit.path]: unit.n_carried for unit in model.units()}
+        self.carried_counts = {units[unit.path]: len(unit.carry) for unit in model.units()}
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
         carried = self.find_carried(unit)
@@ -148,14 +148,14 @@ class FsdpUnitRunner:
         return result
 
     def find_carried(self, unit: nn.Module) -> int:
-        """How many leading arguments are handed on from unit to unit."""
-        if unit not in self.n_carried:
+        """How many leading results of a unit are the leading arguments of the next one."""
+        if unit not in self.carried_counts:
             raise ConfigError(
                 f"forward calls a module of type {type(unit).__qualname__} that is not one of the model's units",
                 why="units are what parameters are gathered for",
                 do="add its path to units() of the model, or call it inside of a unit",
             )
-        return self.n_carried[unit]
+        return self.carried_counts[unit]
 
     def run_unit(self, unit: nn.Module, *args: Any) -> Any:
         """Gather the unit's parameters and call it."""

@@ -82,7 +82,7 @@ class Denoiser(mg.Model):
     def units(self):
         return [
             mg.Unit("enter"),
-            *mg.blocks_of("double_blocks", self.double_blocks, n_carried=2),
+            *mg.blocks_of("double_blocks", self.double_blocks, carry=("image", "other")),
             *mg.blocks_of("single_blocks", self.single_blocks),
             mg.Unit("leave"),
         ]

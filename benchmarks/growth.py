@@ -36,6 +36,7 @@ from monograph.execute.memory_limits import find_memory_limits
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.models.sequence_part import WHOLE
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
@@ -122,7 +123,7 @@ def build(recipe: str, layers: int, ranks: int) -> Built:
         source, settings = build_source(config, groups)
         facts = make_facts(source.table, groups, settings)
         scalars = {name: torch.tensor(64) for name in source.model.normalizers}
-        inputs = source.inputs(dict.fromkeys(source.model.batch_spec, tokens), scalars)
+        inputs = source.inputs(source.model.step_inputs(dict.fromkeys(source.model.batch_spec, tokens), WHOLE), scalars)
         gc.collect()
         gc.disable()  # what it costs depends on all that the process has made before
         start = time.process_time()

@@ -28,7 +28,6 @@ from monograph.run import build_step, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
-from monograph.train.step import to_device
 
 
 def chapter_1_config(folder: Path) -> TrainerConfig:
@@ -108,8 +107,8 @@ def chapter_3_step(config: TrainerConfig) -> None:
 
         # Losses are divided by the tokens of the WHOLE update, so micro-batches add up to the mean over all tokens,
         # however unevenly the valid ones are spread.
-        normalizers = step.sum_normalizers([half.tensors for half in halves])
-        shares = [step(to_device(batch, step.device), normalizers) for batch in halves]
+        scalars = step.compute_scalars([half.tensors for half in halves])
+        shares = [step(half.tensors, scalars) for half in halves]
         norm = step.grad_norm()
     print(f"   the halves of an update add {shares[0]:.3f} and {shares[1]:.3f} to its loss; gradient norm {norm:.2f}")
 
@@ -166,7 +165,7 @@ def chapter_6_graph(config: TrainerConfig) -> None:
     with joined_groups(plan_run_mesh(config, 1), torch.device("cpu")) as groups:
         op_by_op, captured = build_step(eager, groups), build_step(graph, groups)
         assert isinstance(captured, GraphStep)
-        losses = [step(batch, step.sum_normalizers([batch])) for step in (op_by_op, captured)]
+        losses = [step(batch, step.compute_scalars([batch])) for step in (op_by_op, captured)]
     assert torch.equal(*losses)
 
     # A graph is a text that people can read; equal blocks are printed once.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from monograph.graph.tags import tag_of
     from monograph.kernels.check_op import check_op
     from monograph.kernels.custom_op import CustomOp, custom_op
+    from monograph.kernels.random import random_uniform
+    from monograph.models.dropout import Dropout
     from monograph.models.model import (
         BatchTensor,
         Model,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         shard_columns,
         shard_rows,
     )
+    from monograph.models.sequence_part import SequencePart
     from monograph.passes.base import Pass, Property
     from monograph.recipes.catalog import load_recipe
     from monograph.run import build_step, train
@@ -68,6 +71,7 @@ __all__ = [
     "CustomOp",
     "DataSource",
     "DividedSize",
+    "Dropout",
     "Facts",
     "IndexedSource",
     "LrScheduler",
@@ -78,6 +82,7 @@ __all__ = [
     "Pass",
     "Property",
     "SequenceLimit",
+    "SequencePart",
     "StepGraph",
     "StepOutput",
     "StreamSource",
@@ -97,6 +102,7 @@ __all__ = [
     "plan_column_row_pair",
     "plan_vocab_embedding",
     "plan_vocab_head",
+    "random_uniform",
     "run_passes",
     "shard_columns",
     "shard_rows",
@@ -118,11 +124,14 @@ _HOMES = {
     "monograph.graph.tags": "tag_of",
     "monograph.kernels.check_op": "check_op",
     "monograph.kernels.custom_op": "CustomOp custom_op",
+    "monograph.kernels.random": "random_uniform",
+    "monograph.models.dropout": "Dropout",
     "monograph.models.model": "BatchTensor Model StepOutput Unit UnitCall blocks_of call_module",
     "monograph.models.model_config": "ModelConfig SequenceLimit DividedSize",
     "monograph.models.parallel_plan": (
         "ParallelPlan plan_column_row_pair plan_vocab_embedding plan_vocab_head shard_columns shard_rows"
     ),
+    "monograph.models.sequence_part": "SequencePart",
     "monograph.passes.base": "Pass Property",
     "monograph.recipes.catalog": "load_recipe",
     "monograph.run": "build_step train",

@@ -132,7 +132,7 @@ def run_mode(
         optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
     batches = make_batches(config, step)
     with startup.phase("step"):
-        loss = step(*next(batches))
+        loss = step.run(*next(batches))
         synchronize(device)
     with startup.phase("update"):
         apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
@@ -155,15 +155,15 @@ def run_mode(
 
 
 class DrawnBatch(NamedTuple):
-    """A micro-batch on the device, and what its sums are divided by: it is the whole update."""
+    """A prepared micro-batch, and the scalars of an update that consists of it alone."""
 
-    tensors: dict[str, Tensor]
-    normalizers: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    scalars: dict[str, Tensor]
 
 
 def update(step: MeshStep, optimizer: Optimizer, batch: DrawnBatch, config: TrainerConfig) -> Tensor:
     """One micro-batch and one update."""
-    loss = step(batch.tensors, batch.normalizers)
+    loss = step.run(*batch)
     apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
     return loss
 
@@ -173,9 +173,9 @@ def make_batches(config: TrainerConfig, step: MeshStep) -> Iterator[DrawnBatch]:
     generator = torch.Generator().manual_seed(config.debug.seed)
     while True:
         drawn = [draw_batch(config, step.model.batch_spec, generator) for _ in range(AHEAD)]
-        moved = [{name: value.to(step.device) for name, value in batch.items()} for batch in drawn]
-        for tensors, batch in zip(moved, drawn, strict=True):
-            yield DrawnBatch(tensors, step.sum_normalizers([batch]))
+        prepared = [step.prepare(batch) for batch in drawn]
+        for inputs, batch in zip(prepared, drawn, strict=True):
+            yield DrawnBatch(inputs, step.compute_scalars([batch]))
 
 
 def draw_batch(

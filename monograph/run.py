@@ -17,7 +17,7 @@ from monograph.compat.compiler import start_workers
 from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.open import open_artifact, read_graphs
-from monograph.execute.base import MeshStep, MetricSums, StepSettings
+from monograph.execute.base import MeshStep, MetricSums, StepSettings, find_sequence_part
 from monograph.execute.build import build_program, find_custom_calls, make_gradients, make_recorder
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.custom_kernels import build_calls
@@ -32,7 +32,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
 from monograph.models.init import InitSpec, reset
-from monograph.models.model import Model
+from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
 from monograph.parallel.groups import Groups, joined_groups
@@ -172,6 +172,8 @@ def build_source(
         coords=groups.coords(),
         compute_dtype=settings.compute_dtype,
         reduce_dtype=settings.reduce_dtype,
+        part=find_sequence_part(groups),
+        seed=settings.seed,
         overlap=settings.compile.expert_overlap,
         probe=probe,
     )
@@ -214,14 +216,12 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
 
 def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
     """Inputs of the shapes that training reads; their values do not matter."""
-    device = source.coords.device
+    model, device = source.model, source.coords.device
     sizes = {"batch": config.training.local_batch_size, "sequence": config.training.seq_len}
-    batch = {
-        name: torch.zeros(spec.shape(**sizes), dtype=spec.dtype, device=device)
-        for name, spec in source.model.batch_spec.items()
-    }
-    ones = {name: torch.ones((), dtype=torch.int64, device=device) for name in source.model.normalizers}
-    return source.inputs(batch, ones)
+    batch = {name: torch.zeros(spec.shape(**sizes), dtype=spec.dtype) for name, spec in model.batch_spec.items()}
+    inputs = {name: value.to(device) for name, value in model.step_inputs(batch, source.part).items()}
+    ones = {name: torch.ones((), dtype=torch.int64, device=device) for name in find_scalars(model)}
+    return source.inputs(inputs, ones)
 
 
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:

@@ -1,6 +1,7 @@
 """Capture: the training step, or the forward alone, as a graph for batches of one shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from monograph.errors import MonographError
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
+from monograph.models.model import Model
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.shard import BlocksDiffer
 
@@ -55,7 +57,7 @@ def _trace(
 ) -> StepGraph:
     step = _make_function(source, kind, repeats)
     try:
-        with torch.set_grad_enabled(kind == "step"):
+        with torch.set_grad_enabled(kind == "step"), training_mode(source.model, kind == "step"):
             return trace(step, source.model, inputs, has_sources=has_sources, repeats=repeats)
     except (MonographError, BlocksDiffer):
         raise
@@ -63,6 +65,17 @@ def _trace(
         if not is_of_model(error):
             raise
         raise explain_failure(error) from error
+
+
+@contextmanager
+def training_mode(model: Model, is_training: bool) -> Iterator[None]:
+    """Inside, the model's modules are in training or in evaluation mode."""
+    before = model.training
+    model.train(is_training)
+    try:
+        yield
+    finally:
+        model.train(before)
 
 
 def _make_function(source: StepSource, kind: GraphKind, repeats: Sequence[BlockRepeat]) -> StepFunction:

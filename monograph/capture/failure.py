@@ -74,7 +74,7 @@ def refuse_random(node: Node, path: str) -> CaptureError:
     return CaptureError(
         f"{node.target} of {path or 'the model'} cannot be captured",
         why="it draws random numbers, and where the step is recomputed it would draw others",
-        do="draw them by seed and position, with monograph.kernels.random or monograph.models.dropout; "
+        do="draw them by seed and position, with mg.random_uniform or mg.Dropout; "
         "or train op by op: --compile.mode eager",
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from monograph.capture.step import OutputProbe
 from monograph.graph.inputs import StepInputs
 from monograph.models.model import Model
+from monograph.models.sequence_part import WHOLE, SequencePart
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import ParamTable
 
@@ -27,11 +28,15 @@ class StepSource:
     """This rank's coordinates in the mesh."""
     compute_dtype: torch.dtype
     reduce_dtype: torch.dtype
+    part: SequencePart = WHOLE
+    """The part of every sequence that this rank has."""
+    seed: int = 0
+    """Of a model that draws random numbers."""
     overlap: ExpertOverlapConfig = field(default_factory=ExpertOverlapConfig)
     """Which modules run chunk by chunk."""
     probe: OutputProbe | None = None
     """What else a captured step should put out."""
 
-    def inputs(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepInputs:
-        """All inputs of a step on this batch."""
-        return StepInputs(self.parameters, self.buffers, batch, self.coords, normalizers)
+    def inputs(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepInputs:
+        """All inputs of a step on a prepared micro-batch."""
+        return StepInputs(self.parameters, self.buffers, batch, self.coords, scalars)

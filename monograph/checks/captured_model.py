@@ -104,7 +104,8 @@ def capture_model(name: str, config: TrainerConfig) -> CapturedModel:
     with alone() as groups:
         step, source, example = _capture(config, groups)
         generator = torch.Generator().manual_seed(config.debug.seed)
-        inputs = replace(example, batch=draw_batch(config, source.model.batch_spec, generator))
+        batch = draw_batch(config, source.model.batch_spec, generator)
+        inputs = replace(example, batch=source.model.step_inputs(batch, source.part))
         graph = clone_graph(step.graph)
         records = run_passes(graph, build_passes(PassesConfig()), step.facts, is_measured=False)
         baseline = run_step(source, inputs, OptimizedGraph(graph, records))

@@ -19,7 +19,7 @@ from monograph.execute.base import MeshStep
 from monograph.models.hf_families import find_family_of
 from monograph.models.hf_map import export_tensors, import_tensors
 from monograph.models.init import initialize
-from monograph.models.model import Model
+from monograph.models.model import Model, find_scalars
 from monograph.parallel.check_plan import check_plan
 from monograph.parallel.groups import find_first_difference
 from monograph.parallel.mesh import Mesh
@@ -80,12 +80,13 @@ def check_description(config: TrainerConfig) -> str:
             raise ModelRefused(f"units() has {path} twice")
     build_table(model, model.parallel_plan(), Mesh())
     model.plan_parameters()
-    names = [*model.batch_spec, *model.normalizers]
+    names = [*model.batch_spec, *find_scalars(model)]
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys([*names, "call"]))
     except TypeError as error:
         raise ModelRefused(
-            f"forward cannot be called with {', '.join(names)} and call, which batch_spec and normalizers name: {error}"
+            f"forward cannot be called with {', '.join(names)} and call, which batch_spec, normalizers and "
+            f"draws_random name: {error}"
         ) from None
     blocks = sum(unit.is_block for unit in units)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -135,7 +136,7 @@ def run_once(step: MeshStep, config: TrainerConfig) -> dict[str, Tensor]:
     """Loss and gradients of one random micro-batch."""
     generator = torch.Generator().manual_seed(config.debug.seed)
     batch = draw_batch(config, step.model.batch_spec, generator)
-    loss = step(batch, step.sum_normalizers([batch]))
+    loss = step(batch, step.compute_scalars([batch]))
     if not loss.isfinite():
         raise ModelRefused(f"the loss of a random batch is {loss.item()}")
     found = {name: p.grad.clone() for name, p in step.parameters.items() if p.grad is not None}

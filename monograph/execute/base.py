@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.axes import Axis
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
 from monograph.graph.facts import SavePolicy
 from monograph.machine import CPU, Machine
 from monograph.models.init import InitSpec
-from monograph.models.model import Model, StepOutput
+from monograph.models.model import SEED, Model, StepOutput
+from monograph.models.sequence_part import SequencePart
 from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens, compute_grad_norm
@@ -76,11 +78,13 @@ class MeshStep(ABC):
     weight_cache: CastWeightCache | None = None
     """Copies of the parameters that this step reads instead of them."""
 
-    def __init__(self, model: Model, table: ParamTable, groups: Groups) -> None:
+    def __init__(self, model: Model, table: ParamTable, groups: Groups, *, seed: int = 0) -> None:
         self.model = model
         self.table = table
         self.rank = groups.rank
         self.device = groups.device
+        self.seed = seed
+        self.part = find_sequence_part(groups)
         self.data_part = (groups.mesh.data_part(groups.rank), groups.mesh.data_parts)
         self.metrics = MetricSums()
 
@@ -95,26 +99,47 @@ class MeshStep(ABC):
         return None if self.backend is None else self.backend.graphs
 
     @abstractmethod
-    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """Add this micro-batch's gradients and return this rank's share of the loss, detached."""
+    def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Add the gradients of a prepared micro-batch and return this rank's share of the loss, detached."""
 
     @abstractmethod
-    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """This rank's share of the loss; no gradient and no metric is added."""
+    def run_evaluation(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        """This rank's share of the loss of a prepared micro-batch; no gradient and no metric is added."""
+
+    def __call__(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Prepare and run a micro-batch in host memory."""
+        return self.run(self.prepare(batch), scalars)
+
+    def evaluate(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Prepare and evaluate a micro-batch in host memory."""
+        return self.run_evaluation(self.prepare(batch), scalars)
+
+    def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Add the gradients of all micro-batches of an update; this rank's share of the loss."""
+        return sum_in_order([self(batch, scalars) for batch in batches])
+
+    def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """This rank's share of the loss of several micro-batches, without gradients."""
+        return sum_in_order([self.evaluate(batch, scalars) for batch in batches])
 
     def close(self) -> None:  # noqa: B027 - most steps have nothing to release
         """Release what must not outlive the process groups; training is over."""
 
-    def inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this model reads of a batch."""
-        return {name: batch[name] for name in self.model.batch_spec if name in batch}
+    def prepare(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs of this rank's step, on its device, from a whole micro-batch in host memory."""
+        inputs = self.model.step_inputs(batch, self.part)
+        return {name: value.to(self.device, non_blocking=True) for name, value in inputs.items()}
 
-    def sum_normalizers(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The counts this model divides by, of all micro-batches of an update, on all ranks that read other data."""
+    def compute_scalars(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What is the same for all micro-batches of an update: counts that sums are divided by, over all ranks that
+        read other data, and the seed of a model that draws random numbers."""
         counts = [self.model.count_normalizers(batch) for batch in batches]
         names = self.model.normalizers
         local = torch.tensor([sum(each[name] for each in counts) for name in names], dtype=torch.int64)
-        return dict(zip(names, all_reduce_over_data(local.to(self.device)).unbind(), strict=True))
+        scalars = dict(zip(names, all_reduce_over_data(local.to(self.device)).unbind(), strict=True))
+        if self.model.draws_random:
+            scalars[SEED] = torch.tensor(self.seed, device=self.device)
+        return scalars
 
     def total_loss(self, share: Tensor) -> Tensor:
         """The loss of the whole update, over all ranks."""
@@ -147,27 +172,37 @@ class ModuleStep(MeshStep):
     """A step that runs the model's modules, with autograd."""
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
+    def forward(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepOutput:
         """The model's output for this rank's part of the batch."""
 
     @abstractmethod
     def backward(self, objective: Tensor) -> None:
         """Add the gradients of `objective` to the shards' `.grad`, summed over every rank that has a part of them."""
 
-    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        output = self.forward(self.inputs(batch), normalizers)
+    def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        output = self.forward(inputs, scalars)
         for name, value in output.metrics.items():
             self.metrics.add(name, value)
         self.backward(output.objective)
         return output.loss.detach()
 
     @torch.no_grad()
-    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
+    def run_evaluation(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
         self.model.eval()
         try:
-            return self.forward(self.inputs(batch), normalizers).loss
+            return self.forward(inputs, scalars).loss
         finally:
             self.model.train()
+
+
+def find_sequence_part(groups: Groups) -> SequencePart:
+    """The part of every sequence that this rank has."""
+    return SequencePart(groups.mesh.coordinate(groups.rank, Axis.CP), groups.mesh.cp)
+
+
+def sum_in_order(shares: Sequence[Tensor]) -> Tensor:
+    """The sum, the first micro-batch first."""
+    return sum(shares[1:], shares[0])
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Fsdp2Step(ModuleStep):
     """Eager execution with `fully_shard` around every unit."""
 
     def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
-        super().__init__(model, table, groups)
+        super().__init__(model, table, groups, seed=settings.seed)
         self.call = self._prepare_blocks(settings)
         put_pieces(model, table, settings.dtype)
         policy = MixedPrecisionPolicy(
@@ -42,8 +42,8 @@ class Fsdp2Step(ModuleStep):
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         fill_shards(self.parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
 
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
-        return self.model(**inputs, **normalizers, call=self.call)
+    def forward(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepOutput:
+        return self.model(**inputs, **scalars, call=self.call)
 
     def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
         """Apply activation checkpointing and per-block compile, before fully_shard wraps the blocks."""

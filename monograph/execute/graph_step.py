@@ -42,7 +42,7 @@ class GraphStep(MeshStep):
         cache: CastWeightCache,
         artifact: Artifact | None = None,
     ) -> None:
-        super().__init__(source.model, source.table, groups)
+        super().__init__(source.model, source.table, groups, seed=source.seed)
         self.source, self.parameters, self.weight_cache = source, source.parameters, cache
         self.captured, self.graph, self.records = graphs["step"], graphs["step"].graph, graphs["step"].records
         self.metrics, self.outputs = outputs.metrics, outputs
@@ -60,18 +60,15 @@ class GraphStep(MeshStep):
         """Names of the passes that ran here, or where the artifact was made."""
         return self.captured.ran
 
-    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """Add this micro-batch's gradients and return this rank's share of the loss."""
+    def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
         assert self.program is not None, "the step was closed"
-        inputs = self.source.inputs(self.inputs(batch), normalizers)
         self.weight_cache.refresh(is_updated=self.outputs.gradients.is_empty)
         with failures_explained(self.artifact):
-            self.program.run(inputs)
+            self.program.run(self.source.inputs(inputs, scalars))
         return self.outputs.copy_loss()
 
     @torch.no_grad()
-    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """This rank's share of the loss; no gradient and no metric is added."""
+    def run_evaluation(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
         if self.evaluation is None:
             raise ConfigError(
                 "validator.interval is 0, so no evaluation was captured",
@@ -80,7 +77,7 @@ class GraphStep(MeshStep):
             )
         self.weight_cache.refresh(is_updated=True)
         with failures_explained(self.artifact):
-            self.evaluation.program.run(self.source.inputs(self.inputs(batch), normalizers))
+            self.evaluation.program.run(self.source.inputs(inputs, scalars))
         return self.evaluation.losses.copy_loss()
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class ShardedStep(ModuleStep):
     """Eager execution over explicit shards."""
 
     def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
-        super().__init__(model, table, groups)
+        super().__init__(model, table, groups, seed=settings.seed)
         self.parameters = make_shards(table, groups, settings)
         runner = find_runner(settings.activations.mode)
         self.call = FsdpUnitRunner(
@@ -64,8 +64,8 @@ class ShardedStep(ModuleStep):
             chunks=find_chunks(model, settings.compile.expert_overlap),
         )
 
-    def forward(self, inputs: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> StepOutput:
-        return self.model(**inputs, **normalizers, call=self.call)
+    def forward(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepOutput:
+        return self.model(**inputs, **scalars, call=self.call)
 
     def backward(self, objective: Tensor) -> None:
         objective.backward()

@@ -194,7 +194,7 @@ def allow_op(name: str, *, reason: str, strings: Mapping[str, Sequence[str]] | N
         raise ConfigError(
             f"allow_op({name!r}): it writes into an argument or draws random numbers",
             why="values in a graph never change and are the same on every run",
-            do="use one that returns a new value; random numbers by seed and position are in monograph.kernels.random",
+            do="use one that returns a new value; mg.random_uniform draws random numbers by seed and position",
         )
     _added[name] = dict(strings or {})
 

@@ -116,7 +116,7 @@ def check_purity(graph: StepGraph, nodes: Sequence[Node]) -> None:
                 node,
                 "a node draws random numbers",
                 why="a second run or a copy would draw others",
-                do="draw them with monograph.kernels.random, from a seed and positions",
+                do="draw them with mg.random_uniform or mg.Dropout, from a seed and positions",
             )
         for value in (*node.args, *node.kwargs.values()):
             if isinstance(value, torch.device) and (value.index is not None or value.type not in devices):

@@ -1,10 +1,11 @@
-"""Random bits that depend on a counter and keys alone: the mixing of SplitMix64, in torch's 64-bit integers.
+"""Random bits that depend on a key and a counter alone: the mixing of SplitMix64, in torch's 64-bit integers.
 
 Integers wrap around in the same way on every device, so the same counter has the same bits everywhere.
 """
 
 import hashlib
 
+import torch
 from torch import Tensor
 
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -27,18 +28,23 @@ def stream_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 or 1
 
 
-def reference_random_uniform(seed: Tensor, positions: Tensor, stream: int) -> Tensor:
-    """A number in [0, 1) for every position: 24 bits of a hash of seed, stream and position, in fp32.
+def count_elements(starts: Tensor, width: int) -> Tensor:
+    """The counter of every element of rows of this width, from the counter of each row's first element."""
+    return starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
 
-    Seed and stream are mixed into two keys: where the counters begin, and what tells streams that begin nearby apart.
+
+def reference_random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
+    """A number in [0, 1) for every element: 24 bits of a hash of its key and counter, in fp32.
+
+    The key is mixed into two: where the counters begin, and what tells keys whose counters begin nearby apart.
     """
-    begin = mix(mix(seed * signed(STEP) + stream, 30, FIRST), 27, SECOND)
-    twist = mix(begin ^ stream, 30, SECOND)
-    bits = mix(positions * signed(STEP) + begin, 30, FIRST) ^ twist
+    begin = mix(mix(key * signed(STEP), 30, FIRST), 27, SECOND)
+    twist = mix(begin ^ key, 30, SECOND)
+    bits = mix(count_elements(starts, width) * signed(STEP) + begin, 30, FIRST) ^ twist
     return ((mix(bits, 27, SECOND) >> 40) & 0xFFFFFF).float() * 2.0**-24
 
 
-def reference_dropout(value: Tensor, seed: Tensor, positions: Tensor, probability: float, stream: int) -> Tensor:
-    """Zero where the number at a position is below the probability, all else divided by what is left of one."""
-    is_kept = reference_random_uniform(seed, positions, stream) >= probability
+def reference_dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:
+    """Zero where an element's number is below the probability, all else divided by what is left of one."""
+    is_kept = reference_random_uniform(key, starts, value.shape[-1]) >= probability
     return (value * (1.0 / (1.0 - probability))).where(is_kept, 0.0)

@@ -28,20 +28,27 @@ def mix_bits(bits, shift: tl.constexpr, mask: tl.constexpr, factor: tl.constexpr
 
 
 @triton.jit
-def draw(seed, positions, stream, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
-    begin = mix_bits(mix_bits(tl.load(seed) * step + stream, 30, 0x3FFFFFFFF, first), 27, 0x1FFFFFFFFF, second)
-    twist = mix_bits(begin ^ stream, 30, 0x3FFFFFFFF, second)
-    bits = mix_bits(positions * step + begin, 30, 0x3FFFFFFFF, first) ^ twist
+def draw(key, counters, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+    key = tl.load(key)
+    begin = mix_bits(mix_bits(key * step, 30, 0x3FFFFFFFF, first), 27, 0x1FFFFFFFFF, second)
+    twist = mix_bits(begin ^ key, 30, 0x3FFFFFFFF, second)
+    bits = mix_bits(counters * step + begin, 30, 0x3FFFFFFFF, first) ^ twist
     bits = (mix_bits(bits, 27, 0x1FFFFFFFFF, second) >> 40) & 0xFFFFFF
     return bits.to(tl.float32) * 5.9604644775390625e-08  # 2**-24
 
 
 @triton.jit
+def count_elements(starts, index, width, is_in):
+    row = index // width
+    return tl.load(starts + row, is_in, 0) + (index - row * width)
+
+
+@triton.jit
 def uniform_kernel(
-    seed,
-    positions,
+    key,
+    starts,
     out,
-    stream,
+    width,
     count,
     step: tl.constexpr,
     first: tl.constexpr,
@@ -50,17 +57,17 @@ def uniform_kernel(
 ):
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_in = index < count
-    number = draw(seed, tl.load(positions + index, is_in, 0), stream, step, first, second)
+    number = draw(key, count_elements(starts, index, width, is_in), step, first, second)
     tl.store(out + index, number, is_in)
 
 
 @triton.jit
 def dropout_kernel(
     value,
-    seed,
-    positions,
+    key,
+    starts,
     out,
-    stream,
+    width,
     probability,
     scale,
     count,
@@ -71,31 +78,31 @@ def dropout_kernel(
 ):
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_in = index < count
-    number = draw(seed, tl.load(positions + index, is_in, 0), stream, step, first, second)
+    number = draw(key, count_elements(starts, index, width, is_in), step, first, second)
     x = tl.load(value + index, is_in, 0.0).to(tl.float32)
     tl.store(out + index, tl.where(number >= probability, x * scale, 0.0).to(out.dtype.element_ty), is_in)
 
 
-def random_uniform(seed: Tensor, positions: Tensor, stream: int) -> Tensor:
+def random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
     """Numbers in [0, 1), in fp32."""
     if not HAS_TRITON:
-        return reference_random_uniform(seed, positions, stream).contiguous()
-    out = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
+        return reference_random_uniform(key, starts, width).contiguous()
+    out = torch.empty((*starts.shape, width), dtype=torch.float32, device=starts.device)
     count = out.numel()
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
-        launch(uniform_kernel, grid, seed, positions.contiguous(), out, stream, count, block=_NUMBERS, **_FACTORS)
+        launch(uniform_kernel, grid, key, starts.contiguous(), out, width, count, block=_NUMBERS, **_FACTORS)
     return out
 
 
-def dropout(value: Tensor, seed: Tensor, positions: Tensor, probability: float, stream: int) -> Tensor:
+def dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:
     """The values that stay, scaled, and zeros."""
     if not HAS_TRITON or value.dtype == torch.float64:
-        return reference_dropout(value, seed, positions, probability, stream).contiguous()
+        return reference_dropout(value, key, starts, probability).contiguous()
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     count, scale = out.numel(), 1.0 / (1.0 - probability)
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
-        tensors = (value.contiguous(), seed, positions.contiguous(), out)
-        launch(dropout_kernel, grid, *tensors, stream, probability, scale, count, block=_NUMBERS, **_FACTORS)
+        tensors = (value.contiguous(), key, starts.contiguous(), out)
+        launch(dropout_kernel, grid, *tensors, value.shape[-1], probability, scale, count, block=_NUMBERS, **_FACTORS)
     return out

@@ -45,6 +45,8 @@ class ResidualSpec:
     """How wide the weights start that write to it: narrower with depth, so that the sum over blocks does not grow."""
     kernels: Kernels = "auto"
     """Who computes norms, gates, rotations, heads and the experts' rows."""
+    dropout: float = 0.0
+    """Probability that training zeroes an element of what is added to it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -366,6 +368,9 @@ class DecoderConfig(ModelConfig):
     """Use the embedding as the output projection too."""
     mask: Literal["causal", "document"] = "causal"
     """What a token sees: everything before it, or only its own packed document."""
+    dropout: float = 0.0
+    """Probability that training zeroes an element of what attention or feed-forward adds to the residual stream; the
+    same elements on every mesh, recomputed or not."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; what writes to the residual stream starts smaller with depth."""
     kernels: Kernels = "auto"
@@ -381,11 +386,13 @@ class DecoderConfig(ModelConfig):
         check_positive(self, "n_layers", most=MAX_COUNT)
         check_range(self, "norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
         check_range(self, "init_std", 1e-30, 1, why="it is the standard deviation of weights")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be >= 0 and < 1, got {self.dropout}", why="it is a probability")
 
     def residual(self) -> ResidualSpec:
         """The residual stream, as its parts see it; two of them write to it in every block."""
         out_std = self.init_std / math.sqrt(2 * self.n_layers)
-        return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels)
+        return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels, self.dropout)
 
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""

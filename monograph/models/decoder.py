@@ -15,6 +15,7 @@ from monograph.kernels.rope import Rotation
 from monograph.labels import IGNORED_LABEL
 from monograph.models.attention import build_document_mask
 from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
+from monograph.models.dropout import Dropout
 from monograph.models.feed_forward import FeedForward
 from monograph.models.linear import Embedding, Linear
 from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted, update_expert_bias
@@ -22,6 +23,7 @@ from monograph.models.model import BatchTensor, Model, StepOutput, Unit, UnitCal
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
 from monograph.models.parallel_plan import ParallelPlan, collect_plan, plan_vocab_embedding, plan_vocab_head
+from monograph.models.sequence_part import SequencePart
 
 
 class Block(nn.Module):
@@ -34,18 +36,29 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
+        self.attention_dropout = Dropout(residual.dropout) if residual.dropout else None
+        self.ffn_dropout = Dropout(residual.dropout) if residual.dropout else None
 
     def forward(
-        self, h: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+        self,
+        h: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        token_index: Tensor | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """The residual stream [batch, sequence, dim] after this block, and its router's statistics (None if dense)."""
         rotation: Rotation = (cos, sin)
-        h = h + self.attention(self.attention_norm(h), rotation, mask)
+        out = self.attention(self.attention_norm(h), rotation, mask)
+        h = h + (out if self.attention_dropout is None else self.attention_dropout(out, seed, token_index))
+        stats: RouterStats | None = None
         if self.feed_forward is not None:
-            return h + self.feed_forward(self.ffn_norm(h)), None
-        assert self.moe is not None
-        out, stats = self.moe(self.ffn_norm(h))
-        return h + out, stats
+            out = self.feed_forward(self.ffn_norm(h))
+        else:
+            assert self.moe is not None
+            out, stats = self.moe(self.ffn_norm(h))
+        return h + (out if self.ffn_dropout is None else self.ffn_dropout(out, seed, token_index)), stats
 
 
 class Head(nn.Module):
@@ -105,7 +118,21 @@ class Decoder(Model):
     def batch_spec(self) -> Mapping[str, BatchTensor]:
         """With a causal mask a sequence is one text, whatever was packed into it."""
         more = () if self.config.mask == "causal" else ("positions", "documents")
-        return dict.fromkeys(("tokens", "labels", *more), BatchTensor())
+        spec = dict.fromkeys(("tokens", "labels", *more), BatchTensor())
+        return spec | {"samples": BatchTensor(("batch",))} if self.draws_random else spec
+
+    @property
+    def draws_random(self) -> bool:
+        return self.config.dropout > 0
+
+    def step_inputs(self, batch: Mapping[str, Tensor], part: SequencePart) -> dict[str, Tensor]:
+        """Tokens are numbered by where they are in all data."""
+        inputs = super().step_inputs(batch, part)
+        if "samples" in inputs:
+            length = batch["tokens"].shape[1]
+            index = inputs.pop("samples").unsqueeze(1) * length + torch.arange(length)
+            inputs["token_index"] = part.take(index, 1)
+        return inputs
 
     @property
     def normalizers(self) -> tuple[str, ...]:
@@ -139,6 +166,8 @@ class Decoder(Model):
         sequences: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        seed: Tensor | None = None,
+        token_index: Tensor | None = None,
         call: UnitCall = call_module,
     ) -> StepOutput:
         """The loss of int64 tokens [batch, sequence] and the labels that follow them.
@@ -147,8 +176,9 @@ class Decoder(Model):
         documents: the number of each token's document, needed by the document mask and unused by the causal one.
         valid_tokens: what the summed loss is divided by; this call's valid labels when not given.
         sequences: what sums of auxiliary losses over sequences are divided by; this call's when not given.
+        seed, token_index: what dropout draws from: the run's seed, and the number of each token in all data.
         """
-        h, stats = self.run_blocks(tokens, positions, documents, call)
+        h, stats = self.run_blocks(tokens, positions, documents, call, seed, token_index)
         loss = call(self.head, h, labels, valid_tokens)
         metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
         if self.load_balance is None or not torch.is_grad_enabled():
@@ -173,7 +203,13 @@ class Decoder(Model):
         return call(self.head, h)
 
     def run_blocks(
-        self, tokens: Tensor, positions: Tensor | None, documents: Tensor | None, call: UnitCall
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        documents: Tensor | None,
+        call: UnitCall,
+        seed: Tensor | None = None,
+        token_index: Tensor | None = None,
     ) -> tuple[Tensor, list[RouterStats]]:
         """The stream after the last block, and what each router did."""
         cos, sin = self.rope(tokens.shape[1], positions)
@@ -181,7 +217,7 @@ class Decoder(Model):
         h = call(self.embedding, tokens)
         stats: list[RouterStats] = []
         for block in self.layers:
-            h, found = call(block, h, cos, sin, mask)
+            h, found = call(block, h, cos, sin, mask, seed, token_index)
             if found is not None:
                 stats.append(found)
         return h, stats

@@ -1,7 +1,8 @@
 """Starting values: the same on every device, for every sharding, from the seed and each parameter's name.
 
 Modules say how they start: `plan_init()` describes the random and constant parameters they own directly, `reset()`
-brings everything else (tables, biases, counters, ties) into its first state. Of torch's own layers the usual is known.
+brings everything else (tables, biases, counters, ties) into its first state, and `reset_at(path)` what depends on the
+module's path in the model. Of torch's own layers the usual is known.
 """
 
 from dataclasses import dataclass
@@ -64,10 +65,12 @@ def plan_torch_layer(module: nn.Module) -> dict[str, InitSpec]:
 
 def reset(model: nn.Module) -> None:
     """Bring tables, biases, counters and tied weights into their first state; leaves other parameters alone."""
-    for module in model.modules():
-        restore = getattr(module, "reset", None)
+    for path, module in model.named_modules():
+        restore, restore_at = getattr(module, "reset", None), getattr(module, "reset_at", None)
         if restore is not None:
             restore()
+        if restore_at is not None:
+            restore_at(path)
 
 
 @torch.no_grad()

@@ -40,6 +40,10 @@ from monograph.models.hf_map import HfFamily
 from monograph.models.init import InitSpec, plan_init
 from monograph.models.model_config import ModelConfig
 from monograph.models.parallel_plan import ParallelPlan, collect_plan
+from monograph.models.sequence_part import SequencePart
+
+SEED = "seed"
+"""The scalar input of a step whose model draws random numbers."""
 
 
 class StepOutput(NamedTuple):
@@ -120,6 +124,24 @@ class Model(nn.Module, Configurable):
         """What one micro-batch, in host memory, contributes to each of them."""
         return {"targets": int((batch["labels"] != IGNORED_LABEL).sum())}
 
+    @property
+    def draws_random(self) -> bool:
+        """Whether `forward` gets `seed`, the run's seed as an int64 scalar: for `mg.Dropout`, `mg.random_uniform`."""
+        return False
+
+    def step_inputs(self, batch: Mapping[str, Tensor], part: SequencePart) -> dict[str, Tensor]:
+        """The tensors that `forward` gets, from a whole micro-batch in host memory, on a rank with this part of every
+        sequence. What a step needs to know about the data as a whole, such as tables of documents, is computed here."""
+        spec = self.batch_spec
+        missing = [name for name in spec if name not in batch]
+        if missing:
+            raise ConfigError(
+                f"{type(self).__qualname__} reads {', '.join(missing)}, and the batch has {', '.join(batch)}",
+                why="a batch has what its data source puts into samples",
+                do="let the source provide it, or take it out of batch_spec of the model",
+            )
+        return {name: part.take(batch[name], spec[name].sequence_dim) for name in spec}
+
     def units(self) -> list[Unit]:
         """The units in the order they run."""
         raise NotImplementedError(f"{type(self).__qualname__} does not say which units it consists of")
@@ -159,6 +181,11 @@ class Model(nn.Module, Configurable):
     def blocks(self) -> dict[str, nn.Module]:
         """The units that are blocks, by path, in order."""
         return {unit.path: self.get_submodule(unit.path) for unit in self.units() if unit.is_block}
+
+
+def find_scalars(model: Model) -> tuple[str, ...]:
+    """The names of the scalars that its `forward` gets: counts, and the seed."""
+    return (*model.normalizers, SEED) if model.draws_random else tuple(model.normalizers)
 
 
 def find_unit(name: str, units: Mapping[str, Any]) -> str:

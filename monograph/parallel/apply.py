@@ -10,6 +10,7 @@ from monograph.models.model import Model
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.random_positions import ShardedRowStarts
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_boundary, add_output_boundary
 
 
@@ -67,9 +68,16 @@ def reduce_counts(_model: Model, _path: str, balance: nn.Module, mesh: Mesh, _co
         balance.sum_counts = CountReduction(group)
 
 
+def shard_positions(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
+    """Draw the random numbers that one device draws for this rank's part of a value."""
+    if mesh.tp > 1:
+        module.find_starts = ShardedRowStarts(coords, mesh.tp, module.shared)  # type: ignore[arg-type]
+
+
 FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]] = {
     ParallelForm.VOCAB_EMBEDDING: split_embedding,
     ParallelForm.VOCAB_LOSS: split_loss,
     ParallelForm.EXPERT_EXCHANGE: exchange_tokens,
     ParallelForm.COUNT_REDUCTION: reduce_counts,
+    ParallelForm.RANDOM_POSITIONS: shard_positions,
 }

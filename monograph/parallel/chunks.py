@@ -99,7 +99,7 @@ class Chunks:
         return _Join.apply(self.dim, *(result for result, _ in found)), stats
 
     def cut_arguments(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Every chunk's arguments: what has the extent of the first argument is cut, what has extent 1 is shared."""
+        """Every chunk's arguments: what has the extent of the first argument is cut, scalars and extent 1 shared."""
         extent = args[0].shape[self.dim]
         if extent % self.count:
             raise ConfigError(
@@ -111,7 +111,7 @@ class Chunks:
         for value in args:
             if isinstance(value, Tensor) and value.dim() > self.dim and value.shape[self.dim] == extent:
                 columns.append(_Cut.apply(value, self.dim, self.count))
-            elif value is None or value.shape[self.dim] == 1:
+            elif value is None or value.dim() == 0 or value.shape[self.dim] == 1:
                 columns.append([value] * self.count)
             else:
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the trainer trains: anything that can run one micro-batch. It knows nothing of models, meshes or graphs."""
+"""What the trainer trains: anything that can run micro-batches. It knows nothing of models, meshes or graphs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -6,11 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from monograph.train.data.batch import Batch
-
 
 class Step(Protocol):
-    """Forward, loss and backward of one micro-batch, and what surrounds an update."""
+    """Forward, loss and backward of an update's micro-batches, and what surrounds an update."""
 
     device: torch.device
     parameters: Mapping[str, Tensor]
@@ -27,16 +25,16 @@ class Step(Protocol):
         """How many graphs were compiled so far: a number that keeps growing means recompilation."""
         ...
 
-    def __call__(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """Add this micro-batch's gradients; return its share of the loss, detached."""
+    def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Add the gradients of an update's micro-batches, in host memory; this process's share of the loss."""
         ...
 
-    def evaluate(self, batch: Mapping[str, Tensor], normalizers: Mapping[str, Tensor]) -> Tensor:
-        """This micro-batch's share of the loss without gradients or metrics."""
+    def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """This process's share of the loss of several micro-batches, without gradients or metrics."""
         ...
 
-    def sum_normalizers(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What sums of an update are divided by: counts of these micro-batches summed over all processes."""
+    def compute_scalars(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What is the same for all micro-batches of an update: counts summed over all processes, the seed."""
         ...
 
     def total_loss(self, share: Tensor) -> Tensor:
@@ -62,8 +60,3 @@ class Step(Protocol):
     def laid_out_like(self, name: str, value: Tensor) -> Tensor:
         """A tensor shaped like parameter `name`, in the form a checkpoint needs to know its layout."""
         ...
-
-
-def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a batch by name, moved to the device."""
-    return {name: value.to(device, non_blocking=True) for name, value in batch.tensors.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
-from monograph.train.step import Step, to_device
+from monograph.train.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,8 @@ class Updated:
 
 def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
     """Run every micro-batch; their gradients add up. Returns the loss of the whole update over all ranks."""
-    normalizers = step.sum_normalizers([batch.tensors for batch in batches])
-    shares = [step(to_device(batch, step.device), normalizers) for batch in batches]
-    return step.total_loss(sum(shares[1:], shares[0]))
+    tensors = [batch.tensors for batch in batches]
+    return step.total_loss(step.accumulate(tensors, step.compute_scalars(tensors)))
 
 
 def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:

@@ -4,7 +4,7 @@ from monograph.config.configurable import Configurable
 from monograph.train.config import ValidatorConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
-from monograph.train.step import Step, to_device
+from monograph.train.step import Step
 
 
 class Validator(Configurable):
@@ -34,6 +34,5 @@ class Validator(Configurable):
         )
         with batches:
             chosen = [batch for _, batch in zip(range(self.config.steps), batches, strict=False)]
-        normalizers = self.step.sum_normalizers([batch.tensors for batch in chosen])
-        shares = [self.step.evaluate(to_device(batch, self.step.device), normalizers) for batch in chosen]
-        return float(self.step.total_loss(sum(shares[1:], shares[0])))
+        tensors = [batch.tensors for batch in chosen]
+        return float(self.step.total_loss(self.step.evaluate_all(tensors, self.step.compute_scalars(tensors))))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from monograph.models.init import initialize, materialize
-from monograph.models.model import StepOutput
+from monograph.models.model import SEED, StepOutput, find_scalars
+from monograph.models.sequence_part import WHOLE
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.train.step import to_device
 from monograph.verify.trace import StepTrace, snapshot
 from monograph.verify.watch import can_record, recorded
 
@@ -33,11 +33,11 @@ class Reference:
     def run(self, batches: Sequence[Batch], *, parts: int) -> StepTrace:
         """Forward and backward over all micro-batches: those of the first of `parts` data-parallel ranks come first."""
         trace = StepTrace(before=snapshot(self.parameters))
-        normalizers = self.normalizers(batches)
-        reductions = self.count_globally(batches, normalizers, parts)
+        scalars = self.compute_scalars(batches)
+        reductions = self.count_globally(batches, scalars, parts)
         with recorded(self.model, is_open=can_record(self.config)) as recording:
             for batch, reduction in zip(batches, reductions, strict=True):
-                output = self.forward(batch, normalizers, reduction)
+                output = self.forward(batch, scalars, reduction)
                 output.objective.backward()
                 trace.loss += output.loss.item()
                 for name, value in output.metrics.items():
@@ -58,25 +58,25 @@ class Reference:
             torch.stack([_gradient(p).double().square().sum() for p in self.parameters.values()]).sum().sqrt().float()
         )
 
-    def normalizers(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """What sums over the whole update are divided by."""
+    def compute_scalars(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """What sums over the whole update are divided by, and the seed."""
         counts = [self.model.count_normalizers(batch.tensors) for batch in batches]
-        return {
-            name: torch.tensor(sum(each[name] for each in counts), device=self.device)
-            for name in self.model.normalizers
-        }
+        known = {name: sum(each[name] for each in counts) for name in self.model.normalizers}
+        known[SEED] = self.config.debug.seed
+        return {name: torch.tensor(known[name], device=self.device) for name in find_scalars(self.model)}
 
     def forward(
-        self, batch: Batch, normalizers: Mapping[str, Tensor], reduction: Callable[[Tensor], Tensor] | None = None
+        self, batch: Batch, scalars: Mapping[str, Tensor], reduction: Callable[[Tensor], Tensor] | None = None
     ) -> StepOutput:
         """The model's output for one micro-batch; `reduction` gives the router's counts over several of them."""
-        tensors = to_device(batch, self.device)
+        tensors = self.model.step_inputs(batch.tensors, WHOLE)
+        inputs = {name: value.to(self.device) for name, value in tensors.items()}
         if reduction is not None:
             self.model.load_balance.sum_counts = reduction
-        return self.model(**{name: tensors[name] for name in self.model.batch_spec}, **normalizers)
+        return self.model(**inputs, **scalars)
 
     def count_globally(
-        self, batches: Sequence[Batch], normalizers: Mapping[str, Tensor], parts: int
+        self, batches: Sequence[Batch], scalars: Mapping[str, Tensor], parts: int
     ) -> list[Callable[[Tensor], Tensor] | None]:
         """For scope `global`: what every micro-batch's counts become, from a forward of all of them.
 
@@ -93,7 +93,7 @@ class Reference:
             return counts
 
         for batch in batches:
-            self.forward(batch, normalizers, record)
+            self.forward(batch, scalars, record)
         rounds = len(batches) // parts
         totals = [torch.stack(seen[number::rounds]).sum(0) for number in range(rounds)]
         return [ReplayedCounts(totals[index % rounds]) for index in range(len(batches))]

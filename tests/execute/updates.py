@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from monograph.execute.base import MeshStep
+from monograph.models.model import find_scalars
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
@@ -137,8 +138,8 @@ def buffers_of(step: MeshStep, prefix: str = "buffer") -> dict[str, Tensor]:
 
 def normalizers_of(step: MeshStep, **values: int) -> dict[str, Tensor]:
     """What a lone micro-batch's sums are divided by."""
-    given = {"valid_tokens": 64, "sequences": 2, **values}
-    return {name: torch.tensor(given[name]) for name in step.model.normalizers}
+    given = {"valid_tokens": 64, "sequences": 2, "seed": 1, **values}
+    return {name: torch.tensor(given[name]) for name in find_scalars(step.model)}
 
 
 def digest(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from monograph.execute.facts import make_facts
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
+from monograph.models.model import find_scalars
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import OptimizedGraph, build_passes
 from monograph.run import build_source, capture_and_optimize, make_example
@@ -46,7 +47,7 @@ def prepare(
     source, settings = build_source(config, groups)
     inputs = make_example(config, source)
     if batch is not None:
-        given = {"valid_tokens": 64, "sequences": 2, **normalizers}
-        scalars = {name: torch.tensor(given[name]) for name in source.model.normalizers}
-        inputs = source.inputs({name: batch[name] for name in source.model.batch_spec if name in batch}, scalars)
+        given = {"valid_tokens": 64, "sequences": 2, "seed": 1, **normalizers}
+        scalars = {name: torch.tensor(given[name]) for name in find_scalars(source.model)}
+        inputs = source.inputs(source.model.step_inputs(batch, source.part), scalars)
     return Prepared(source, settings, make_facts(source.table, groups, settings), inputs)

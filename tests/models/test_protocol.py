@@ -34,9 +34,9 @@ def train_updates(way):
         generator, losses = torch.Generator().manual_seed(3), []
         for _ in range(3):
             batch = draw_batch(config, step.model.batch_spec, generator)
-            losses.append(step(batch, step.sum_normalizers([batch])))
+            losses.append(step(batch, step.compute_scalars([batch])))
             apply_update(step, optimizer, loss=losses[-1], lr=0.01, max_norm=1.0)
-        evaluated = step.evaluate(batch, step.sum_normalizers([batch]))
+        evaluated = step.evaluate(batch, step.compute_scalars([batch]))
         found = {name: value.clone() for name, value in step.parameters.items()} | {"seen": step.model.seen.clone()}
         step.close()
     return [*losses, evaluated], found

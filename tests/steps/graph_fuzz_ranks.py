@@ -9,7 +9,6 @@ from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from monograph.train.step import to_device
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
 from tests.parallel.rank_work import read_batches
@@ -34,8 +33,8 @@ def make_updates(config: TrainerConfig, groups: Groups) -> dict[str, str]:
     seen: dict[str, str] = {}
     for number, batches in enumerate(read_batches(config, step, UPDATES)):
         push_routing(step, number)
-        shown = to_device(batches[0], step.device)
-        evaluated = step.evaluate(shown, step.sum_normalizers([batches[0].tensors]))
+        shown = batches[0].tensors
+        evaluated = step.evaluate(shown, step.compute_scalars([shown]))
         loss = add_gradients(step, batches)
         gradients = {f"gradient {name}": _wide(value.grad) for name, value in step.parameters.items()}
         seen |= _numbered(number, {"evaluation": evaluated, "loss": loss, **gradients, **buffers_of(step)})

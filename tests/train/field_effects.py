@@ -48,6 +48,7 @@ def make_batch(config: TrainerConfig) -> Batch:
     documents = (torch.arange(shape[1]) >= shape[1] // 3).long().expand(shape).contiguous()
     positions = torch.arange(shape[1]).expand(shape).contiguous()
     tensors = {"tokens": tokens, "labels": tokens.roll(-1, dims=1), "positions": positions, "documents": documents}
+    tensors["samples"] = torch.arange(tokens.shape[0])
     return Batch(tensors, Cursor())
 
 

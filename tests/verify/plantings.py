@@ -176,13 +176,13 @@ def counts_of_own_tokens_only() -> Iterator[None]:
 
 @contextmanager
 def own_sequences_only() -> Iterator[None]:
-    honest = monograph.execute.base.MeshStep.sum_normalizers
+    honest = monograph.execute.base.MeshStep.compute_scalars
 
     def all_reduce_over(self: Any, batches: Any) -> dict[str, torch.Tensor]:
         own = sum(batch["tokens"].shape[0] for batch in batches)
         return honest(self, batches) | {"sequences": torch.tensor(own)}
 
-    with patch.object(monograph.execute.base.MeshStep, "sum_normalizers", all_reduce_over):
+    with patch.object(monograph.execute.base.MeshStep, "compute_scalars", all_reduce_over):
         yield
 
 

@@ -14,21 +14,22 @@ EP2, DP4_EP2, HSDP_EP2 = (2, {"ep": 2}), (4, {"ep": 2}), (4, {"replicate": 2, "e
 ETP1, ETP2 = (8, {"tp": 2, "ep": 4}), (8, {"tp": 2, "ep": 4, "etp": 2})
 GROUPED = {"model.moe.experts.backend": "grouped_mm"}
 LOOP = {"model.moe.experts.backend": "loop"}
+DROPOUT = {"model.dropout": 0.2}
 
 CASES = {
     "llama3-dp2-graph": ("llama3", DP2, "graph", {}),
     "llama3-dp4-fsdp2": ("llama3", DP4, "fsdp2", {}),
     "llama3-hsdp-fsdp2": ("llama3", HSDP, "fsdp2", {}),
-    "llama3-tp2-graph": ("llama3", TP2, "graph", {"model.mask": "document"}),
+    "llama3-tp2-graph": ("llama3", TP2, "graph", {"model.mask": "document", **DROPOUT}),
     "qwen3-dp2-fsdp2": ("qwen3", DP2, "fsdp2", {}),
     "qwen3-tp2-fsdp2": ("qwen3", TP2, "fsdp2", {}),
     "qwen3-dp2-tp2-graph": ("qwen3", DP2_TP2, "graph", {}),
-    "qwen3_moe-tp2-fsdp2": ("qwen3_moe", TP2, "fsdp2", LOOP),
+    "qwen3_moe-tp2-fsdp2": ("qwen3_moe", TP2, "fsdp2", LOOP | DROPOUT),
     "qwen3_moe-ep2-graph": ("qwen3_moe", EP2, "graph", GROUPED),
     "qwen3_moe-dp4-ep2-graph": ("qwen3_moe", DP4_EP2, "graph", LOOP),
     "qwen3_moe-dp4-tp2-ep4-etp2-fsdp2": ("qwen3_moe", ETP2, "fsdp2", GROUPED),
     "deepseek_v3-dp4-graph": ("deepseek_v3", DP4, "graph", LOOP),
-    "deepseek_v3-hsdp-ep2-graph": ("deepseek_v3", HSDP_EP2, "graph", GROUPED),
+    "deepseek_v3-hsdp-ep2-graph": ("deepseek_v3", HSDP_EP2, "graph", GROUPED | DROPOUT),
     "deepseek_v3-ep2-fsdp2": ("deepseek_v3", EP2, "fsdp2", LOOP),
     "deepseek_v3-dp4-ep2-fsdp2": ("deepseek_v3", DP4_EP2, "fsdp2", GROUPED),
     "deepseek_v3-dp4-tp2-ep4-etp1-graph": ("deepseek_v3", ETP1, "graph", LOOP),

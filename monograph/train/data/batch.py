@@ -16,13 +16,17 @@ class Batch:
     """One micro-batch of one part, in host memory."""
 
     tensors: dict[str, torch.Tensor]
-    """Name -> tensor [local_batch_size, ...]; for text tokens, labels, positions and documents."""
+    """Name -> tensor [local_batch_size, ...]; for text tokens, labels, positions and documents. `samples` numbers the
+    sequences of the whole run, which is where random numbers are counted from."""
     cursor: Cursor
     """The first sample of the global batch that this is a part of."""
 
 
-def stack_samples(samples: Sequence[Sample], cursor: Cursor) -> Batch:
-    """Samples of equal names, shapes and dtypes as one batch."""
+SAMPLES = "samples"
+
+
+def stack_samples(samples: Sequence[Sample], cursor: Cursor, *, first_number: int = 0) -> Batch:
+    """Samples of equal names, shapes and dtypes as one batch; they are numbered from `first_number` on."""
     first = describe_sample(samples[0])
     for sample in samples[1:]:
         if (found := describe_sample(sample)) != first:
@@ -32,6 +36,7 @@ def stack_samples(samples: Sequence[Sample], cursor: Cursor) -> Batch:
                 do="let the source pad, cut or cast them to one form",
             )
     stacked = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
+    stacked[SAMPLES] = torch.arange(first_number, first_number + len(samples))
     return Batch(stacked, cursor)
 
 

@@ -24,6 +24,10 @@ class Cursor:
         epochs, sample = divmod(self.sample + count, samples_per_epoch)
         return Cursor(self.epoch + epochs, sample)
 
+    def count_samples(self, samples_per_epoch: int | None) -> int:
+        """All samples that lie behind, of all epochs."""
+        return self.sample if samples_per_epoch is None else self.epoch * samples_per_epoch + self.sample
+
     def check(self, samples_per_epoch: int | None) -> None:
         """Refuse a position that this data does not have: it was counted in other data."""
         if self.epoch < 0 or self.sample < 0 or (samples_per_epoch is not None and self.sample >= samples_per_epoch):

@@ -86,12 +86,15 @@ class DataLoader(Configurable):
         def make(closing: threading.Event) -> Iterator[Batch]:
             starts = itertools.count(part * share, global_batch_size)
             samples = self.samples.reader.read(cursor, (range(start, start + share) for start in starts), closing)
+            behind = cursor.count_samples(self.samples_per_epoch)
             for number in itertools.count():
                 group = list(itertools.islice(samples, local_batch_size))
                 if len(group) < local_batch_size:
                     return
-                update = number * local_batch_size // share
-                yield stack_samples(group, cursor.advance(update * global_batch_size, self.samples_per_epoch))
+                update, offset = divmod(number * local_batch_size, share)
+                first = behind + update * global_batch_size + part * share + offset
+                begin = cursor.advance(update * global_batch_size, self.samples_per_epoch)
+                yield stack_samples(group, begin, first_number=first)
 
         return Prefetcher(make, depth=self.config.prefetch, name=f"data {self.split}")
 

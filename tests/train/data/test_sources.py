@@ -73,6 +73,7 @@ def test_a_batch_has_the_names_shapes_and_dtypes_of_its_samples():
     assert {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} == {
         "latents": ((3, 2, 3), torch.float32),
         "timesteps": ((3,), torch.int64),
+        "samples": ((3,), torch.int64),
     }
 
 

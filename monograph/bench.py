@@ -129,7 +129,7 @@ def run_mode(
     startup.seconds.clear()
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
-        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
+        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
     batches = make_batches(config, step)
     with startup.phase("step"):
         loss = step.run(*next(batches))

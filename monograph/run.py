@@ -31,6 +31,7 @@ from monograph.graph.facts import Facts, SavePolicy
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine import Machine, MachineChoice, choose_machine
+from monograph.models.freeze import freeze
 from monograph.models.init import InitSpec, reset
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
@@ -57,6 +58,7 @@ def build_model(config: TrainerConfig, device: torch.device) -> Model:
     """The model's structure: parameters on the meta device (shards come later), buffers real and initialized."""
     with torch.device("meta"):
         model: Model = config.model.build()
+    freeze(model, config.training.freeze)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=device))
@@ -242,6 +244,7 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
     with startup.phase("model"):
         with torch.device("meta"):
             whole: Model = config.model.build()
+        freeze(whole, config.training.freeze)
         flops = whole.flops(config.training.seq_len)
         count = sum(parameter.numel() for parameter in whole.parameters())
     log.info("model: %s parameters on %s", f"{count:,}", describe(groups))

@@ -95,7 +95,7 @@ def make_step(
 ) -> StepFunction:
     """The whole step: forward, and the gradient of the objective; settings as in `make_model_call`."""
     call_model = make_model_call(model, table, skipped=skipped, **settings)
-    slots = [slot for slot in table if model.get_submodule(slot.unit) not in skipped]
+    slots = [slot for slot in table.trained if model.get_submodule(slot.unit) not in skipped]
 
     def step(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutputs:
         wanted = [state[slot.name] for slot in slots]

@@ -17,7 +17,7 @@ from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_functi
 from monograph.compat.ops import annotations_restored
 from monograph.graph.inputs import StepInputs
 from monograph.graph.invariants import find_communication_invariants, mark_gradients
-from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSpec
+from monograph.graph.signature import PARAMETERS, InputKind, InputSpec, OutputKind, OutputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.graph.verify_values import trust_values
@@ -85,7 +85,7 @@ def replicate_outputs(
     names = {
         spec.name: node
         for spec, node in zip(specs, inside.find_nodes(op="placeholder"), strict=True)
-        if spec.kind in (InputKind.STATE, InputKind.BUFFER)
+        if spec.kind in (*PARAMETERS, InputKind.BUFFER)
     }
     output = inside.output_node()
     pairs = list(zip(outputs, output.args[0], strict=True))  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def _group(specs: tuple[InputSpec, ...], tensors: tuple[Tensor, ...]) -> dict[st
     pairs = list(zip(specs, tensors, strict=True))
     by_kind = {kind: {spec.name: value for spec, value in pairs if spec.kind is kind} for kind in InputKind}
     return {
-        "state": by_kind[InputKind.STATE],
+        "state": by_kind[InputKind.STATE] | by_kind[InputKind.FROZEN],
         "buffers": by_kind[InputKind.BUFFER],
         "batch": by_kind[InputKind.BATCH],
         "coords": by_kind[InputKind.COORDS]["coords"],

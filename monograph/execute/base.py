@@ -89,6 +89,11 @@ class MeshStep(ABC):
         self.metrics = MetricSums()
 
     @property
+    def trained(self) -> dict[str, Tensor]:
+        """The shards that an optimizer updates."""
+        return {slot.name: self.parameters[slot.name] for slot in self.table.trained}
+
+    @property
     def ran_passes(self) -> Sequence[str]:
         """Names of the passes that ran on the captured step; none where nothing was captured."""
         return ()
@@ -147,7 +152,7 @@ class MeshStep(ABC):
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the whole gradient, every element counted once."""
-        return compute_grad_norm(self.table, {name: _gradient(p) for name, p in self.parameters.items()})
+        return compute_grad_norm(self.table, {name: _gradient(p) for name, p in self.trained.items()})
 
     @torch.no_grad()
     def finish_batch(self) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         group_spans={group.value: mesh.group_span(group) for group in Group},
         reduce_dtype=settings.reduce_dtype,
         slots=tuple(slot.name for slot in table),
+        trained=tuple(slot.name for slot in table.trained),
         reshard=settings.reshard,
         is_single_pass=settings.is_single_pass,
         device=groups.device.type,

@@ -75,7 +75,8 @@ def put_pieces(model: nn.Module, table: ParamTable, dtype: torch.dtype) -> None:
     """Give the model parameters of the shapes one rank computes with, on the meta device; ties stay ties."""
     made: dict[str, nn.Parameter] = {}
     for slot in table:
-        made[slot.name] = nn.Parameter(torch.empty(slot.piece_shape, dtype=dtype, device="meta"))
+        piece = torch.empty(slot.piece_shape, dtype=dtype, device="meta")
+        made[slot.name] = nn.Parameter(piece, requires_grad=not slot.is_frozen)
         for name in slot.names:
             path, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(path), leaf, made[slot.name])
@@ -145,7 +146,8 @@ def materialize_shards(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device))
+                empty = torch.empty_like(parameter, device=device)
+                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             setattr(module, name, made[id(parameter)])
     model.to(device)  # here FSDP2 moves uneven shards into padded memory; later it would leave us with the old tensors
 

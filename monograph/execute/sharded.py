@@ -40,7 +40,9 @@ def make_shards(table: ParamTable, groups: Groups, settings: StepSettings) -> di
         shards = {
             slot.name: torch.empty(slot.local_shape, dtype=settings.dtype, device=groups.device) for slot in table
         }
-        parameters = {name: nn.Parameter(shard) for name, shard in shards.items()}
+        parameters = {
+            name: nn.Parameter(shard, requires_grad=not table[name].is_frozen) for name, shard in shards.items()
+        }
     if not groups.is_fake:
         fill_shards(parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
     return parameters

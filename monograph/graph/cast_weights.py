@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from monograph.compat.ops import ATEN
 from monograph.graph.query import value_of
-from monograph.graph.signature import InputKind
+from monograph.graph.signature import PARAMETERS
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import TensorMeta, meta_of
@@ -29,7 +29,7 @@ class CachedCast(NamedTuple):
 def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
     """Every node that only casts parameters, or puts such casts one below the other."""
     pairs = zip(graph.placeholders, graph.inputs, strict=True)
-    slots = {node: spec.name for node, spec in pairs if spec.kind is InputKind.STATE}
+    slots = {node: spec.name for node, spec in pairs if spec.kind in PARAMETERS}
     found: dict[Node, CachedCast] = {}
     for node in graph.nodes:
         if node.target is ATEN._to_copy.default and set(node.kwargs) == {"dtype"} and node.args[0] in slots:

@@ -51,6 +51,8 @@ class Facts:
     """Ranks from a group's first to its last: whether it fits into one node of the machine."""
     slots: tuple[str, ...] = ()
     """The parameters in the order of the table: the order in which buckets are packed."""
+    trained: tuple[str, ...] = ()
+    """Those that are not frozen."""
     reshard: bool = True
     """Gathered parameters are freed after forward and re-gathered for backward."""
     is_single_pass: bool = False

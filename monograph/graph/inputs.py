@@ -9,10 +9,16 @@ from monograph.graph.signature import InputKind, InputSpec, describe_input
 
 _FIELDS = {
     InputKind.STATE: "state",
+    InputKind.FROZEN: "state",
     InputKind.BUFFER: "buffers",
     InputKind.BATCH: "batch",
     InputKind.SCALAR: "scalars",
 }
+
+
+def find_parameter_kind(shard: Tensor) -> InputKind:
+    """Whether a parameter is trained or frozen, by its shard."""
+    return InputKind.STATE if shard.requires_grad else InputKind.FROZEN
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class StepInputs:
     def flat(self) -> list[tuple[InputKind, str, Tensor]]:
         """All of them in the order of the graph's inputs."""
         return [
-            *((InputKind.STATE, name, value) for name, value in self.state.items()),
+            *((find_parameter_kind(value), name, value) for name, value in self.state.items()),
             *((InputKind.BUFFER, name, value) for name, value in self.buffers.items()),
             *((InputKind.BATCH, name, value) for name, value in self.batch.items()),
             (InputKind.COORDS, "coords", self.coords),

@@ -24,7 +24,7 @@ from monograph.graph.gradient_paths import (
 )
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.refuse import broken
-from monograph.graph.signature import InputKind, OutputKind
+from monograph.graph.signature import PARAMETERS, InputKind, OutputKind
 from monograph.graph.step_graph import CommunicationInvariants, StepGraph
 from monograph.graph.tags import set_tag, tag_of
 
@@ -179,7 +179,7 @@ def mark_gradients(graph: StepGraph) -> None:
 def find_states(graph: StepGraph) -> dict[Node, str]:
     """The placeholders of the parameters, with their slots."""
     pairs = zip(graph.placeholders, graph.inputs, strict=True)
-    return {node: spec.name for node, spec in pairs if spec.kind is InputKind.STATE}
+    return {node: spec.name for node, spec in pairs if spec.kind in PARAMETERS}
 
 
 def find_gradients(graph: StepGraph) -> list[tuple[str, Node]]:

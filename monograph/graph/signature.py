@@ -8,13 +8,17 @@ from torch import Tensor
 
 
 class InputKind(StrEnum):
-    """Who provides an input."""
+    """Who provides an input; parameters are trained (state) or frozen."""
 
     STATE = "state"
+    FROZEN = "frozen"
     BUFFER = "buffer"
     BATCH = "batch"
     COORDS = "coords"
     SCALAR = "scalar"
+
+
+PARAMETERS = (InputKind.STATE, InputKind.FROZEN)
 
 
 class OutputKind(StrEnum):

@@ -170,7 +170,7 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
 
 def _check_slots(graph: StepGraph, slots: list[str], facts: Facts) -> None:
     states = [spec.name for spec in graph.inputs if spec.kind is InputKind.STATE]
-    for wanted, where in ((states, "inputs"), (facts.slots or states, "the parameter table")):
+    for wanted, where in ((states, "inputs"), (facts.trained or states, "the parameter table")):
         if sorted(slots) != sorted(wanted):
             odd = sorted(set(slots) ^ set(wanted)) or [slot for slot in slots if slots.count(slot) > 1]
             raise GraphError(

@@ -15,6 +15,7 @@ from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
 from monograph.graph.query import LAUNCHES, group_of, group_size_of, is_launch, is_size, is_wait, value_of
 from monograph.graph.refuse import broken
+from monograph.graph.signature import PARAMETERS
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import SymIntMeta
@@ -24,7 +25,7 @@ _TRANSFER_OPS = ("_c10d_functional", "_c10d_functional_autograd", "c10d_function
 
 def check_collectives(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None:
     """Every launch and every wait, one by one."""
-    slots = {spec.name for spec in graph.inputs if spec.kind == "state"}
+    slots = {spec.name for spec in graph.inputs if spec.kind in PARAMETERS}
     for node in nodes:
         if node.op == "get_attr":
             _check_branch(node, graph.module)

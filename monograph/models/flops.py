@@ -1,8 +1,9 @@
 """Useful floating-point operations per token, for MFU. Two conventions exist, so both are counted and named.
 
-Matmuls: 6 operations per weight a token meets (2 forward, 4 backward); a routed expert's weights count for
-the share of tokens that visit it. An embedding is a lookup and counts nothing. Attention scores: every layer
-multiplies each query with every key and value of its sequence (full), or with half of them (causal).
+Matmuls: 6 operations per weight a token meets (2 forward, 4 backward; a frozen weight has no gradient and counts 4); a
+routed expert's weights count for the share of tokens that visit it. An embedding is a lookup and counts nothing.
+Attention scores: every layer multiplies each query with every key and value of its sequence (full), or with half of
+them (causal).
 
 Modules say what is not plain: `used_share` is the share of tokens that use a module's weights, `score_width` the
 channels that one query meets at one position, keys and values together.
@@ -46,7 +47,7 @@ def count_model_flops(model: nn.Module, seq_len: int) -> FlopsPerToken:
             lookups.add(f"{path}.weight".lstrip("."))
         widths += getattr(module, "score_width", 0)
     matmul = sum(
-        6.0 * weight.numel() * shares.get(id(weight), 1.0)
+        (6.0 if weight.requires_grad else 4.0) * weight.numel() * shares.get(id(weight), 1.0)
         for name, weight in model.named_parameters(remove_duplicate=False)
         if weight.ndim >= 2 and name not in lookups
     )

@@ -40,6 +40,8 @@ class Slot:
     unit: str
     order: int
     mesh: Mesh
+    is_frozen: bool = False
+    """Whether it has no gradient, no optimizer state and no update."""
 
     @property
     def name(self) -> str:
@@ -111,6 +113,11 @@ class ParamTable:
     def __getitem__(self, name: str) -> Slot:
         return self._by_name[name]
 
+    @property
+    def trained(self) -> list[Slot]:
+        """The slots that are not frozen."""
+        return [slot for slot in self.slots if not slot.is_frozen]
+
     def of_unit(self, unit: str) -> list[tuple[str, Slot]]:
         """The parameters one unit uses, by their name within it; a tied one shows up in both of its units."""
         prefix = f"{unit}."
@@ -127,7 +134,7 @@ class ParamTable:
     def squares(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Sums of squares of local shards: [of slots every rank holds a part of, of slots replicated over tp]."""
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for slot in self.slots:
+        for slot in self.trained:
             parts[slot.is_replicated_over_tp].append(gradients[slot.name])
         device = next(iter(gradients.values())).device
         return torch.stack([square_sum(part, device) for part in parts])
@@ -153,6 +160,7 @@ def build_table(model: Model, plan: ParallelPlan, mesh: Mesh) -> ParamTable:
                 unit=unit_of(name, units),
                 order=order,
                 mesh=mesh,
+                is_frozen=not parameter.requires_grad,
             )
         )
     return ParamTable(slots, mesh)

@@ -49,6 +49,8 @@ class TrainingConfig(Configurable.Config):
     """The stored (master) weights, their gradients and the optimizer's moments."""
     compute_dtype: Precision = "bfloat16"
     """Forward and backward: weights are cast to this as each block uses them."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained, by name; `*` stands for any characters: `embedding.*`, `layers.0.*`."""
     gc_interval: int = 50
     """Collect Python garbage every so many steps, at the same step on every rank; 0 leaves Python's own timing."""
 

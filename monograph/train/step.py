@@ -11,14 +11,17 @@ class Step(Protocol):
     """Forward, loss and backward of an update's micro-batches, and what surrounds an update."""
 
     device: torch.device
-    parameters: Mapping[str, Tensor]
-    """The stored tensors the optimizer updates, by name; gradients add up in `.grad`."""
     data_part: tuple[int, int]
     """Which part of each global batch this process reads, and into how many it is divided."""
     backend: Any
     """The compiler of this step, None when it is not compiled."""
     weight_cache: Any
     """Narrow copies of the parameters that the optimizer may write along with them; None when there are none."""
+
+    @property
+    def trained(self) -> Mapping[str, Tensor]:
+        """The stored tensors the optimizer updates, by name; gradients add up in `.grad`."""
+        ...
 
     @property
     def compiled_graphs(self) -> int | None:

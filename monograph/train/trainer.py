@@ -82,7 +82,7 @@ class Trainer(Configurable):
         self.folder = folder
         self.startup = startup
         training = config.training
-        self.optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
+        self.optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
         if step.backend is not None and "optimizer" in config.compile.components:
             self.optimizer.compile(step.backend)
         self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)

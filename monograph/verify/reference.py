@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from monograph.models.freeze import freeze
 from monograph.models.init import initialize, materialize
 from monograph.models.model import SEED, StepOutput, find_scalars
 from monograph.models.sequence_part import WHOLE
@@ -21,12 +22,14 @@ class Reference:
     def __init__(self, config: TrainerConfig, device: torch.device) -> None:
         with torch.device("meta"):
             self.model = config.model.build()
+        freeze(self.model, config.training.freeze)
         materialize(self.model, device=device, dtype=torch.float32)
         initialize(self.model, seed=config.debug.seed)
         self.device = device
         self.config = config
         self.parameters = dict(self.model.named_parameters())
-        self.optimizer = config.plan_optimizer().build(parameters=self.parameters)
+        self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        self.optimizer = config.plan_optimizer().build(parameters=self.trained)
         self.metrics: dict[str, Tensor] = {}
         """Sums of the last step."""
 
@@ -48,15 +51,13 @@ class Reference:
         trace.output_gradients = {path: torch.cat(parts) for path, parts in recording.gradients.items()}
         for path, choices in recording.choices.items():
             trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs[recording.first].shape[:2])
-        trace.gradients = snapshot({name: _gradient(p) for name, p in self.parameters.items()})
+        trace.gradients = snapshot({name: _gradient(p) for name, p in self.trained.items()})
         trace.grad_norm = self.grad_norm().item()
         return trace
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the whole gradient, summed in fp64: torch's fp32 norm is off by 1e-5 on some CPUs."""
-        return (
-            torch.stack([_gradient(p).double().square().sum() for p in self.parameters.values()]).sum().sqrt().float()
-        )
+        return torch.stack([_gradient(p).double().square().sum() for p in self.trained.values()]).sum().sqrt().float()
 
     def compute_scalars(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """What sums over the whole update are divided by, and the seed."""
@@ -104,11 +105,11 @@ class Reference:
         Adam divides by the gradient's own size: fed with its own gradients, this model would turn rounding noise in
         elements near zero into visible differences. Fed with the same ones, any difference is the update's fault.
         """
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.trained.items():
             parameter.grad = gradients[name].to(self.device, parameter.dtype, copy=True)
         norm = self.grad_norm()
         if self.config.training.max_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.training.max_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self.config.training.max_norm, norm)
         self.model.finish_update({name: value.to(self.device) for name, value in self.metrics.items()})
         self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
         self.optimizer.clear_gradients()

@@ -67,7 +67,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         split="train",
     )
     step = build_step(config, groups, probe=traced if can_record(config) else None)
-    optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
+    optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
     scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
     is_judge = groups.rank == 0
     reference = Reference(on_one_device(config), groups.device) if is_judge else None

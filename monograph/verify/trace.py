@@ -71,8 +71,8 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradients_of(step: MeshStep) -> dict[str, Tensor]:
-    """This rank's gradients; a missing one counts as zero."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in step.parameters.items()}
+    """This rank's gradients of trained parameters; a missing one counts as zero."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in step.trained.items()}
 
 
 def gather_traces(local: LocalTrace, world_size: int, group: dist.ProcessGroup | None) -> list[LocalTrace] | None:
@@ -96,7 +96,7 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
         split = [[choice.unflatten(0, rows) for choice in part.choices[path]] for part in parts]
         trace.choices[path] = join_stream(split, mesh)
     for field_name, kind in (("before", "start"), ("gradients", "gradient"), ("after", "updated")):
-        for slot in table:
+        for slot in table.trained if kind == "gradient" else table:
             shards = {rank: getattr(part, field_name)[slot.name] for rank, part in enumerate(parts)}
             getattr(trace, field_name)[slot.name] = table.gather_full(slot, shards)
             if not _agree(slot, shards):

@@ -112,7 +112,7 @@ def make_updates(
     step = build_step(config, groups)
     if prepare is not None:
         prepare(step)
-    optimizer = config.plan_optimizer().build(parameters=step.parameters, weight_cache=step.weight_cache)
+    optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
     if step.backend is not None and "optimizer" in config.compile.components:
         optimizer.compile(step.backend)
     updates = []

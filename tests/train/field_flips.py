@@ -91,6 +91,7 @@ def model_flips() -> Iterator[Flip]:
         "model.tied_embeddings": True,
         "model.mask": "document",
         "model.dropout": 0.3,
+        "training.freeze": ("layers.0.*",),
         "model.init_std": 0.05,
         "model.rope.max_seq_len": 128,
         "model.rope.theta": 100.0,

@@ -13,7 +13,7 @@ from monograph.execute.facts import make_facts
 from monograph.graph.cost import Cost, measure
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from monograph.parallel.groups import fake_groups, joined_groups
+from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.passes.runner import PassRecord, build_passes
 from monograph.passes.runner import run_passes as run_all
 from monograph.run import build_source, make_example
@@ -79,7 +79,7 @@ def verify(config: TrainerConfig, *, steps: int = 2) -> Verdict | None:
 
 
 @contextmanager
-def _joined(config: TrainerConfig) -> Iterator:
+def _joined(config: TrainerConfig) -> Iterator[Groups]:
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     device, limit = find_device(config.debug.device), config.parallelism.timeout_seconds
     with (

@@ -3,11 +3,15 @@
 import inspect
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import monograph as mg
 from tests.kit.tiny import tiny
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_importing_the_package_loads_no_torch():
@@ -26,6 +30,14 @@ def test_every_promised_name_is_there_and_says_what_it_is(name):
         hints = inspect.signature(value)
         assert hints.return_annotation is not inspect.Signature.empty, name
         assert all(each.annotation is not inspect.Parameter.empty for each in hints.parameters.values()), name
+
+
+def test_every_module_with_a_public_name_is_checked_strictly():
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["overrides"]
+    strict = next(rule for rule in rules if rule.get("warn_return_any"))
+    homes = {inspect.getmodule(inspect.unwrap(getattr(mg, name))).__name__ for name in mg.__all__ if name != "UnitCall"}
+    assert homes <= set(strict["module"])
+    assert all(strict[option] for option in strict if option != "module")
 
 
 def test_other_names_are_refused():

@@ -25,7 +25,7 @@ wrong input, so everything needed to read and check a configuration must load wi
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from monograph.config.annotations import describe, find_annotations, find_excess, is_valid
 from monograph.config.references import load_reference
@@ -58,7 +58,14 @@ class BaseConfig:
 class Configurable:
     """A component that is described, and built, by its `Config`."""
 
-    Config: ClassVar[Any] = BaseConfig
+    if TYPE_CHECKING:
+
+        class Config(BaseConfig):
+            """A base class for Configs; its constructor takes anything, so that a checker accepts other ones."""
+
+            def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    else:
+        Config = BaseConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,9 +88,7 @@ def check_config_class(config: type) -> None:
 
 def find_owner(config: type[BaseConfig]) -> type:
     """The component class a Config class belongs to, imported if it is only named."""
-    owner = config.owner
-    if isinstance(owner, str):
-        owner = load_reference(owner)
+    owner: type | None = load_reference(config.owner) if isinstance(config.owner, str) else config.owner
     if owner is None:
         raise TypeError(f"{config.__qualname__} describes settings only; it has no component to build")
     return owner

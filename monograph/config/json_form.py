@@ -32,7 +32,8 @@ _CONTAINERS: dict[str, type] = {"$list": list, "$tuple": tuple, "$set": set, "$f
 
 def to_json(config: BaseConfig) -> dict[str, Any]:
     """The whole configuration as objects that JSON can write."""
-    return _encode(config, type(config))
+    encoded: dict[str, Any] = _encode(config, type(config))
+    return encoded
 
 
 def from_json(data: Any) -> Any:

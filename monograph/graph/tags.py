@@ -58,7 +58,8 @@ def make_generic(name: str, unit: str) -> str:
 
 def tag_of(node: Node) -> Tag:
     """A node's tag; every node has one after capture."""
-    return node.meta[_KEY]
+    tag: Tag = node.meta[_KEY]
+    return tag
 
 
 def find_tag(node: Node) -> Tag | None:

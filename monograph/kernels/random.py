@@ -26,7 +26,8 @@ def random_uniform(seed: Tensor, starts: Tensor, width: int, stream: str) -> Ten
         stream: what the numbers are for, such as a module's path; other streams are independent.
     """
     check_random_inputs(seed, starts)
-    return RANDOM_UNIFORM(seed + stream_of(stream), starts, width)
+    numbers: Tensor = RANDOM_UNIFORM(seed + stream_of(stream), starts, width)
+    return numbers
 
 
 def dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:
@@ -44,7 +45,8 @@ def dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> T
             why="every row of the value has the position of its first element",
             do="pass positions of the value's shape without its last dim",
         )
-    return fused_dropout(value, key, starts, probability)
+    result: Tensor = fused_dropout(value, key, starts, probability)
+    return result
 
 
 def check_random_inputs(seed: Tensor, starts: Tensor) -> None:
@@ -59,7 +61,8 @@ def check_random_inputs(seed: Tensor, starts: Tensor) -> None:
 
 def dropout_backward(grad: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:
     """Dropout of the gradient, with the mask recomputed."""
-    return fused_dropout.op(grad, key, starts, probability)
+    result: Tensor = DROPOUT(grad, key, starts, probability)
+    return result
 
 
 def _make_starts() -> Tensor:

@@ -1,5 +1,7 @@
 """Grouped-query attention, and the attention that all kinds of attention share."""
 
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
 class Attention(nn.Module, Configurable):
     """Several query heads share each key and value head. Head counts follow the weights, which may be a shard's."""
 
-    Config = AttentionConfig
+    Config: ClassVar[Any] = AttentionConfig
 
     def __init__(self, config: AttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The two models speed is measured on: 4 sequences of 4096 tokens a step, bf16 over fp32 weights."""
 
+from monograph.models.config import DecoderConfig
 from monograph.models.deepseek_v3 import sizes as deepseek_v3
 from monograph.models.llama3 import sizes as llama3
-from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.config import JobConfig, TrainerConfig, TrainingConfig, ValidatorConfig
 
@@ -18,7 +18,7 @@ def deepseek_v3_bench_moe() -> TrainerConfig:
     return _make_bench_run("deepseek_v3_bench_moe", deepseek_v3.deepseek_v3_16b().replace(n_layers=6))
 
 
-def _make_bench_run(name: str, model: ModelConfig) -> TrainerConfig:
+def _make_bench_run(name: str, model: DecoderConfig) -> TrainerConfig:
     """One slice of the loss: several would each add a gradient as large as the output's weight."""
     return TrainerConfig(
         model=model.replace(loss=model.loss.replace(chunk_tokens=16384)),

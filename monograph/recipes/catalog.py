@@ -81,7 +81,7 @@ def _import_recipe(name: str) -> Recipe:
             why="a recipe of your own is written package.module:function",
             do=f"did you mean {dotted}:{name.partition(':')[2]}?",
         )
-    recipe = import_reference(name)
+    recipe: Callable[[], TrainerConfig] = import_reference(name)
     if not callable(recipe):
         raise ConfigError(f"recipe '{name}' is a value of type {type(recipe).__name__}", why="a recipe is a function")
     return recipe

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from monograph.models.config import AttentionConfig, DecoderConfig, LatentAttentionConfig, MoeConfig
+from monograph.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ def format_count(count: int) -> str:
     return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
 
 
-def count_parameters(model: DecoderConfig) -> Size | None:
+def count_parameters(model: ModelConfig) -> Size | None:
     """The size of a model put together from the shared parts; None for one that has parts of its own."""
+    if not isinstance(model, DecoderConfig):
+        return None
     attention, feed_forward = getattr(model, "attention", None), getattr(model, "feed_forward", None)
     count = getattr(attention, "count_parameters", None)
     if count is not None:

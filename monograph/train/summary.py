@@ -4,8 +4,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.command_line import CommandLine
-from monograph.train.config import CheckpointConfig, TrainerConfig
+from monograph.train.config import TrainerConfig
 from monograph.train.trainer import Summary
 
 

@@ -1,6 +1,6 @@
 """Grouped-query attention with biases on queries, keys and values."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class BiasedLinear(nn.Linear):
 class BiasedAttention(Attention):
     """Attention with biases; the output has none."""
 
-    Config: ClassVar[type[BiasedAttentionConfig]] = BiasedAttentionConfig
+    Config: ClassVar[Any] = BiasedAttentionConfig
 
     def __init__(self, config: BiasedAttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
         super().__init__(config, residual=residual, rope=rope)

@@ -12,7 +12,7 @@ The built-in sources (sources.py) are subclasses of the same bases.
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from monograph.config.configurable import Configurable
 from monograph.config.json_form import dump_json
@@ -77,7 +77,7 @@ class OpenedSamples:
 class DataSource(Configurable):
     """Where samples come from. It keeps no position: the loader asks for samples by number."""
 
-    Config = DataSourceConfig
+    Config: ClassVar[Any] = DataSourceConfig
 
     def __init__(self, config: DataSourceConfig) -> None:
         self.config: Any = config

@@ -15,7 +15,6 @@ from monograph.models.config import (
     ResidualSpec,
     RopeConfig,
     RouterConfig,
-    SdpaConfig,
 )
 from monograph.models.feed_forward import FeedForward
 from monograph.models.hf_map import Entry, HfFamily, NameRule, expand
@@ -52,6 +51,5 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "RouterConfig",
-    "SdpaConfig",
     "expand",
 ]

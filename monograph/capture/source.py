@@ -39,4 +39,5 @@ class StepSource:
 
     def inputs(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepInputs:
         """All inputs of a step on a prepared micro-batch."""
-        return StepInputs(self.parameters, self.buffers, batch, self.coords, scalars)
+        frozen = frozenset(slot.name for slot in self.table if slot.is_frozen)
+        return StepInputs(self.parameters, self.buffers, batch, self.coords, scalars, frozen)

@@ -86,7 +86,7 @@ UNSAFE_VIEW = ATEN._unsafe_view.default
 
 
 def costly_ops() -> frozenset[Any]:
-    """Ops whose results are saved, not recomputed: matmuls, attention and top-k."""
+    """Ops of torch's whose results are saved, not recomputed: matmuls, attention and top-k."""
     names = ("mm", "bmm", "addmm", "baddbmm", "linear", "_grouped_mm", "topk")
     attention = (
         "_scaled_dot_product_flash_attention",

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from monograph.compat.ops import READ_SIZE, costly_ops, find_collective_ops
 from monograph.graph.facts import SaveMode
+from monograph.kernels.attention import ATTENTION
 from monograph.kernels.grouped_matmul import GROUPED_MATMUL
 
 
@@ -15,7 +16,7 @@ def find_kept_ops() -> set[Any]:
 
     A repeated top-k could choose differently, and a repeated all_to_all would send everything again.
     """
-    return find_collective_ops() | costly_ops() | {READ_SIZE, GROUPED_MATMUL}
+    return find_collective_ops() | costly_ops() | {READ_SIZE, GROUPED_MATMUL, ATTENTION}
 
 
 _KEPT = find_kept_ops()

@@ -134,6 +134,8 @@ GENERATED: frozenset[str] = frozenset(
         "aten.zeros.default",
         "monograph.add_norm.default",
         "monograph.add_wide.default",
+        "monograph.attention.default",
+        "monograph.attention_backward.default",
         "monograph.chunked_cross_entropy.default",
         "monograph.combine_rows.default",
         "monograph.combine_rows_backward.default",

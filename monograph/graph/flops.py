@@ -71,6 +71,17 @@ def _grouped_weight_grad(grad: Shape, rows: Shape, *_: Shape) -> int:
     return 2 * math.prod(grad) * rows[-1]
 
 
+def _segment_attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
+    """[batch, sequence, heads, channels]; scores of whole sequences, whatever documents they hold."""
+    scores = math.prod(query[:-1]) * key[1]
+    return 2 * scores * (query[-1] + value[-1])
+
+
+def _segment_attention_backward(_gradient: Shape, query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
+    scores = math.prod(query[:-1]) * key[1]
+    return 2 * scores * (3 * query[-1] + 2 * value[-1])
+
+
 def _attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
     scores = math.prod(query[:-1]) * key[-2]
     return 2 * scores * (query[-1] + value[-1])
@@ -109,6 +120,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     **{f"_scaled_dot_product_{kernel}_attention_backward": _attention_from_gradient for kernel in _KERNELS},
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_from_gradient,
+    "attention": _segment_attention,
+    "attention_backward": _segment_attention_backward,
     "chunked_cross_entropy": _chunked_cross_entropy,
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _mm,

@@ -1,6 +1,6 @@
 """The tensors of one call of a step, by kind and name: what it is captured with, and what it is run on."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,11 +16,6 @@ _FIELDS = {
 }
 
 
-def find_parameter_kind(shard: Tensor) -> InputKind:
-    """Whether a parameter is trained or frozen, by its shard."""
-    return InputKind.STATE if shard.requires_grad else InputKind.FROZEN
-
-
 @dataclass(frozen=True)
 class StepInputs:
     """All inputs of a step; for a capture only their shapes, dtypes and devices matter."""
@@ -33,11 +28,17 @@ class StepInputs:
     """This rank's coordinates in the mesh."""
     scalars: Mapping[str, Tensor]
     """What changes from step to step, such as the number of targets."""
+    frozen: Collection[str] = ()
+    """Slots that have no gradient."""
+
+    def kind_of(self, slot: str) -> InputKind:
+        """Whether a parameter is trained or frozen."""
+        return InputKind.FROZEN if slot in self.frozen else InputKind.STATE
 
     def flat(self) -> list[tuple[InputKind, str, Tensor]]:
         """All of them in the order of the graph's inputs."""
         return [
-            *((find_parameter_kind(value), name, value) for name, value in self.state.items()),
+            *((self.kind_of(name), name, value) for name, value in self.state.items()),
             *((InputKind.BUFFER, name, value) for name, value in self.buffers.items()),
             *((InputKind.BATCH, name, value) for name, value in self.batch.items()),
             (InputKind.COORDS, "coords", self.coords),

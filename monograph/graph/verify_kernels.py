@@ -119,6 +119,27 @@ def _sum_rows(given: Arguments) -> bool:
     return len(given["rows"]) == len(given["places"]) == 2
 
 
+def _attention(given: Arguments) -> bool:
+    """Heads in groups; a table of segments for every sequence; results of the forward where backward reads them."""
+    q, k, v = given["q"], given["k"], given["v"]
+    if not len(q) == len(k) == len(v) == 4 or min(q[2], k[2]) < 1 or q[2] % k[2]:
+        return False
+    is_paired = q[0] == k[0] and k[:3] == v[:3] and q[3] == k[3]
+    segments, sinks = given.get("segments"), given.get("sinks")
+    has_table = segments is None or (len(segments) == 3 and segments[:2] == (q[0], 2) and segments[2] > 1)
+    outs = [given[name] for name in ("out", "grad") if given.get(name) is not None]
+    are_outs = all(out == (*q[:3], v[3]) for out in outs)
+    return (
+        is_paired
+        and has_table
+        and (sinks is None or sinks == (q[2],))
+        and are_outs
+        and given.get("lse", (q[0], q[2], q[1])) == (q[0], q[2], q[1])
+        and 0 <= given["kernel"] <= 3
+        and given["window"] >= 0
+    )
+
+
 KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "swiglu": _same("x", "up"),
     "swiglu_backward": _same("grad", "x", "up"),
@@ -129,6 +150,8 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "matmul_swiglu_backward": _matmul_swiglu_backward,
     "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
     "rope_packed": _rope_packed,
+    "attention": _attention,
+    "attention_backward": _attention,
     "norm": _norm,
     "add_norm": _norm,
     "norm_backward": _norm,

@@ -9,6 +9,7 @@ from typing import Any
 
 from monograph.compat.compiler import add_decompositions
 from monograph.kernels import (
+    attention,
     chunked_cross_entropy,
     expert_rows,
     grouped_matmul,
@@ -24,7 +25,19 @@ from monograph.kernels.custom_op import CUSTOM_OPS, CustomOp
 
 __all__ = ["CUSTOM_OPS", "MODULES", "find_decompositions", "find_kernel_ops", "is_declared", "register_decompositions"]
 
-MODULES = (chunked_cross_entropy, expert_rows, grouped_matmul, heads, matmul_swiglu, norm, random, rope, swiglu, wide)
+MODULES = (
+    attention,
+    chunked_cross_entropy,
+    expert_rows,
+    grouped_matmul,
+    heads,
+    matmul_swiglu,
+    norm,
+    random,
+    rope,
+    swiglu,
+    wide,
+)
 """The files that declare ours."""
 
 

@@ -16,7 +16,7 @@ from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.models.model_config import DividedSize, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
-AttentionBackend = Literal["cudnn", "flash", "efficient", "math"]
+AttentionKernel = Literal["auto", "cudnn", "flash", "reference"]
 MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
 """The most channels of one kind; heads, layers or experts; vocabulary entries or positions.
 
@@ -107,22 +107,6 @@ class RopeConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class SdpaConfig(Configurable.Config):
-    """How the attention itself is computed."""
-
-    backends: tuple[AttentionBackend, ...] = ("cudnn", "flash", "efficient", "math")
-    """Kernels in order of preference; the first that serves the device and shapes is used."""
-
-    def check(self) -> None:
-        if not self.backends or len(set(self.backends)) != len(self.backends):
-            raise ConfigError(
-                f"backends is {list(self.backends)}",
-                why="it lists each kernel to try once, the preferred one first",
-                do="write for example: flash math",
-            )
-
-
-@dataclass(kw_only=True, slots=True)
 class AttentionConfig(Configurable.Config):
     """Grouped-query attention."""
 
@@ -135,8 +119,9 @@ class AttentionConfig(Configurable.Config):
     """Channels of one head; 0 divides the model's width by n_heads."""
     qk_norm: bool = False
     """Normalise every query and key head before rotating it."""
-    sdpa: SdpaConfig = field(default_factory=SdpaConfig)
-    """Kernels of the attention."""
+    kernel: AttentionKernel = "auto"
+    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
+    packed documents and windows; reference computes all scores."""
 
     def check(self) -> None:
         check_positive(self, "n_heads", "n_kv_heads", most=MAX_COUNT)
@@ -190,8 +175,9 @@ class LatentAttentionConfig(Configurable.Config):
     """Channels of a value head."""
     latent_norm_eps: float = 1e-6
     """Added to the mean square in the norms of the latents; DeepSeek's models use 1e-6, whatever norm_eps is."""
-    sdpa: SdpaConfig = field(default_factory=SdpaConfig)
-    """Kernels of the attention."""
+    kernel: AttentionKernel = "auto"
+    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
+    packed documents and windows; reference computes all scores."""
 
     def check(self) -> None:
         check_positive(self, "n_heads", most=MAX_COUNT)
@@ -368,6 +354,9 @@ class DecoderConfig(ModelConfig):
     """Use the embedding as the output projection too."""
     mask: Literal["causal", "document"] = "causal"
     """What a token sees: everything before it, or only its own packed document."""
+    max_documents: int = 0
+    """Documents that one sequence may have (mask document): tables and attention's workspace have room for so many, and
+    a sequence with more is an error. 0 allows one for every 32 tokens, and 16 in any case."""
     dropout: float = 0.0
     """Probability that training zeroes an element of what attention or feed-forward adds to the residual stream; the
     same elements on every mesh, recomputed or not."""
@@ -386,6 +375,8 @@ class DecoderConfig(ModelConfig):
         check_positive(self, "n_layers", most=MAX_COUNT)
         check_range(self, "norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")
         check_range(self, "init_std", 1e-30, 1, why="it is the standard deviation of weights")
+        if not 0 <= self.max_documents <= MAX_TOKENS:
+            raise ConfigError(f"max_documents must be >= 0 and <= {MAX_TOKENS}, got {self.max_documents}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be >= 0 and < 1, got {self.dropout}", why="it is a probability")
 

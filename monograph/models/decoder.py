@@ -4,16 +4,15 @@ These three kinds of units are what a trainer handles one at a time (casting and
 just before it runs): `forward` runs each of them through `call`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from monograph.errors import ConfigError
 from monograph.kernels.rope import Rotation
 from monograph.labels import IGNORED_LABEL
-from monograph.models.attention import build_document_mask
+from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
 from monograph.models.dropout import Dropout
 from monograph.models.feed_forward import FeedForward
@@ -23,7 +22,8 @@ from monograph.models.model import BatchTensor, Model, StepOutput, Unit, UnitCal
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
 from monograph.models.parallel_plan import ParallelPlan, collect_plan, plan_vocab_embedding, plan_vocab_head
-from monograph.models.sequence_part import SequencePart
+from monograph.models.segments import build_segments
+from monograph.models.sequence_part import WHOLE, SequencePart
 
 
 class Block(nn.Module):
@@ -44,13 +44,13 @@ class Block(nn.Module):
         h: Tensor,
         cos: Tensor,
         sin: Tensor,
-        mask: Tensor | None = None,
+        segments: Tensor | None = None,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """The residual stream [batch, sequence, dim] after this block, and its router's statistics (None if dense)."""
         rotation: Rotation = (cos, sin)
-        out = self.attention(self.attention_norm(h), rotation, mask)
+        out = self.attention(self.attention_norm(h), rotation, segments)
         h = h + (out if self.attention_dropout is None else self.attention_dropout(out, seed, token_index))
         stats: RouterStats | None = None
         if self.feed_forward is not None:
@@ -97,6 +97,7 @@ class Decoder(Model):
         self.config = config
         residual = config.residual()
         self.embedding = Embedding(config.vocab_size, config.dim, init_std=config.init_std)
+        self.kinds = [self.find_attention_kind(layer) for layer in range(config.n_layers)]
         self.layers = nn.ModuleList(self.build_block(residual, layer) for layer in range(config.n_layers))
         self.head = Head(residual, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
@@ -106,6 +107,10 @@ class Decoder(Model):
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         """The block with this number."""
         raise NotImplementedError
+
+    def find_attention_kind(self, layer: int) -> AttentionKind:
+        """What the queries of the block with this number see."""
+        return CAUSAL
 
     def find_rotated_dim(self) -> int:
         """Channels of a head that get RoPE."""
@@ -117,20 +122,40 @@ class Decoder(Model):
     @property
     def batch_spec(self) -> Mapping[str, BatchTensor]:
         """With a causal mask a sequence is one text, whatever was packed into it."""
-        more = () if self.config.mask == "causal" else ("positions", "documents")
+        more = ("positions", "documents") if self.has_documents else ()
         spec = dict.fromkeys(("tokens", "labels", *more), BatchTensor())
         return spec | {"samples": BatchTensor(("batch",))} if self.draws_random else spec
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether tokens of one packed document do not see those of another."""
+        return self.config.mask == "document"
 
     @property
     def draws_random(self) -> bool:
         return self.config.dropout > 0
 
+    def build_segments(
+        self, shape: Sequence[int], documents: Tensor | None, part: SequencePart = WHOLE
+    ) -> dict[str, Tensor]:
+        """The tables of all kinds that need one, from documents in host memory, by the name that `forward` takes."""
+        sizes = {"batch": shape[0], "length": shape[1], "max_documents": self.config.max_documents}
+        tables = {
+            f"{kind.name}_segments": build_segments(documents, kind, part, **sizes)
+            for kind in dict.fromkeys(self.kinds)
+        }
+        return {name: table for name, table in tables.items() if table is not None}
+
     def step_inputs(self, batch: Mapping[str, Tensor], part: SequencePart) -> dict[str, Tensor]:
-        """Tokens are numbered by where they are in all data."""
+        """Documents become tables of segments, and tokens are numbered by where they are in all data."""
         inputs = super().step_inputs(batch, part)
+        inputs.pop("documents", None)
+        shape = batch["tokens"].shape
+        inputs |= self.build_segments(shape, batch["documents"] if self.has_documents else None, part)
+        if not part.is_whole and "positions" not in inputs:
+            inputs["positions"] = part.take(torch.arange(shape[1]).expand(shape), 1)
         if "samples" in inputs:
-            length = batch["tokens"].shape[1]
-            index = inputs.pop("samples").unsqueeze(1) * length + torch.arange(length)
+            index = inputs.pop("samples").unsqueeze(1) * shape[1] + torch.arange(shape[1])
             inputs["token_index"] = part.take(index, 1)
         return inputs
 
@@ -165,20 +190,20 @@ class Decoder(Model):
         *,
         sequences: Tensor | None = None,
         positions: Tensor | None = None,
-        documents: Tensor | None = None,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
         call: UnitCall = call_module,
+        **segments: Tensor,
     ) -> StepOutput:
         """The loss of int64 tokens [batch, sequence] and the labels that follow them.
 
         positions: of each token, counted from 0 when not given; they restart with every packed document.
-        documents: the number of each token's document, needed by the document mask and unused by the causal one.
+        segments: what queries see, by kind of attention: `causal_segments` and so on, from `build_segments`.
         valid_tokens: what the summed loss is divided by; this call's valid labels when not given.
         sequences: what sums of auxiliary losses over sequences are divided by; this call's when not given.
         seed, token_index: what dropout draws from: the run's seed, and the number of each token in all data.
         """
-        h, stats = self.run_blocks(tokens, positions, documents, call, seed, token_index)
+        h, stats = self.run_blocks(tokens, positions, segments, call, seed, token_index)
         loss = call(self.head, h, labels, valid_tokens)
         metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
         if self.load_balance is None or not torch.is_grad_enabled():
@@ -198,41 +223,31 @@ class Decoder(Model):
         documents: Tensor | None = None,
         call: UnitCall = call_module,
     ) -> Tensor:
-        """The logits [batch, sequence, vocabulary] of what follows each token."""
-        h, _ = self.run_blocks(tokens, positions, documents, call)
+        """The logits [batch, sequence, vocabulary] of what follows each token; without documents, a row is one."""
+        segments = self.build_segments(tokens.shape, None if documents is None else documents.cpu())
+        on_device = {name: table.to(tokens.device) for name, table in segments.items()}
+        h, _ = self.run_blocks(tokens, positions, on_device, call)
         return call(self.head, h)
 
     def run_blocks(
         self,
         tokens: Tensor,
         positions: Tensor | None,
-        documents: Tensor | None,
+        segments: Mapping[str, Tensor],
         call: UnitCall,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
     ) -> tuple[Tensor, list[RouterStats]]:
         """The stream after the last block, and what each router did."""
         cos, sin = self.rope(tokens.shape[1], positions)
-        mask = self.build_mask(documents)
         h = call(self.embedding, tokens)
         stats: list[RouterStats] = []
-        for block in self.layers:
-            h, found = call(block, h, cos, sin, mask, seed, token_index)
+        for block, kind in zip(self.layers, self.kinds, strict=True):
+            table = segments.get(f"{kind.name}_segments")
+            h, found = call(block, h, cos, sin, table, seed, token_index)
             if found is not None:
                 stats.append(found)
         return h, stats
-
-    def build_mask(self, documents: Tensor | None) -> Tensor | None:
-        """The mask of this forward, shared by all blocks; None is the causal one, which kernels know by themselves."""
-        if self.config.mask == "causal":
-            return None
-        if documents is None:
-            raise ConfigError(
-                "model.mask is document but the batch has no documents",
-                why="the mask is made of the number of each token's document",
-                do="pass documents, or --model.mask causal",
-            )
-        return build_document_mask(documents)
 
 
 def build_load_balance(config: DecoderConfig) -> LoadBalance | None:

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from monograph.config.configurable import Configurable
 from monograph.kernels.heads import join_keys, rope_tail
 from monograph.kernels.rope import Rotation
-from monograph.models.attention import attend
+from monograph.models.attention import AttentionCore
+from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
@@ -22,11 +23,15 @@ class LatentAttention(nn.Module, Configurable):
 
     Config = LatentAttentionConfig
 
-    def __init__(self, config: LatentAttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
+    def __init__(
+        self, config: LatentAttentionConfig, *, residual: ResidualSpec, rope: RopeConfig, kind: AttentionKind = CAUSAL
+    ) -> None:
         super().__init__()
         self.config = config
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        self.scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
+        self.attend = AttentionCore(
+            kind, scale=self.qk_head_dim**-0.5 * compute_score_scale(rope), kernel=config.kernel
+        )
         self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
         dim, std, rank, eps = residual.dim, residual.init_std, config.q_lora_rank, config.latent_norm_eps
         if rank:
@@ -56,9 +61,9 @@ class LatentAttention(nn.Module, Configurable):
             replicated=("wq_a.weight", "wkv_a.weight") if has_latent else ("wkv_a.weight",),
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, segments: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x, rotation)
-        return self.wo(attend(q, k, v, mask, scale=self.scale, config=self.config.sdpa).flatten(2))
+        return self.wo(self.attend(q, k, v, segments).flatten(2))
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, sequence, heads, channels], positions applied."""

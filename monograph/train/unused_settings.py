@@ -224,6 +224,7 @@ RULES = (
     EffectRule(
         "metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"
     ),
+    EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
     EffectRule(
         "metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False
     ),

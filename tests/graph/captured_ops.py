@@ -19,7 +19,7 @@ from monograph.execute.device import deterministic_kernels
 from monograph.graph import allowed_ops
 from monograph.graph.facts import Facts, SaveMode, SavePolicy
 from monograph.graph.step_graph import StepGraph
-from monograph.models.config import LossConfig, SdpaConfig
+from monograph.models.config import LossConfig
 from monograph.parallel.groups import fake_groups
 from monograph.passes.check import clone_graph
 from monograph.passes.config import PassesConfig
@@ -58,12 +58,8 @@ OVERLAP = {"training.local_batch_size": 4, "compile.expert_overlap.modules": "la
 TRACE, GRAPH = ({**OVERLAP, "compile.expert_overlap.strategy": strategy} for strategy in ("trace", "graph"))
 SEQ = {**GRAPH, "compile.expert_overlap.chunk_dim": "seq"}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "math attention": ("llama3", "1", {"model.attention.sdpa": SdpaConfig(backends=("math",))}),
-    "math attention, documents": (
-        "qwen3",
-        "dp2 tp2",
-        {"model.attention.sdpa": SdpaConfig(backends=("math",)), "model.mask": "document"},
-    ),
+    "reference attention": ("llama3", "1", {"model.attention.kernel": "reference"}),
+    "documents and dropout": ("qwen3", "dp2 tp2", {"model.mask": "document", "model.dropout": 0.1}),
     "plain kernels in bf16": ("deepseek_v3", "ep2", {**BFLOAT16, "model.kernels": "plain"}),
     "fused kernels in fp32": ("deepseek_v3", "dp2 tp2 ep4", {"model.kernels": "fused"}),
     "experts one by one": ("qwen3_moe", "ep2", {"model.moe.experts.backend": "loop"}),

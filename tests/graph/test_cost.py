@@ -10,6 +10,7 @@ from monograph.graph.cost import count_sent, find_node_costs, measure
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import LikelySizes
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
 from monograph.machine import MACHINES
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
@@ -65,6 +66,17 @@ def test_attention_counts_every_query_with_every_key_and_five_matmuls_in_backwar
     back = hand.graph.call_function(ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default, (v, q, k, v))
     assert count_flops(wide, LikelySizes(hand.graph)) == 2 * scores * (8 + 4)
     assert count_flops(back, LikelySizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
+
+
+def test_attention_as_one_op_counts_the_same():
+    hand = ByHand()
+    q, k = (hand.input(name, 2, 16, 3, 8) for name in ("q", "k"))
+    v, lse = hand.input("v", 2, 16, 3, 4), hand.input("lse", 2, 3, 16)
+    scores, rest = 2 * 3 * 16 * 16, (0.3, True, 0, 0)
+    forward = hand.graph.call_function(ATTENTION, (q, k, v, None, None, *rest))
+    backward = hand.graph.call_function(ATTENTION_BACKWARD, (v, q, k, v, None, None, v, lse, *rest))
+    assert count_flops(forward, LikelySizes(hand.graph)) == 2 * scores * (8 + 4)
+    assert count_flops(backward, LikelySizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
 
 
 def test_a_tiny_llama_costs_what_its_layers_say():

@@ -15,6 +15,7 @@ from monograph.graph.query import is_random, wait_of
 from monograph.graph.tags import set_tag, tag_of
 from monograph.graph.verify import GraphError, check_graph
 from monograph.graph.verify_values import trust_values
+from monograph.kernels.attention import ATTENTION
 from monograph.parallel.mesh import Mesh
 from monograph.passes.clean.dedupe_all_gathers import DedupeAllGathers
 from monograph.passes.clean.remove_no_ops import RemoveNoOps
@@ -22,6 +23,7 @@ from monograph.passes.comm.bucket_collectives import BucketCollectives
 from monograph.passes.comm.elide_trivial_collectives import ElideTrivialCollectives
 from tests.graph.captures import SPREAD, capture_chunk_nodes, capture_recipe, copy_graph
 from tests.graph.mutations_of_values import swap_two_gradients
+from tests.kit.by_hand import ByHand
 
 RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
 
@@ -223,11 +225,12 @@ def test_gradients_are_told_apart_after_their_transfers_were_joined_or_removed(m
 
 
 def test_attention_without_dropout_is_not_random(experts):
+    assert not is_random(first(experts[0], ATTENTION))
+    hand = ByHand()
+    q = hand.input("q", 1, 2, 4, 8)
     target = ATEN._scaled_dot_product_flash_attention_for_cpu.default
-    assert not is_random(first(experts[0], target))
-    graph = copy_graph(experts[0])
-    give(first(graph, target), 3, 0.1)
-    assert is_random(first(graph, target))
+    assert not is_random(hand.graph.call_function(target, (q, q, q, 0.0)))
+    assert is_random(hand.graph.call_function(target, (q, q, q, 0.1)))
 
 
 def test_a_compiled_region_is_taken_at_its_word(chunk_nodes):

@@ -10,7 +10,6 @@ from monograph.models.config import (
     MoeConfig,
     RopeConfig,
     RouterConfig,
-    SdpaConfig,
 )
 from tests.kit.small import small_deepseek_v3, small_llama3, small_qwen3
 
@@ -26,10 +25,7 @@ WRONG = {
     "rope factor": (lambda: small_llama3(rope=RopeConfig(factor=0.5)), "factor"),
     "llama3 rope": (lambda: small_llama3(rope=RopeConfig(scaling="llama3", low_freq_factor=4.0)), "low_freq_factor"),
     "yarn rope": (lambda: small_llama3(rope=RopeConfig(scaling="yarn", beta_slow=40.0)), "beta_slow"),
-    "no backends": (
-        lambda: small_llama3(attention=AttentionConfig(n_heads=4, n_kv_heads=2, sdpa=SdpaConfig(backends=()))),
-        "backends",
-    ),
+    "negative documents": (lambda: small_llama3(mask="document", max_documents=-1), "max_documents"),
     "odd rotated channels": (
         lambda: small_deepseek_v3(attention=LatentAttentionConfig(**{**LATENT, "qk_rope_head_dim": 7})),
         "qk_rope_head_dim",

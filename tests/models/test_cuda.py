@@ -3,13 +3,16 @@
 import pytest
 import torch
 
-from monograph.models.attention import attend
-from monograph.models.config import SdpaConfig
+from monograph.kernels.attention import attention
+from monograph.kernels.attention_on_gpu import CUDNN, FLASH, choose_kernel
+from monograph.models.attention_kind import CAUSAL
 from monograph.models.deepseek_v3.sizes import deepseek_v3_debugmodel
 from monograph.models.llama3.sizes import llama3_debugmodel
 from monograph.models.qwen3.sizes import qwen3_debugmodel_moe
+from monograph.models.segments import build_segments
+from monograph.models.sequence_part import WHOLE
 from tests.kit.small import SMALL, batch, build, small_deepseek_v3
-from tests.models.test_experts import SIZES, Calls, make
+from tests.models.test_experts import SIZES, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEBUG_MODELS = (llama3_debugmodel, qwen3_debugmodel_moe, deepseek_v3_debugmodel)
@@ -91,34 +94,25 @@ def test_a_deterministic_step_gives_the_same_bits_every_time(make_config, mask, 
 
 @pytest.mark.parametrize("qk_dim, v_dim, kv_heads", [(128, 128, 8), (128, 128, 2), (64, 64, 8), (192, 128, 8)])
 @pytest.mark.parametrize("packed", [False, True])
-def test_cudnn_is_used_first(qk_dim, v_dim, kv_heads, packed):
-    q = torch.randn(2, 256, 8, qk_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    k = torch.randn(2, 256, kv_heads, qk_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    v = torch.randn(2, 256, kv_heads, v_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    mask = torch.ones(2, 1, 256, 256, dtype=torch.bool, device="cuda").tril() if packed else None
-    with Calls() as calls:
-        out = attend(q, k, v, mask, scale=0.1, config=SdpaConfig())
-        out.float().square().sum().backward()
-    assert any("cudnn_attention" in name for name in calls.names), [n for n in calls.names if "attention" in n]
-    wide = [x.detach().float() for x in (q, k, v)]
-    expected = attend(*wide, mask, scale=0.1, config=SdpaConfig(backends=("math",)))
-    assert (out.float() - expected).abs().max() < 0.03
-
-
-def test_other_backends_are_used_when_asked_for():
-    x = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16)
-    for backend, word in (("flash", "flash_attention"), ("efficient", "efficient_attention")):
-        with Calls() as calls:
-            attend(x, x, x, None, scale=0.1, config=SdpaConfig(backends=(backend, "math")))
-        assert any(word in name for name in calls.names)
+def test_cudnn_is_used_where_a_sequence_is_one_text_and_flash_for_documents(qk_dim, v_dim, kv_heads, packed):
+    q = torch.randn(2, 256, 8, qk_dim, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(2, 256, kv_heads, qk_dim, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn(2, 256, kv_heads, v_dim, device="cuda", dtype=torch.bfloat16)
+    documents = torch.arange(256).expand(2, 256) // 100 if packed else None
+    table = build_segments(documents, CAUSAL, WHOLE, batch=2, length=256)
+    table = None if table is None else table[:, 0].cuda()
+    assert choose_kernel(q, k, v, table, causal=True, window=0, kernel=0) == (FLASH if packed else CUDNN)
+    wanted = attention(*(x.float() for x in (q, k, v)), table, scale=0.1)
+    for kernel in ("auto", "flash"):
+        assert (attention(q, k, v, table, scale=0.1, kernel=kernel).float() - wanted).abs().max() < 0.03
 
 
 def test_bf16_works_for_every_family_with_documents():
     for family in SMALL.values():
         model = build(family(mask="document"), dtype=torch.bfloat16, device="cuda")
         tokens, labels = (x.cuda() for x in batch())
-        documents = torch.arange(32, device="cuda").expand(2, 32) // 10
-        model(tokens, labels, documents=documents).loss.backward()
+        tables = model.build_segments((2, 32), torch.arange(32).expand(2, 32) // 10)
+        model(tokens, labels, **{name: table.cuda() for name, table in tables.items()}).loss.backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 

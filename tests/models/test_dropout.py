@@ -110,7 +110,8 @@ def test_recomputing_activations_draws_the_same_mask():
 
 def test_tokens_are_numbered_by_sample_and_place_whatever_part_of_the_sequence_a_rank_has(tmp_path):
     model = tiny("llama3", tmp_path, {"model.dropout": 0.1}).model.build()
-    batch = {"tokens": torch.zeros(2, 8, dtype=torch.int64), "samples": torch.tensor([5, 9])}
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    batch = {"tokens": tokens, "labels": tokens, "samples": torch.tensor([5, 9])}
     whole = model.step_inputs(batch, WHOLE)["token_index"]
     assert torch.equal(whole, torch.tensor([[40], [72]]) + torch.arange(8))
     part = model.step_inputs(batch, SequencePart(1, 2))["token_index"]

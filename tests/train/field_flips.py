@@ -138,7 +138,8 @@ def model_flips() -> Iterator[Flip]:
     yield Flip(f"{MOE}.balance.scope", "global", given={"training.local_batch_size": 2})
     yield Flip("model.kernels", "fused", see_graph, GRAPH, "llama3")
     yield Flip("model.loss.chunk_tokens", 8, see_graph, GRAPH, "llama3")
-    yield Flip("model.attention.sdpa.backends", ("math",), see_graph, GRAPH, "llama3")
+    yield Flip("model.attention.kernel", "reference", see_graph, GRAPH, "llama3")
+    yield Flip("model.max_documents", 24, see_graph, {**GRAPH, "model.mask": "document"}, "llama3")
     yield Flip(f"{MOE}.experts.backend", "loop", see_graph, GRAPH | NARROW, is_long=True)
 
 

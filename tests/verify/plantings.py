@@ -190,8 +190,8 @@ def own_sequences_only() -> Iterator[None]:
 def same_data_everywhere() -> Iterator[None]:
     honest = monograph.execute.base.MeshStep.__init__
 
-    def init(self: Any, model: Any, table: Any, groups: Groups) -> None:
-        honest(self, model, table, groups)
+    def init(self: Any, model: Any, table: Any, groups: Groups, **options: Any) -> None:
+        honest(self, model, table, groups, **options)
         self.data_part = (0, groups.mesh.data_parts)
 
     with patch.object(monograph.execute.base.MeshStep, "__init__", init):

@@ -18,7 +18,7 @@ class DeepseekV3(Decoder):
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(residual=residual, rope=config.rope)
+        attention = config.attention.build(residual=residual, rope=config.rope, kind=self.kinds[layer])
         feed_forward = config.feed_forward if layer < config.n_dense_layers else config.moe
         return Block(residual, attention=attention, feed_forward=feed_forward.build(residual=residual))
 

@@ -18,7 +18,7 @@ class Llama3(Decoder):
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(residual=residual, rope=config.rope)
+        attention = config.attention.build(residual=residual, rope=config.rope, kind=self.kinds[layer])
         return Block(residual, attention=attention, feed_forward=config.feed_forward.build(residual=residual))
 
     def find_rotated_dim(self) -> int:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from monograph.models.attention import Attention
-from monograph.models.config import ResidualSpec, RopeConfig
+from monograph.models.config import ResidualSpec
 from monograph.models.init import Constant, InitSpec, Normal
 from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 from monograph.models.qwen2_5.config import BiasedAttentionConfig
@@ -36,8 +36,8 @@ class BiasedAttention(Attention):
 
     Config: ClassVar[Any] = BiasedAttentionConfig
 
-    def __init__(self, config: BiasedAttentionConfig, *, residual: ResidualSpec, rope: RopeConfig) -> None:
-        super().__init__(config, residual=residual, rope=rope)
+    def __init__(self, config: BiasedAttentionConfig, *, residual: ResidualSpec, **context: Any) -> None:
+        super().__init__(config, residual=residual, **context)
         for name in ("wq", "wk", "wv"):
             plain = getattr(self, name)
             setattr(self, name, BiasedLinear(plain.in_features, plain.out_features, init_std=residual.init_std))

@@ -18,7 +18,7 @@ class Qwen3(Decoder):
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         config = self.config
-        attention = config.attention.build(residual=residual, rope=config.rope)
+        attention = config.attention.build(residual=residual, rope=config.rope, kind=self.kinds[layer])
         feed_forward = config.moe if config.moe.n_experts else config.feed_forward
         return Block(residual, attention=attention, feed_forward=feed_forward.build(residual=residual))
 

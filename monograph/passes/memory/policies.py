@@ -16,12 +16,13 @@ from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import alias_of, is_compute, is_launch, is_random, is_size, is_wait, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
+from monograph.kernels.attention import ATTENTION
 from monograph.kernels.grouped_matmul import GROUPED_MATMUL
 from monograph.kernels.norm import NORM
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 
 GIB = 1 << 30
-_COSTLY = costly_ops() | {GROUPED_MATMUL}
+_COSTLY = costly_ops() | {GROUPED_MATMUL, ATTENTION}
 
 
 def is_always_kept(node: Node) -> bool:

@@ -1,0 +1,221 @@
+"""Attention as one op: every kind against the definition, values and gradients, by every kernel that can run here."""
+
+import itertools
+
+import pytest
+import torch
+
+from monograph.compat.attention import Ends, flash_attention, flash_attention_backward
+from monograph.errors import ConfigError
+from monograph.kernels.attention import ATTENTION, attention
+from monograph.kernels.attention_on_gpu import CUDNN, DENSE, FLASH, choose_kernel, find_window, run_flash
+from monograph.kernels.attention_reference import attend_backward_densely, attend_densely
+from monograph.kernels.attention_segments import build_mask, flatten_segments
+from monograph.models.attention_kind import CAUSAL, AttentionKind
+from monograph.models.segments import build_segments
+from monograph.models.sequence_part import WHOLE, SequencePart
+
+BATCH, LENGTH, HEADS, CHANNELS = 2, 16, 4, 8
+WINDOW, CHUNKED = AttentionKind("window", window=3), AttentionKind("chunked", chunk=4)
+FULL = AttentionKind("full", causal=False)
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7 + [2] * 4, [0] * 16])
+KINDS = [(kind, documents) for kind in (CAUSAL, WINDOW, CHUNKED, FULL) for documents in (None, DOCUMENTS)]
+SCALE = 0.3
+
+
+def draw(*shape, seed=0, dtype=torch.float64, device="cpu"):
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.to(device, dtype).requires_grad_()
+
+
+def draw_inputs(kv_heads=2, values=CHANNELS, queries=LENGTH, **options):
+    q = draw(BATCH, queries, HEADS, CHANNELS, **options)
+    k, v = (
+        draw(BATCH, LENGTH, kv_heads, CHANNELS, seed=1, **options),
+        draw(BATCH, LENGTH, kv_heads, values, seed=2, **options),
+    )
+    return q, k, v, draw(HEADS, seed=3, **options)
+
+
+def attend_by_definition(q, k, v, mask, sinks):
+    """Softmax over scores with key and value heads repeated, and one more score for a sink that has no value."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bqhc,bkhc->bhqk", q, k) * SCALE
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), -1)
+    return torch.einsum("bhqk,bkhc->bqhc", scores.softmax(-1)[..., : k.shape[1]], v)
+
+
+def make_table(kind, documents, part=WHOLE):
+    found = build_segments(documents, kind, part, batch=BATCH, length=LENGTH)
+    return None if found is None else found[:, 0]
+
+
+def compare(found, wanted, inputs, atol):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
+    grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(wanted)
+    for one, other in zip(*(torch.autograd.grad(each, inputs, grad) for each in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=10 * atol)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("kv_heads, values", [(4, 8), (2, 8), (1, 4), (2, 12)])
+@pytest.mark.parametrize(
+    "kind, documents", KINDS, ids=lambda each: getattr(each, "name", "documents" if each is not None else "")
+)
+def test_every_kind_is_the_textbook_attention_with_its_gradients(kind, documents, kv_heads, values, has_sinks):
+    q, k, v, sinks = draw_inputs(kv_heads, values)
+    table = make_table(kind, documents)
+    mask = build_mask(table, LENGTH, LENGTH, causal=kind.causal, window=kind.window)
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    inputs = [q, k, v, sinks] if has_sinks else [q, k, v]
+    found = attention(q, k, v, table, sinks if has_sinks else None, **rule)
+    compare(found, attend_by_definition(q, k, v, mask, sinks if has_sinks else None), inputs, 1e-12)
+
+
+@pytest.mark.parametrize("kind, documents", KINDS[:4], ids=str)
+def test_slices_of_a_sequence_are_rows_of_the_whole(kind, documents):
+    """Context parallelism: a rank's queries over all keys; gradients of keys add up over ranks."""
+    q, k, v, sinks = draw_inputs()
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    whole = attention(q, k, v, make_table(kind, documents), sinks, **rule)
+    rows = []
+    for part in (SequencePart(0, 2), SequencePart(1, 2)):
+        table = build_segments(documents, kind, part, batch=BATCH, length=LENGTH)
+        slices = part.bounds(LENGTH)
+        rows += [
+            (start, attention(q[:, start:stop], k, v, each, sinks, **rule))
+            for each, (start, stop) in zip(table.unbind(1), slices, strict=True)
+        ]
+    joined = torch.cat([row for _, row in sorted(rows, key=lambda each: each[0])], 1)
+    compare(joined, whole, [q, k, v, sinks], 1e-12)
+
+
+@pytest.mark.parametrize("kind, documents", KINDS, ids=str)
+def test_scores_computed_as_a_whole_give_the_same_and_read_no_table_on_the_host(kind, documents):
+    q, k, v, _ = (each.detach() for each in draw_inputs(values=4))
+    table = make_table(kind, documents)
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    out, lse, *_ = ATTENTION(q, k, v, table, None, *rule.values(), 0)
+    dense, dense_lse = attend_densely(q, k, v, table, **rule)
+    torch.testing.assert_close((dense, dense_lse), (out, lse), rtol=0, atol=1e-12)
+    grad = torch.randn_like(out)
+    wanted = torch.ops.monograph.attention_backward(grad, q, k, v, table, None, out, lse, *rule.values(), 0)[:3]
+    torch.testing.assert_close(
+        attend_backward_densely(grad, q, k, v, table, out, lse, **rule), tuple(wanted), rtol=0, atol=1e-11
+    )
+
+
+def test_a_document_has_the_bits_it_has_alone():
+    q, k, v, _ = (each.detach() for each in draw_inputs(dtype=torch.float32))
+    packed = attention(q, k, v, make_table(CAUSAL, DOCUMENTS), scale=SCALE)
+    for row, start, stop in ((0, 0, 5), (0, 5, 12), (0, 12, 16), (1, 0, 16)):
+        part = (slice(row, row + 1), slice(start, stop))
+        assert torch.equal(packed[part], attention(q[part], k[part], v[part], scale=SCALE))
+
+
+def test_bf16_is_as_near_to_the_definition_as_bf16_is():
+    q, k, v, sinks = (each.detach() for each in draw_inputs(dtype=torch.bfloat16))
+    table = make_table(WINDOW, DOCUMENTS)
+    found = attention(q, k, v, table, sinks, scale=SCALE, window=3)
+    mask = build_mask(table, LENGTH, LENGTH, causal=True, window=3)
+    wanted = attend_by_definition(q.double(), k.double(), v.double(), mask, sinks.double())
+    assert found.dtype == torch.bfloat16
+    assert ((found.double() - wanted).norm() / wanted.norm()) < 5e-3
+
+
+def test_keys_that_no_query_sees_have_no_gradient():
+    q, k, v, _ = draw_inputs(queries=LENGTH // 4)
+    table = build_segments(DOCUMENTS, CAUSAL, SequencePart(1, 2), batch=BATCH, length=LENGTH)[:, 0]
+    of_k, of_v = torch.autograd.grad(attention(q, k, v, table, scale=SCALE).sum(), (k, v))
+    seen = build_mask(table, LENGTH // 4, LENGTH, causal=True, window=0)[:, 0].any(1)
+    assert 0 < seen.sum() < seen.numel()
+    assert not of_k[~seen].any() and not of_v[~seen].any() and of_v[seen].abs().min() > 0
+
+
+def choose(dtype=torch.bfloat16, channels=64, segments=None, window=0, kernel=0, can_use=True, keys=16):
+    q = torch.empty(1, 16, 4, channels, dtype=dtype, device="meta")
+    k = torch.empty(1, keys, 4, channels, dtype=dtype, device="meta")
+    found = choose_kernel(
+        q, k, k, segments, causal=True, window=window, kernel=kernel, can_use=lambda *_args, **_options: can_use
+    )
+    return found
+
+
+def test_the_fastest_kernel_that_serves_is_chosen():
+    table = torch.zeros(1, 2, 4, dtype=torch.int32)
+    assert choose() == CUDNN
+    assert choose(can_use=False) == choose(segments=table) == choose(window=4) == choose(keys=32) == FLASH
+    assert choose(channels=512, can_use=False) == choose(dtype=torch.float32) == choose(kernel=3) == DENSE
+    assert choose(kernel=2) == FLASH
+    for wrong in ({"kernel": 1, "segments": table}, {"kernel": 2, "dtype": torch.float32}):
+        with pytest.raises(ConfigError, match="does not serve"):
+            choose(**wrong)
+
+
+def test_a_kernel_of_gpus_is_refused_on_a_cpu():
+    q, k, v, _ = draw_inputs()
+    for kernel in ("cudnn", "flash"):
+        with pytest.raises(ConfigError, match=f"{kernel}, on a CPU"):
+            attention(q, k, v, scale=SCALE, kernel=kernel)
+
+
+@pytest.mark.parametrize("kind, documents", KINDS, ids=str)
+def test_torchs_kernels_take_what_they_are_given(kind, documents):
+    """On the meta device: arguments fit the schema, and shapes come out right."""
+    q, k, v, _ = (each.detach().to("meta", torch.bfloat16) for each in draw_inputs(values=4))
+    table = make_table(kind, documents)
+    on_meta = None if table is None else table.to("meta")
+    window = find_window(kind.causal, kind.window)
+    out, lse = run_flash(q, k, v, on_meta, scale=SCALE, window=window)
+    assert out.shape == (BATCH, LENGTH, HEADS, 4) and lse.shape == (BATCH, HEADS, LENGTH)
+    wide = torch.empty(*k.shape, dtype=torch.bfloat16, device="meta")
+    if on_meta is not None:
+        ends = Ends(*flatten_segments(on_meta, LENGTH, LENGTH), LENGTH, LENGTH)
+        tokens = [each.flatten(0, 1) for each in (q, k, wide)]
+        out, lse = flash_attention(*tokens, ends, scale=SCALE, window=window)
+        grads = flash_attention_backward(out, *tokens, out, lse, ends, scale=SCALE, window=window)
+        assert [each.shape for each in grads] == [each.shape for each in tokens]
+
+
+GPU_KERNELS = list(itertools.product(("auto", "flash", "reference"), KINDS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel, case", GPU_KERNELS, ids=str)
+def test_a_gpu_gives_what_a_cpu_gives(kernel, case):
+    kind, documents = case
+    on_cpu = draw_inputs()
+    table = make_table(kind, documents)
+    mask = build_mask(table, LENGTH, LENGTH, causal=kind.causal, window=kind.window)
+    q, k, v, sinks = (each.detach().to("cuda", torch.bfloat16).requires_grad_() for each in on_cpu)
+    poison = torch.full((64, 1 << 20), float("nan"), device="cuda")
+    del poison  # what is not written must show
+    on_gpu = None if table is None else table.cuda()
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    found = attention(q, k, v, on_gpu, sinks, kernel=kernel, **rule)
+    exact = [each.detach().double().cpu().requires_grad_() for each in (q, k, v, sinks)]
+    wanted = attend_by_definition(*exact[:3], mask, exact[3])
+    grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    pairs = [(found, wanted)]
+    pairs += zip(
+        torch.autograd.grad(found, (q, k, v, sinks), grad.to(found)),
+        torch.autograd.grad(wanted, exact, grad),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert ((one.double().cpu() - other).norm() / other.norm()) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind, documents", KINDS, ids=str)
+def test_fp32_on_a_gpu_is_the_definition(kind, documents):
+    q, k, v, sinks = (each.detach().to("cuda", torch.float32).requires_grad_() for each in draw_inputs())
+    table = make_table(kind, documents)
+    mask = build_mask(table, LENGTH, LENGTH, causal=kind.causal, window=kind.window)
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    found = attention(q, k, v, None if table is None else table.cuda(), sinks, **rule)
+    wanted = attend_by_definition(q, k, v, None if mask is None else mask.cuda(), sinks)
+    compare(found, wanted, [q, k, v, sinks], 1e-5)

@@ -12,7 +12,7 @@ from examples.own_model import hf
 from examples.own_model.config import Starcoder2Config
 from examples.own_model.recipe import starcoder2_debugmodel
 from monograph.cli import main
-from monograph.models.hf_map import import_tensors
+from monograph.models.hf_tensors import import_tensors
 from monograph.models.init import reset
 from monograph.parts import AttentionConfig, RopeConfig
 from monograph.train.records import read_records

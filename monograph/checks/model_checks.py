@@ -17,7 +17,7 @@ from monograph.config.references import describe_exception
 from monograph.errors import ConfigError, MonographError
 from monograph.execute.base import MeshStep
 from monograph.models.hf_families import find_family_of
-from monograph.models.hf_map import export_tensors, import_tensors
+from monograph.models.hf_tensors import export_tensors, import_tensors
 from monograph.models.init import initialize
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.check_plan import check_plan

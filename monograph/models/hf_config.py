@@ -10,7 +10,7 @@ from typing import Any
 from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig
-from monograph.models.hf_fp8 import check_quantization
+from monograph.models.hf_quantization import check_quantization
 from monograph.models.hf_reader import HfReader
 from monograph.models.hf_rope import ROPE_NAMES
 from monograph.models.load_balance_config import BalanceScope, LoadBalanceConfig

@@ -9,14 +9,13 @@ from monograph.config.configurable import find_owner
 from monograph.config.references import load_reference
 from monograph.errors import ConfigError, did_you_mean
 from monograph.models.hf_map import HfFamily
-from monograph.models.model import Model
 from monograph.models.model_config import ModelConfig
 
 
 def list_families() -> dict[str, HfFamily]:
     """`model_type` of a config.json -> the family's map: those of the package, then those of loaded models."""
     found: dict[str, HfFamily] = {}
-    for family in [*load_own_families(), *(kind.hf for kind in find_kinds(Model) if kind.hf is not None)]:
+    for family in [*load_own_families(), *find_loaded_families(ModelConfig)]:
         found |= {model_type: family for model_type in family.MODEL_TYPES if model_type not in found}
     return found
 
@@ -30,11 +29,14 @@ def load_own_families() -> Iterator[HfFamily]:
             yield sys.modules[name]
 
 
-def find_kinds(kind: type[Model]) -> Iterator[type[Model]]:
-    """The model classes that are loaded and derive from this one."""
+def find_loaded_families(kind: type[ModelConfig]) -> Iterator[HfFamily]:
+    """The maps of a user's own models, whose Configs are loaded; those of the package have theirs in `hf.py`."""
     for each in kind.__subclasses__():
-        yield each
-        yield from find_kinds(each)
+        is_own = each.owner is not None and not each.__module__.startswith(f"{models.__name__}.")
+        family: HfFamily | None = getattr(find_owner(each), "hf", None) if is_own else None
+        if family is not None:
+            yield family
+        yield from find_loaded_families(each)
 
 
 def find_family(model_type: str) -> HfFamily:

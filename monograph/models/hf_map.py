@@ -2,7 +2,8 @@
 
 A family's `hf.py` lists rules, pairs of name patterns; `expand` writes them out for every layer and expert. What an
 entry says is all there is to say: one tensor of ours is one of theirs, or theirs stacked along a new first dim. Layouts
-are equal on both sides, so nothing is transposed or permuted and a round trip keeps every bit.
+are equal on both sides, so nothing is transposed or permuted and a round trip keeps every bit. Loads without torch, so
+that a config.json is read and refused at once; `hf_tensors` moves the values.
 """
 
 import re
@@ -10,12 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
-from monograph.errors import CheckpointError
 from monograph.models.config import DecoderConfig
-from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
 from monograph.models.model_config import ModelConfig
 
 
@@ -103,44 +99,3 @@ def find_layer(name: str) -> int:
     """The block that a tensor of theirs belongs to; -1 when it belongs to none."""
     found = re.match(r"model\.layers\.(\d+)\.", name)
     return int(found.group(1)) if found else -1
-
-
-def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
-    """One tensor of their checkpoint; fp8 weights with block scales come back in bf16."""
-    if name not in source:
-        raise CheckpointError(
-            f"the checkpoint has no tensor '{name}'", why="the model its config.json describes needs it"
-        )
-    tensor, scales = source[name], source.get(name + SCALE_SUFFIX)
-    described = None if scales is None else Stored(scales.dtype, tuple(scales.shape))
-    problem = find_problem(name, Stored(tensor.dtype, tuple(tensor.shape)), described)
-    if scales is not None and not problem:
-        problem = find_bad_scales(name, scales)
-    if problem:
-        raise CheckpointError(
-            problem,
-            why="the weights that were trained cannot be told from what is stored",
-            do="download the folder again, or use a checkpoint in bfloat16",
-        )
-    return tensor if scales is None else scale_blocks(tensor, scales).to(torch.bfloat16)
-
-
-def join(entry: Entry, tensors: Iterable[Tensor]) -> Tensor:
-    """Our tensor, from theirs in the entry's order."""
-    parts = list(tensors)
-    return torch.stack(parts) if entry.stacked else parts[0]
-
-
-def split(entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
-    """Their tensors, by name, as views of ours."""
-    return dict(zip(entry.theirs, tensor.unbind() if entry.stacked else (tensor,), strict=True))
-
-
-def import_tensors(entries: Iterable[Entry], source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of ours, from a checkpoint that fits in memory."""
-    return {entry.ours: join(entry, (read_theirs(source, name) for name in entry.theirs)) for entry in entries}
-
-
-def export_tensors(entries: Iterable[Entry], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of theirs, from a model that fits in memory."""
-    return {name: part for entry in entries for name, part in split(entry, state[entry.ours]).items()}

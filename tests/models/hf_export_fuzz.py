@@ -19,7 +19,7 @@ from monograph.config.leaves import Leaf, find_leaves, replace_leaf
 from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig, MoeConfig
 from monograph.models.hf_families import find_family_of
-from monograph.models.hf_map import export_tensors
+from monograph.models.hf_tensors import export_tensors
 from tests.kit.small import SMALL, build, small_qwen3
 
 KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig())}

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig
 from monograph.models.hf_families import find_family, find_family_of
-from monograph.models.hf_map import import_tensors
+from monograph.models.hf_tensors import import_tensors
 from monograph.models.init import reset
 from monograph.models.load_balance_config import LoadBalanceConfig
 from tests.models.hf_draw import Drawn, draw

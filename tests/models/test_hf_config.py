@@ -11,7 +11,8 @@ import torch
 from monograph.errors import CheckpointError, ConfigError
 from monograph.models.config import AttentionConfig, MoeConfig, RopeConfig, RouterConfig
 from monograph.models.hf_families import find_family, find_family_of
-from monograph.models.hf_map import Entry, import_tensors
+from monograph.models.hf_map import Entry
+from monograph.models.hf_tensors import import_tensors
 from tests.kit.small import SMALL, small_deepseek_v3, small_llama3, small_qwen3
 
 FOLDER = Path(__file__).parent / "hf_configs"

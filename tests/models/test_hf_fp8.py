@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from monograph.errors import CheckpointError, ConfigError
-from monograph.models.hf_fp8 import check_quantization, is_listed
-from monograph.models.hf_map import read_theirs
+from monograph.models.hf_quantization import check_quantization, is_listed
 from monograph.models.hf_reader import HfReader
+from monograph.models.hf_tensors import read_theirs
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 

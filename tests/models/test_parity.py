@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from monograph.config.configurable import check_config
 from monograph.models.hf_families import find_family, find_family_of
-from monograph.models.hf_map import export_tensors, import_tensors
+from monograph.models.hf_tensors import export_tensors, import_tensors
 from monograph.models.init import reset
 
 SHARED = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}

@@ -20,7 +20,8 @@ from monograph.log import get_log
 from monograph.manifest.fields import FileRecord
 from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
-from monograph.models.hf_map import Entry, read_theirs
+from monograph.models.hf_map import Entry
+from monograph.models.hf_tensors import read_theirs
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_folder import (

@@ -9,15 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from monograph.errors import CheckpointError
-from monograph.models.hf_fp8 import (
-    FP8_DTYPE,
-    SCALE_SUFFIX,
-    Stored,
-    find_bad_scales,
-    find_problem,
-    find_unconverted,
-    is_listed,
-)
+from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX, Stored, find_bad_scales, find_problem
+from monograph.models.hf_quantization import find_unconverted, is_listed
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
 from monograph.train.checkpoint.verify import list_some
 

@@ -1,0 +1,154 @@
+"""How long a schedule takes and how much memory it needs, from costs per stage. Loads without torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monograph.parallel.pipeline.actions import Action, ActionKind
+from monograph.parallel.pipeline.check import find_missing_input
+from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.transfers import find_receive, find_send
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """What one micro-batch costs on one stage."""
+
+    forward_seconds: float
+    input_grad_seconds: float
+    weight_grad_seconds: float
+    transfer_seconds: float = 0.0
+    """Of the carry to the next stage; its gradient comes back in the same time."""
+    fixed_bytes: int = 0
+    """Parameters, gradients and optimizer state."""
+    saved_bytes: int = 0
+    """What forward keeps for backward."""
+    saved_for_weights_bytes: int = 0
+    """What the input gradient keeps for the weight gradients."""
+    work_bytes: int = 0
+    """The most that an action needs besides what is kept."""
+
+    def seconds(self, kind: ActionKind) -> float:
+        """How long an action of this kind computes."""
+        return {
+            ActionKind.FORWARD: self.forward_seconds,
+            ActionKind.INPUT_GRAD: self.input_grad_seconds,
+            ActionKind.WEIGHT_GRAD: self.weight_grad_seconds,
+            ActionKind.BACKWARD: self.input_grad_seconds + self.weight_grad_seconds,
+        }.get(kind, 0.0)
+
+
+@dataclass(frozen=True)
+class ActionSpan:
+    """One action in time."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run of all ranks on paper."""
+
+    spans: tuple[tuple[ActionSpan, ...], ...]
+    """By rank, without transfers."""
+    seconds: float
+    peak_bytes: tuple[int, ...]
+    """By rank."""
+    peak_actions: tuple[str, ...]
+    """The action during which each rank needs the most."""
+    busy_seconds: tuple[float, ...] = field(default=())
+
+    @property
+    def bubble(self) -> float:
+        """The part of all ranks' time in which they compute nothing."""
+        total = self.seconds * len(self.spans)
+        return 1 - sum(self.busy_seconds) / total if total else 0.0
+
+    def bubble_of(self, rank: int) -> float:
+        """The same for one rank."""
+        return 1 - self.busy_seconds[rank] / self.seconds if self.seconds else 0.0
+
+
+def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
+    """Run a checked schedule with these costs, one for every stage."""
+    spans: list[list[ActionSpan]] = [[] for _ in range(schedule.ranks)]
+    free = [0.0] * schedule.ranks
+    positions = [0] * schedule.ranks
+    ready: dict[Action, float] = {}
+    while any(position < len(row) for position, row in zip(positions, schedule.actions, strict=True)):
+        before = list(positions)
+        for rank, row in enumerate(schedule.actions):
+            while positions[rank] < len(row):
+                action = row[positions[rank]]
+                if find_missing_input(schedule, action, ready.keys()) is not None:  # type: ignore[arg-type]
+                    break
+                _run(schedule, costs, action, rank, free, ready, spans[rank])
+                positions[rank] += 1
+        assert positions != before, "the schedule was not checked"
+    peaks = [find_peak(schedule, costs, rank) for rank in range(schedule.ranks)]
+    busy = tuple(sum(span.end - span.start for span in row) for row in spans)
+    return Simulation(
+        spans=tuple(map(tuple, spans)),
+        seconds=max(free),
+        peak_bytes=tuple(peak for peak, _ in peaks),
+        peak_actions=tuple(action for _, action in peaks),
+        busy_seconds=busy,
+    )
+
+
+def _run(
+    schedule: Schedule,
+    costs: Sequence[StageCost],
+    action: Action,
+    rank: int,
+    free: list[float],
+    ready: dict[Action, float],
+    spans: list[ActionSpan],
+) -> None:
+    """Place one action; `ready` says when what each action yields can be used."""
+    if action.is_transfer:
+        link_stage = min(action.stage, action.partner.stage)
+        is_send = action.kind in (ActionKind.SEND_CARRY, ActionKind.SEND_GRAD)
+        ready[action] = free[rank] + (costs[link_stage].transfer_seconds if is_send else 0.0)
+        return
+    start = free[rank]
+    for part in action.parts:
+        receive = find_receive(part, schedule.stage_ranks)
+        if receive is not None:
+            start = max(start, ready[receive.partner])
+    end = start
+    for part in action.parts:
+        end += costs[part.stage].seconds(part.kind)
+        ready[part] = end
+    free[rank] = end
+    spans.append(ActionSpan(action, start, end))
+
+
+def find_peak(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> tuple[int, str]:
+    """The most memory a rank needs, and the action during which it does.
+
+    Sent values are counted until the next action, received ones with what forward keeps.
+    """
+    fixed = sum(costs[stage].fixed_bytes for stage in schedule.stages_of(rank))
+    held, peak, where = 0, fixed, ""
+    for action in schedule.actions[rank]:
+        for part in action.parts:
+            cost = costs[part.stage]
+            if part.kind is ActionKind.FORWARD:
+                held += cost.saved_bytes
+            if not part.is_transfer and fixed + held + cost.work_bytes > peak:
+                peak, where = fixed + held + cost.work_bytes, str(action)
+            if part.kind is ActionKind.BACKWARD:
+                held -= cost.saved_bytes
+            elif part.kind is ActionKind.INPUT_GRAD:
+                held += cost.saved_for_weights_bytes - cost.saved_bytes
+            elif part.kind is ActionKind.WEIGHT_GRAD:
+                held -= cost.saved_for_weights_bytes
+    return peak, where
+
+
+def count_transfers(schedule: Schedule) -> int:
+    """Values that travel between ranks in one update."""
+    parts = (part for row in schedule.actions for action in row for part in action.parts)
+    return sum(find_send(part, schedule.stage_ranks) is not None for part in parts)

@@ -111,6 +111,16 @@ class PrecompileOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class GoodputArguments(Configurable.Config):
+    """`monograph goodput`."""
+
+    folder: str = ""
+    """Folder of the run (`job.dump_folder`)."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+@dataclass(kw_only=True, slots=True)
 class ArtifactShowArguments(Configurable.Config):
     """`monograph artifact show`."""
 

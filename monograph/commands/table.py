@@ -15,6 +15,7 @@ from monograph.commands.arguments import (
     CompareArguments,
     ConfigOptions,
     DataPackArguments,
+    GoodputArguments,
     InspectOptions,
     PassesArguments,
     PrecompileOptions,
@@ -154,6 +155,14 @@ COMMANDS = (
         function="monograph.commands.compare:compare",
         arguments=CompareArguments,
         positional=("left", "right"),
+    ),
+    Command(
+        name="goodput",
+        usage="FOLDER [--json]",
+        summary="Print where the time of a run went, over all of its restarts.",
+        function="monograph.commands.goodput:show_goodput",
+        arguments=GoodputArguments,
+        positional=("folder",),
     ),
     Command(
         name="config",

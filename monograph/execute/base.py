@@ -1,7 +1,8 @@
 """What every way of running a step shares: shards by name, sums over the mesh, the checkpoint's view."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,9 +64,13 @@ class MetricSums:
     def take(self) -> dict[str, Tensor]:
         """The sums over all ranks; counting starts again from zero."""
         found = {name: all_reduce_over_tokens(value) for name, value in self.values.items()}
+        self.reset()
+        return found
+
+    def reset(self) -> None:
+        """Count from zero again."""
         for value in self.values.values():
             value.zero_()
-        return found
 
 
 class MeshStep(ABC):
@@ -126,6 +131,21 @@ class MeshStep(ABC):
     def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         """This rank's share of the loss of several micro-batches, without gradients."""
         return sum_in_order([self.evaluate(batch, scalars) for batch in batches])
+
+    def discard(self) -> None:
+        """Drop the gradients and metrics of the micro-batches since the last update."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.metrics.reset()
+
+    @contextmanager
+    def op_by_op(self) -> Iterator[None]:
+        """Run whole updates without replaying recordings, so that every collective passes through its group."""
+        yield
+
+    def find_collectives(self) -> Sequence[str]:
+        """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
+        return ()
 
     def close(self) -> None:  # noqa: B027 - most steps have nothing to release
         """Release what must not outlive the process groups; training is over."""

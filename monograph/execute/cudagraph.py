@@ -4,7 +4,8 @@ A graph is recorded only if every node can be; otherwise the reasons are listed 
 silently: `auto` reports the reasons, `require` refuses to run.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -145,14 +146,15 @@ class CudaGraphProgram:
     def __init__(self, program: Program, outputs: LossBuffer, recorder: CudaGraphRecorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
         self.recorder = recorder
-        self.is_warm = False
+        self.is_warm = self.is_unrecorded = False
         self.recordings: dict[tuple[bool, bool], RecordedGraph] = {}
 
     def run(self, inputs: StepInputs) -> None:
         """One call; loss and gradients are where an unrecorded program would leave them."""
         values = self.program.inputs.fill(inputs)
         is_first = self.gradients.is_empty
-        if not self.is_warm or not (is_first or self.recordings):  # the whole first update runs op by op
+        # The whole first update runs op by op, and so does every other one that is not to be recorded.
+        if self.is_unrecorded or not self.is_warm or not (is_first or self.recordings):
             self.recorder.warm_up(self.program, values)
             self.is_warm = True
             return
@@ -163,6 +165,16 @@ class CudaGraphProgram:
         self.recorder.replay(recording.graph)
         self.outputs.loss = recording.loss
         self.gradients.restore(recording.gradients)
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Run whole updates op by op; a recording adds to gradients that a recording began, and to no others."""
+        assert self.gradients.is_empty, "an update has begun"
+        self.is_unrecorded = True
+        try:
+            yield
+        finally:
+            self.is_unrecorded = False
 
     def record(self, values: list[Tensor]) -> RecordedGraph:
         """Record, and remember where the results will be."""

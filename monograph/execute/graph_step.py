@@ -1,6 +1,7 @@
 """The step of graph mode: runs the programs that were built from captured graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from monograph.execute.base import MeshStep
 from monograph.execute.build import StepProgram
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
+from monograph.graph.query import is_launch
+from monograph.graph.tags import tag_of
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import OptimizedGraph
 
@@ -79,6 +82,15 @@ class GraphStep(MeshStep):
         with failures_explained(self.artifact):
             self.evaluation.program.run(self.source.inputs(inputs, scalars))
         return self.evaluation.losses.copy_loss()
+
+    @contextmanager
+    def op_by_op(self) -> Iterator[None]:
+        assert self.program is not None, "the step was closed"
+        with self.program.unrecorded():
+            yield
+
+    def find_collectives(self) -> Sequence[str]:
+        return [f"{tag_of(node).path or 'the step'} ({node.name})" for node in self.graph.nodes if is_launch(node)]
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""

@@ -4,7 +4,8 @@ The graph itself stays as it is; a program is a copy of it that gives each outpu
 all of them at the end, so that a gradient is added up and forgotten while backward still runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,11 @@ class Program:
             if node := find_failed_node(error, self.module.graph):
                 error.add_note(describe_failed_node(node))
             raise
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Nothing is recorded here."""
+        yield
 
     def close(self) -> None:
         """Release everything a graph may hold, before its process groups are gone."""

@@ -27,6 +27,7 @@ from monograph.log import get_log
 from monograph.parallel.error_file import record_failure
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
 
 log = get_log("groups")
@@ -75,6 +76,24 @@ class Groups:
         """The torch object behind a name, for libraries that want one."""
         return self._native[group]
 
+    @contextmanager
+    def observed(self, observer: CollectiveObserver) -> Iterator[None]:
+        """Let an observer see every collective that this rank starts by a logical name; pipelines' sends excepted."""
+        observed = {
+            group: ObservedGroup(group.value, serving, observer)
+            for group, serving in self._serving.items()
+            if group is not Group.PP
+        }
+        try:
+            for group, stand_in in observed.items():
+                remove_group_alias(group.value)
+                alias_process_group(group.value, stand_in)
+            yield
+        finally:
+            for group in observed:
+                remove_group_alias(group.value)
+                alias_process_group(group.value, self._serving[group])
+
     def checkpoint_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all ranks for checkpoints and for checks before training; None when this rank is alone.
 
@@ -102,12 +121,12 @@ class Groups:
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
 
-    def broadcast_object(self, value: Any) -> Any:
-        """The first rank's value, on every rank."""
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+        """One rank's value, on every rank."""
         if not self.has_peers:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._host_group("agreement"))
+        dist.broadcast_object_list(box, src=source, group=self._host_group("agreement"))
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:

@@ -96,11 +96,20 @@ class MetricsConfig(Configurable.Config):
     case, experts / top_k); 0 never warns."""
     expert_load_patience: int = 50
     """Steps in a row that a layer must be above the limit."""
+    rank_times_interval: int = 100
+    """Every so many steps, measure each rank's own work apart from its waiting for others; 0 never does."""
+    slow_rank_limit: float = 1.5
+    """Warn of ranks whose own work takes longer than this many times the median."""
 
     def check(self) -> None:
         for name in ("log_interval", "expert_load_patience"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it counts steps", do="write 1 or more")
+        if self.rank_times_interval < 0:
+            raise ConfigError(
+                f"rank_times_interval is {self.rank_times_interval}", why="it counts steps", do="write 0 or more"
+            )
+        check_range(self, "slow_rank_limit", 1.01, 1e6, why="the median itself is 1")
         check_range(self, "peak_flops", 1e6, 1e24, zero="to take that of the machine", why="it is in FLOP/s")
         if self.expert_load_limit < 0:
             raise ConfigError(
@@ -162,6 +171,19 @@ class DebugConfig(Configurable.Config):
     """auto takes a GPU when there is one."""
     log_level: Literal["debug", "info", "warning"] = "info"
     """The least important messages that are logged."""
+    replay_every: int = 0
+    """Every so many steps, all ranks compute one micro-batch twice and compare bits: a rank with faulty hardware is
+    named; 0 never does."""
+
+    def check(self) -> None:
+        if self.replay_every < 0:
+            raise ConfigError(f"replay_every is {self.replay_every}", why="it counts steps", do="write 0 or more")
+        if self.replay_every and not self.deterministic:
+            raise ConfigError(
+                f"replay_every is {self.replay_every} while deterministic is false",
+                why="kernels that add up in any order give other bits on healthy hardware, too",
+                do="--debug.deterministic true, or --debug.replay_every 0",
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -222,6 +244,13 @@ class TrainerConfig(Configurable.Config):
                 do="leave optimizer out of --compile.components",
             )
         self.check_graph_mode()
+        if self.debug.replay_every and not self.has_explicit_collectives:
+            raise ConfigError(
+                f"debug.replay_every is {self.debug.replay_every} while compile.mode is {self.compile.mode} and "
+                f"parallelism.fsdp is {self.parallelism.fsdp}",
+                why="FSDP2 communicates inside of hooks, where what a rank sends cannot be compared",
+                do="--compile.mode graph, or --compile.mode eager --parallelism.fsdp graph",
+            )
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,
@@ -248,6 +277,11 @@ class TrainerConfig(Configurable.Config):
                 why="an update is a whole number of micro-batches",
                 do=f"--training.global_batch_size {nearest}",
             )
+
+    @property
+    def has_explicit_collectives(self) -> bool:
+        """Whether every collective of a step is addressed by a logical group, where it can be observed."""
+        return self.compile.mode == "graph" or self.parallelism.fsdp == "graph"
 
     def plan_optimizer(self) -> OptimizerConfig:
         """The optimizer with everything decided that it leaves to `compile.numerics`."""

@@ -1,6 +1,7 @@
 """What the trainer trains: anything that can run micro-batches. It knows nothing of models, meshes or graphs."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,18 @@ class Step(Protocol):
 
     def finish_batch(self) -> dict[str, Tensor]:
         """Before an update: the metrics of the global batch; the model's per-update state follows them."""
+        ...
+
+    def discard(self) -> None:
+        """Drop the gradients and metrics of the micro-batches since the last update."""
+        ...
+
+    def op_by_op(self) -> AbstractContextManager[None]:
+        """Run whole updates without replaying recordings, so that every collective can be observed."""
+        ...
+
+    def find_collectives(self) -> Sequence[str]:
+        """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
         ...
 
     def state(self) -> dict[str, Tensor]:

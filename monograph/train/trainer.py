@@ -1,7 +1,8 @@
 """The training loop: read, step, update, measure, save. Everything it uses is handed in or built from its config."""
 
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,15 @@ from monograph.train.data.loader import DataLoader
 from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.folder import RunFolder
 from monograph.train.garbage import controlled_gc
+from monograph.train.goodput import (
+    CHECKPOINT,
+    DATA,
+    VALIDATION,
+    GoodputClock,
+    GoodputFile,
+    GoodputSummary,
+    summarize,
+)
 from monograph.train.load_monitor import LoadMonitor
 from monograph.train.measure import Speed, StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
@@ -33,6 +43,7 @@ from monograph.train.state import (
     seed_rng,
 )
 from monograph.train.step import Step
+from monograph.train.step_checks import StepChecks
 from monograph.train.update import add_gradients, apply_update
 
 log = get_log("trainer")
@@ -56,6 +67,8 @@ class Summary:
     missing: list[str]
     """What could not be written, on any rank, and why."""
     is_rank_zero: bool
+    goodput: GoodputSummary | None = None
+    """Where the time went, over all starts of the job; None on other ranks than the first."""
 
 
 class Trainer(Configurable):
@@ -113,6 +126,8 @@ class Trainer(Configurable):
             limit=config.metrics.expert_load_limit,
             patience=config.metrics.expert_load_patience,
         )
+        self.goodput = GoodputClock(startup)
+        self.checks = StepChecks(config, step=step, groups=groups, goodput=self.goodput)
         self.position = Position()
         self._saved_step = 0
         self.validation_loss: float | None = None
@@ -135,6 +150,9 @@ class Trainer(Configurable):
     def train(self) -> Summary:
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
         steps, done = self.config.training.steps, self.position.step
+        self.goodput.start()
+        if self.is_rank_zero:
+            GoodputFile(self.folder.path).start(self.goodput, step=done, ranks=self.groups.mesh.world_size)
         self.metrics.start(done)
         style = self.config.metrics.progress if self.is_rank_zero else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
@@ -179,21 +197,33 @@ class Trainer(Configurable):
         last = self.config.training.steps
         if self.validator is not None and self.validator.is_due(number, last):
             self._publish(self.meter.flush(), view)
-            self.validation_loss = self.validator.loss()
+            with self.goodput.phase(VALIDATION):
+                self.validation_loss = self.validator.loss()
             self.metrics.write({"step": number, "validation_loss": self.validation_loss})
             log.info("step %d: validation loss %.4f", number, self.validation_loss)
             self.meter.start()
         if self.checkpoints.is_due(number, last=number == last):
             self._publish(self.meter.flush(), view)
-            self._save()
+            with self.goodput.phase(CHECKPOINT):
+                self._save()
             self.meter.start()
 
     def _update(self, number: int, batches: Iterator[Batch]) -> StepMeasurement:
-        """One optimizer update: every micro-batch's gradients, the norm, the biases, the weights."""
-        training = self.config.training
+        """One optimizer update, with the checks that are due."""
+        return self.checks.run(number, lambda: self._read(batches), lambda chosen: self._apply(number, chosen))
+
+    def _read(self, batches: Iterator[Batch]) -> list[Batch]:
+        """The micro-batches of this rank for one update."""
         _, parts = self.step.data_part
-        chosen = [next(batches) for _ in range(self.global_batch // (training.local_batch_size * parts))]
+        with self.goodput.phase(DATA):
+            count = self.global_batch // (self.config.training.local_batch_size * parts)
+            chosen = [next(batches) for _ in range(count)]
         self._check_position(chosen[0])
+        return chosen
+
+    def _apply(self, number: int, chosen: Sequence[Batch]) -> StepMeasurement:
+        """Every micro-batch's gradients, the norm, the biases, the weights."""
+        training = self.config.training
         loss = add_gradients(self.step, chosen)
         lr = self.scheduler.lr(number)
         updated = apply_update(self.step, self.optimizer, loss=loss, lr=lr, max_norm=training.max_norm)
@@ -204,6 +234,7 @@ class Trainer(Configurable):
         known: dict[str, Any] = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
+        known |= {"time": round(time.time(), 3), "goodput": self.goodput.read()}
         return StepMeasurement(
             step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, metrics=updated.metrics, known=known
         )
@@ -284,4 +315,5 @@ class Trainer(Configurable):
                 for text in texts
             ],
             is_rank_zero=self.is_rank_zero,
+            goodput=summarize(self.folder.path) if self.is_rank_zero else None,
         )

@@ -93,6 +93,11 @@ def _late_profile(config: Any) -> str:
     return f"training.steps is {steps}" if start > steps else ""
 
 
+def _hidden_collectives(config: Any) -> str:
+    mode, fsdp = config.compile.mode, config.parallelism.fsdp
+    return "" if config.has_explicit_collectives else f"compile.mode is {mode} and parallelism.fsdp is {fsdp}"
+
+
 def _neither_saved_nor_loaded(config: Any) -> str:
     is_used = config.checkpoint.enabled or config.checkpoint.load
     return "" if is_used else "checkpoint.enabled is false and checkpoint.load is empty"
@@ -223,6 +228,15 @@ RULES = (
     EffectRule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, _some_experts),
     EffectRule(
         "metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"
+    ),
+    EffectRule(
+        "metrics.slow_rank_limit", _while("metrics.rank_times_interval", 0), "--metrics.rank_times_interval 100"
+    ),
+    EffectRule(
+        "metrics.rank_times_interval metrics.slow_rank_limit",
+        _hidden_collectives,
+        "--compile.mode graph",
+        is_strict=False,
     ),
     EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
     EffectRule(

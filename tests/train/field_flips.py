@@ -48,6 +48,11 @@ SHOWN_BY = {
     "test_a_failed_save_stops_the_run_when_that_was_asked_for",
     "checkpoint.load_model_only": "train/test_resume.py::"
     "test_weights_alone_start_a_new_run_and_the_earlier_numbers_stay",
+    "metrics.rank_times_interval": "train/test_slow_ranks.py::"
+    "test_a_slow_rank_is_named_with_its_own_time_and_the_bits_stay",
+    "metrics.slow_rank_limit": "train/test_slow_ranks.py::"
+    "test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster",
+    "debug.replay_every": "train/test_replay_check.py::test_a_planted_bit_flip_is_found_and_the_rank_is_named",
     "metrics.tensorboard": "train/test_metrics.py::"
     "test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again",
     "metrics.wandb": "train/test_metrics.py::"

@@ -1,0 +1,100 @@
+"""Goodput: every second of a job is in exactly one place, over kills and restarts."""
+
+import json
+import time
+
+import pytest
+
+from monograph.cli import main
+from monograph.train.goodput import KINDS, describe_end, read_events, summarize
+from tests.kit.runs import open_trainer, read_records, tiny_run
+from tests.train import processes
+
+
+def write_job(folder, events, records):
+    folder.mkdir(exist_ok=True)
+    (folder / "goodput.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "sta')
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def record(step, at, steps, **seconds):
+    goodput = dict.fromkeys(KINDS, 0.0) | {"steps": steps, **seconds}
+    return {"step": step, "time": at, "ms": 1000.0, "goodput": goodput}
+
+
+def test_a_killed_run_counts_what_it_did_again_as_lost_and_the_gap_as_a_restart(tmp_path):
+    first = {"event": "start", "time": 100.0, "step": 0, "ranks": 2}
+    write_job(tmp_path, [first], [record(n, 110.0 + n, float(n), start_up=10.0) for n in range(1, 8)])
+    end = describe_end(tmp_path, kept_step=5)
+    assert end == {
+        "event": "end",
+        "time": 117.0,
+        "step": 7,
+        "seconds": record(7, 0, 7.0, start_up=10.0)["goodput"],
+        "lost_steps": 2,
+        "lost_seconds": 2.0,
+    }
+    second = {"event": "start", "time": 120.0, "step": 5, "ranks": 2}
+    useless = {"event": "start", "time": 125.0, "step": 5, "ranks": 2}
+    third = {"event": "start", "time": 130.0, "step": 5, "ranks": 2}
+    records = [record(n, 110.0 + n, float(n), start_up=10.0) for n in range(1, 6)]
+    records += [record(n, 135.0 + n, n - 5.0, start_up=4.0, compile=6.0) for n in range(6, 9)]
+    write_job(tmp_path, [first, end, second, useless, third], records)
+    found = summarize(tmp_path)
+    assert (found.starts, found.lost_steps, found.last_step) == (4, 2, 8)
+    assert found.total_seconds == 43.0
+    assert found.restart_seconds == 3.0 + 5.0 + 5.0, "two processes left no record at all"
+    assert dict(found.rows()) == {
+        "steps": 8.0,
+        "start-up": 14.0,
+        "compile": 6.0,
+        "data": 0.0,
+        "checkpoint": 0.0,
+        "validation": 0.0,
+        "checks": 0.0,
+        "lost steps": 2.0,
+        "restarts": 13.0,
+        "other": 0.0,
+    }
+    assert found.goodput == pytest.approx(8 / 43)
+
+
+def test_a_run_that_is_killed_and_started_again_reports_all_of_its_time(tmp_path, capsys):
+    changes = {"training.steps": 40, "checkpoint.interval": 2, "checkpoint.load": "auto", "validator.interval": 10}
+    config = tiny_run(tmp_path, changes)
+    process = processes.start(config)
+    path = tmp_path / "metrics.jsonl"
+    processes.wait_until(lambda: path.exists() and b'"step": 5,' in path.read_bytes(), process)
+    processes.kill(process)
+    time.sleep(0.3)
+    before = {each["step"] for each in read_records(tmp_path)}
+    assert processes.run(config) == 0
+    events = read_events(tmp_path)
+    assert [event["event"] for event in events] == ["start", "end", "start"]
+    found = summarize(tmp_path)
+    assert found.starts == 2 and found.last_step == 40
+    assert found.lost_steps == max(before) - events[2]["step"]
+    assert found.restart_seconds >= 0.3 and found.seconds["checkpoint"] > 0 and found.seconds["validation"] > 0
+    parts = dict(found.rows())
+    assert sum(parts.values()) == pytest.approx(found.total_seconds, rel=0.01)
+    assert main(["goodput", str(tmp_path)]) == 0
+    assert "2 starts" in capsys.readouterr().out
+    assert main(["goodput", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lost_steps"] == found.lost_steps
+    assert main(["goodput", str(tmp_path / "nowhere")]) == 2
+
+
+def test_waiting_for_data_is_not_counted_as_a_step(tmp_path):
+    with open_trainer(tiny_run(tmp_path, {"training.steps": 2, "checkpoint.enabled": False})) as trainer:
+        read = trainer.data.batches
+
+        def read_slowly(*args, **kwargs):
+            feeder = read(*args, **kwargs)
+            take = feeder._queue.take
+            feeder._queue.take = lambda: (time.sleep(0.3), take())[1]
+            return feeder
+
+        trainer.data.batches = read_slowly
+        trainer.train()
+    last = read_records(tmp_path)[-1]["goodput"]
+    assert last["data"] >= 0.6

@@ -1,0 +1,63 @@
+"""The rank that the others wait for is named."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from monograph.errors import ConfigError
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.train import slow_ranks
+from monograph.train.slow_ranks import RankTime, SlowRankMonitor, find_slow_ranks
+from tests.kit.ranks import pool
+from tests.kit.runs import read_exact, read_records, tiny_run
+from tests.kit.tiny import tiny
+from tests.train.fault_work import train_with_slow_data
+
+TIMED = {
+    "metrics.rank_times_interval": 2,
+    "training.steps": 4,
+    "compile.mode": "graph",
+    "metrics.slow_rank_limit": 3.0,
+    "model.n_layers": 1,
+}
+
+
+def test_a_slow_rank_is_named_with_its_own_time_and_the_bits_stay(tmp_path):
+    config = tiny("llama3", tmp_path / "slow", TIMED)
+    assert pool.run(2, train_with_slow_data, config, 1, 0.5) == ["", ""]
+    records = [record for record in read_records(tmp_path / "slow" / "run") if "rank_ms" in record]
+    assert [record["step"] for record in records] == [2, 4]
+    assert all(record["rank_ms"]["slowest_rank"] == 1 for record in records)
+    assert all(record["rank_ms"]["slowest"] >= 500 for record in records)
+    off = {"metrics.rank_times_interval": 0, "metrics.slow_rank_limit": 1.5}
+    plain = tiny("llama3", tmp_path / "plain", {**TIMED, **off})
+    pool.run(2, train_with_slow_data, plain, -1, 0.0)
+    assert read_exact(tmp_path / "slow" / "run") == read_exact(tmp_path / "plain" / "run")
+    assert not any("rank_ms" in record for record in read_records(tmp_path / "plain" / "run"))
+
+
+def test_a_slow_rank_is_told_once_with_its_host_and_again_when_it_is_gone():
+    with joined_groups(Mesh(), torch.device("cpu")) as groups, mock.patch.object(slow_ranks, "log") as log:
+        monitor = SlowRankMonitor(every=1, limit=1.5, groups=groups, device=torch.device("cpu"))
+        for number, slow in enumerate((0.9, 0.9, 0.1), 1):
+            monitor._tell(number, [RankTime(0.1, 0.8, "a"), RankTime(slow, 0.0, "node7"), RankTime(0.1, 0.8, "a")])
+    said = [call[0] + ": " + call.args[0] % call.args[1:] for call in log.method_calls]
+    assert len(said) == 2 and said[0].startswith("warning: step 1: slow ranks: rank 1 (node7) 900 ms")
+    assert said[1].startswith("info: step 3: no rank")
+
+
+def test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster():
+    def times(*own):
+        return [RankTime(each, 0.0, "host") for each in own]
+
+    assert find_slow_ranks(times(1.0, 1.1, 0.9, 1.6, 5.0), 1.4) == (4, 3)
+    assert find_slow_ranks(times(1.0, 1.2, 1.1), 1.5) == ()
+    assert find_slow_ranks(times(1.0, 1.6), 1.5) == (1,)
+
+
+def test_limits_that_mean_nothing_are_refused(tmp_path):
+    for changes in ({"metrics.rank_times_interval": -1}, {"metrics.slow_rank_limit": 1.0}):
+        with pytest.raises(ConfigError):
+            tiny_run(tmp_path, {"compile.mode": "graph", **changes})

@@ -35,7 +35,9 @@ from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory
 from monograph.graph.tags import tag_of
 from monograph.log import set_up_log
-from monograph.machine import AUTO, Machine, write_machine
+from monograph.machine.choose import AUTO
+from monograph.machine.device import Machine
+from monograph.machine.file import write_machine
 from monograph.parallel.groups import Groups
 from monograph.passes.overlap.simulate import is_exchange
 from monograph.recipes.catalog import load_recipe

@@ -115,7 +115,7 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
     elif command.arguments is not None:
-        positional = (read_arguments(command.arguments, command.positional, rest),)
+        positional = (read_arguments(command.arguments, command.positional, rest, optional=command.optional),)
     elif rest:
         raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
     if command.check is not None:

@@ -30,7 +30,8 @@ from monograph.execute.sharded import ShardedStep, make_shards
 from monograph.graph.facts import Facts, SavePolicy
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
-from monograph.machine import Machine, MachineChoice, choose_machine
+from monograph.machine.choose import AUTO, MachineChoice, choose_machine, find_machine
+from monograph.machine.device import Machine
 from monograph.models.freeze import freeze
 from monograph.models.init import InitSpec, reset
 from monograph.models.model import Model, find_scalars
@@ -188,6 +189,15 @@ def find_run_machine(config: TrainerConfig, groups: Groups) -> MachineChoice:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     choice: MachineChoice = groups.broadcast_object(choose_machine(config.machine, name))
     return choice
+
+
+def target_machine(config: TrainerConfig, device: torch.device) -> TrainerConfig:
+    """The configuration whose capture on `device` is the program of `config.machine`, for looking at, not for running.
+
+    A custom op is the same node wherever it is captured; what is left are choices by device, made here.
+    """
+    machine = device.type if config.machine == AUTO else find_machine(config.machine).device
+    return config.replace(model=config.model.for_device(machine))
 
 
 def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:

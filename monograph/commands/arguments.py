@@ -1,9 +1,11 @@
 """What commands take besides a recipe's fields, as Configs: parsed, checked and explained like all the others."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
+from monograph.machine.choose import find_machine
 from monograph.passes.config import PassesConfig, split_names
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
@@ -90,6 +92,40 @@ class InspectOptions(Configurable.Config):
             raise ConfigError(f"--ranks {self.ranks}", why="it counts ranks", do="--ranks 256")
         if not self.out:
             raise ConfigError("--out is missing", why="the report needs a folder", do="--out inspected")
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineShowArguments(Configurable.Config):
+    """`monograph machine show`."""
+
+    machine: str = ""
+    """One machine, by name or as a .json file; empty lists all."""
+
+    def check(self) -> None:
+        if self.machine:
+            find_machine(self.machine)
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineMeasureArguments(Configurable.Config):
+    """`monograph machine measure`."""
+
+    out: str = ""
+    """The JSON file to write, for --machine FILE.json."""
+    name: str = ""
+    """What estimates call the machine; empty takes the device's name."""
+    ranks: int = 0
+    """Start this many local ranks, which measure at once, and the links between them; 0 is one process, or one of the
+    ranks that torchrun started."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts processes", do="--ranks 2")
+        if not self.out.endswith(".json"):
+            what = f"--out {self.out}" if self.out else "--out is missing"
+            raise ConfigError(what, why="the rates go to a .json file", do="--out machine.json")
 
 
 @dataclass(kw_only=True, slots=True)

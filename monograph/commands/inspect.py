@@ -19,14 +19,15 @@ from monograph.graph.diff import diff_texts
 from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
-from monograph.machine import AUTO, FALLBACK, Machine
+from monograph.machine.choose import AUTO, FALLBACK
+from monograph.machine.device import Machine
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example
+from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example, target_machine
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
@@ -84,6 +85,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     is_elsewhere = config.machine == AUTO and device.type == "cpu"
     if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
         config = config.replace(machine=FALLBACK)
+    config = target_machine(config, device)
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()
@@ -98,7 +100,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         passes = build_passes(settings.passes, settings.compile.numerics)
         records = run_passes(graph, passes, facts, watch=writer)
         ran = [record.name for record in records if record.status == "ran"]
-        numerics = str(promise_numerics(config, ran=ran, device=device.type))
+        numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
         final = collect_graph(graph, facts)
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.validator.interval:
@@ -108,7 +110,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         notes = list_notes(device, facts.machine, reason, peaks)
         report = {
             "run": describe_run(config, mesh, device)
-            | {"machine": facts.machine.describe(), "notes": notes}
+            | {"machine": facts.machine.describe(), "target": facts.machine.device, "notes": notes}
             | {"recipe": recipe, "command": command, "capture_seconds": seconds, "numerics": numerics},
             "captured": captured,
             "passes": writer.entries,
@@ -126,7 +128,7 @@ def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dic
     """What was inspected, for the head of the page."""
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
     return {
-        "device": device.type,
+        "captured_on": device.type,
         "ranks": mesh.world_size,
         "mesh": {axis: getattr(mesh, axis) for axis in axes},
         "local_batch_size": config.training.local_batch_size,
@@ -140,16 +142,17 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
     """What a reader should know before trusting a number; `reason` is why this machine was chosen for them, `peaks` are
     the most bytes that each kind of step has in memory."""
     name = f"{machine.name} ({reason})" if reason else machine.name
+    target = "GPU" if machine.device == "cuda" else "CPU"
+    captured = "" if device.type == machine.device else f", captured on {device.type}"
     notes = [
         f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
+        f"The program is for a {target}{captured}.",
         "Rows are taken to be routed evenly over the experts.",
     ]
     shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())
     fits = max(peaks.values()) <= machine.memory_bytes
     limit = "" if fits else f", more than the {format_bytes(machine.memory_bytes)} of {machine.name}"
     notes.append(f"Estimated peak of memory: {shown}{limit}.")
-    if device.type == "cpu":
-        notes.append("Captured on a CPU, with its kernels: a GPU's attention may keep less for backward.")
     return notes
 
 

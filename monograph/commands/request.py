@@ -73,7 +73,9 @@ def reset_and_check(
     return config
 
 
-def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str]) -> Any:
+def read_arguments(
+    kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str], *, optional: Sequence[str] = ()
+) -> Any:
     """The arguments of a command that takes no recipe: leading words fill the positional fields, then come flags."""
     names = [path.upper() for path in positional]
     count = next((index for index, word in enumerate(arguments) if word.startswith("--")), len(arguments))
@@ -85,7 +87,7 @@ def read_arguments(kind: type[BaseConfig], positional: Sequence[str], arguments:
     given = {flag.path for flag in flags}
     docs = {leaf.path: leaf.doc for leaf in find_leaves(config)}
     for path, name in zip(positional, names, strict=True):
-        if path not in given:
+        if path not in given and path not in optional:
             raise ConfigError(f"{name} is missing", why=f"{name}: {docs[path]}", do=f"write {' '.join(names)}")
     check_config(config)
     return config

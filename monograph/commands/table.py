@@ -17,6 +17,8 @@ from monograph.commands.arguments import (
     DataPackArguments,
     GoodputArguments,
     InspectOptions,
+    MachineMeasureArguments,
+    MachineShowArguments,
     PassesArguments,
     PrecompileOptions,
     RankOptions,
@@ -55,6 +57,8 @@ class Command:
     """Config class whose fields are the command's own flags: passed by keyword beside a recipe, else as one object."""
     positional: tuple[str, ...] = ()
     """Fields of `arguments` that are written without a flag, in this order; only without a recipe."""
+    optional: tuple[str, ...] = ()
+    """Those of `positional` that may be left out."""
 
 
 LAUNCHER = "monograph.launch:launch"
@@ -185,6 +189,22 @@ COMMANDS = (
         summary="List the passes of graph mode.",
         function="monograph.commands.list_passes:list_passes",
         arguments=PassesArguments,
+    ),
+    Command(
+        name="machine show",
+        usage="[NAME or FILE.json]",
+        summary="Print what estimates take machines to be able to do: all that are known by name, or one.",
+        function="monograph.commands.machine:show_machine",
+        arguments=MachineShowArguments,
+        positional=("machine",),
+        optional=("machine",),
+    ),
+    Command(
+        name="machine measure",
+        usage="--out FILE.json [--ranks N] [--device cpu]",
+        summary="Measure what this machine can do and write it to a file for --machine.",
+        function="monograph.commands.machine:measure_machine",
+        arguments=MachineMeasureArguments,
     ),
     Command(
         name="check-model",

@@ -14,7 +14,8 @@ from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
 from monograph.graph.facts import SavePolicy
-from monograph.machine import CPU, Machine
+from monograph.machine.device import Machine
+from monograph.machine.table import CPU
 from monograph.models.init import InitSpec
 from monograph.models.model import SEED, Model, StepOutput
 from monograph.models.sequence_part import SequencePart

@@ -1,8 +1,9 @@
 """What a step costs, estimated from its graph alone: operations, bytes, memory, time on the links.
 
-Every node is bound by its operations or by the memory it touches; a collective by its latency and by the bytes one rank
-sends: (n - 1)/n of the whole value to all_gather, reduce_scatter or all_to_all it among n ranks, and twice that to
-all_reduce it (rings). Every group has links of its own. Rates are those of `facts.machine`, see `monograph/machine.py`.
+Every node is bound by its operations or by the memory it touches, after its kernel has started; a collective by its
+latency and by the bytes one rank sends: (n - 1)/n of the whole value to all_gather, reduce_scatter or all_to_all it
+among n ranks, and twice that to all_reduce it (rings). Every group has links of its own. Rates are those of
+`facts.machine`, see `monograph/machine/device.py`.
 The numbers compare one graph with another; they do not promise a speed.
 """
 
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat.ops import ALL_GATHER, ALL_REDUCE
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops, name_of
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
@@ -24,9 +25,13 @@ from monograph.graph.memory import find_memory
 from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
+from monograph.machine.device import Machine
 
 _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 """Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
+_ATTENTION = {"attention": 0, "attention_backward": 1}
+"""Attention ops -> the index of their queries among their arguments; keys and values follow."""
+_GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad")
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
 
@@ -128,13 +133,39 @@ def find_node_cost(node: Node, sizes: LikelySizes, facts: Facts) -> NodeCost:
     if is_launch(node):
         ranks = count_ranks(node, facts)
         moved = count_sent(node, sizes, ranks)
-        return NodeCost(0, moved, machine.collective_seconds(moved, facts.group_spans.get(group_of(node), ranks)))
+        span = facts.group_spans.get(group_of(node), ranks)
+        is_direct = node.target is ALL_TO_ALL
+        return NodeCost(0, moved, machine.collective_seconds(moved, span, ranks=ranks, is_all_to_all=is_direct))
     if not is_compute(node) or alias_of(node) is not None or node.target in _FREE:
         return NodeCost()
-    flops = count_flops(node, sizes)
-    touched = machine.memory_seconds(count_touched(node, sizes))
-    computing = machine.matmul_seconds(flops, find_matmul_dtype(node)) if flops else 0.0
-    return NodeCost(flops, None, max(computing, touched))
+    flops, touched = count_flops(node, sizes), count_touched(node, sizes)
+    if not flops and not touched:
+        return NodeCost()
+    computing = find_compute_seconds(node, sizes, machine, flops) if flops else 0.0
+    return NodeCost(flops, None, machine.kernel_seconds + max(computing, machine.memory_seconds(touched)))
+
+
+def find_compute_seconds(node: Node, sizes: LikelySizes, machine: Machine, flops: int) -> float:
+    """How long the operations of a node take; attention leaves out the scores that its mask does."""
+    dtype, name = find_matmul_dtype(node), name_of(node)
+    if name not in _ATTENTION:
+        return machine.matmul_seconds(flops, dtype, is_grouped=name in _GROUPED)
+    query, key, value = (value_of(each) for each in node.args[_ATTENTION[name] :][:3])  # type: ignore[arg-type]
+    is_causal, window = node.args[-3:-1]
+    share = find_visible_share(sizes.shape(query)[1], sizes.shape(key)[1], bool(is_causal), int(window))  # type: ignore[arg-type]
+    return machine.attention_seconds(flops * share, dtype, (query.shape[-1] + value.shape[-1]) / 2)
+
+
+def find_visible_share(queries: int, keys: int, is_causal: bool, window: int) -> float:
+    """The share of all scores that a mask leaves, one document a sequence; the last query stands at the last key."""
+    if not is_causal:
+        return 1.0
+    first = max(0, keys - queries)
+    seen = keys * keys - first * first  # twice the area below the diagonal
+    if window and window < keys:
+        outside, before = keys - window, max(0, first - window)
+        seen -= outside * outside - before * before
+    return min(1.0, max(seen, 1) / (2 * queries * keys))
 
 
 def find_matmul_dtype(node: Node) -> str:

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 
 from monograph.axes import Axis
-from monograph.machine import CPU, Machine
+from monograph.machine.device import Machine
+from monograph.machine.table import CPU
 
 SaveMode = Literal["none", "selective", "full", "min_cut", "budget"]
 

@@ -2,8 +2,8 @@
 
 Inputs (this rank's shards, buffers, the batch) and kept weights live all the time, results from their making to the
 end, everything else until its last reader, through views, has run. What a collective sends stays until it has been
-waited for. Copies in the host's memory, kernels' own workspace, the allocator's rounding and the optimizer's state
-are not counted.
+waited for. What a kernel takes for itself counts while it runs (workspace.py). Copies in the host's memory, the
+allocator's rounding and the optimizer's state are not counted.
 """
 
 import operator
@@ -18,6 +18,7 @@ from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.workspace import count_workspace
 
 Piece = tuple[Node, int]
 """A piece of memory: who made it, and which of its values it is."""
@@ -63,15 +64,16 @@ class Memory:
 def find_memory(graph: StepGraph, sizes: LikelySizes | None = None) -> Memory:
     """The memory a step needs on one rank, node by node."""
     nodes = graph.nodes
-    held = find_held(graph.module.graph, sizes or LikelySizes(graph.module.graph), find_lasting(graph))
+    sizes = sizes or LikelySizes(graph.module.graph)
+    held = find_held(graph.module.graph, sizes, find_lasting(graph))
     changes = [0] * (len(nodes) + 1)
     for each in held:
         changes[each.first] += each.bytes
         changes[each.last + 1] -= each.bytes
     live, now = [], 0
-    for change in changes[:-1]:
+    for node, change in zip(nodes, changes, strict=False):
         now += change
-        live.append(now)
+        live.append(now + count_workspace(node, sizes))
     peak = max(live, default=0)
     return Memory(live, peak, live.index(peak) if live else 0, held)
 

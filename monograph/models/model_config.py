@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from monograph.axes import Axis
 from monograph.config.configurable import Configurable, walk_configs
@@ -42,6 +42,13 @@ class ModelConfig(Configurable.Config):
     def find_moe(self) -> Any:
         """The settings of its experts; None when it has none."""
         return None
+
+    def for_device(self, device: str) -> Self:
+        """The same model as it runs on such a device ("cuda", "cpu"), wherever it is captured: what `auto` decides by
+        the device of its tensors is decided for this one."""
+        if getattr(self, "kernels", "") != "auto":
+            return self
+        return self.replace(kernels="fused" if device == "cuda" else "plain")
 
     def find_all_divided_sizes(self) -> Iterator[DividedSize]:
         """What all parts divide among ranks, in the order of the config; experts that do not exist divide nothing."""

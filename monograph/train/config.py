@@ -7,7 +7,7 @@ from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
-from monograph.machine import AUTO, find_machine
+from monograph.machine.choose import AUTO, find_machine
 from monograph.models.model_config import ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig

@@ -10,7 +10,7 @@ import torch
 
 from monograph import cli
 from monograph.commands.inspect import list_notes
-from monograph.machine import find_machine
+from monograph.machine.choose import find_machine
 from monograph.recipes.catalog import load_recipe
 from monograph.train.layout import count_ranks
 from tests.test_cli import RUN_MANY
@@ -47,7 +47,8 @@ def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     report = json.loads((inspected / "report.json").read_text())
     assert any("in a step" in note and "in an evaluation" in note for note in report["run"]["notes"])
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
-    assert report["run"]["numerics"] == "bitwise identical to eager"
+    assert report["run"]["numerics"].startswith("within rounding of eager: attention"), "as a GPU would run it"
+    assert report["run"]["target"] == "cuda" and "The program is for a GPU, captured on cpu." in report["run"]["notes"]
     assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0
     assert len(report["final"]["memory"]["points"]) <= 2000
     saved = report["captured"]["saved"]
@@ -130,3 +131,18 @@ def test_what_cannot_be_inspected_is_refused_at_once_without_torch():
     for (code, _, err, seconds), reason in zip(json.loads(done.stdout), REFUSED.values(), strict=True):
         assert (code, reason in err) == (2, True), err
         assert seconds < 2
+
+
+def test_the_program_is_that_of_the_machine_named_wherever_it_is_captured(tmp_path):
+    """On a GPU norms, gates and the loss are custom ops; on a CPU they are torch's, which save more for backward."""
+    words = "inspect deepseek_v3_debugmodel --model.n_layers 2 --model.n_dense_layers 1 --training.seq_len 64"
+    reports, texts = {}, {}
+    for name in ("cpu", "h200"):
+        assert cli.main([*words.split(), "--machine", name, "--out", str(tmp_path / name)]) == 0
+        reports[name] = json.loads((tmp_path / name / "report.json").read_text())
+        texts[name] = (tmp_path / name / "00-captured.txt").read_text()
+    assert "chunked_cross_entropy" in texts["h200"] and "chunked_cross_entropy" not in texts["cpu"]
+    saved = {name: sum(each["bytes"] for each in report["captured"]["saved"]) for name, report in reports.items()}
+    assert saved["h200"] < saved["cpu"]
+    assert "The program is for a CPU." in reports["cpu"]["run"]["notes"]
+    assert reports["cpu"]["run"]["numerics"] == "bitwise identical to eager"

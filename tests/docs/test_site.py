@@ -108,9 +108,9 @@ def test_the_api_page_follows_what_the_module_promises():
 
 
 def test_links_between_files_become_links_between_pages():
-    text = "[a](../../monograph/machine.py) [b](../decisions/0004-artifacts.md#x) [c](https://x.org)\n```\n[d](e.md)\n```\n"
+    text = "[a](../../monograph/machine/table.py) [b](../decisions/0004-artifacts.md#x) [c](https://x.org)\n```\n[d](e.md)\n```\n"
     assert rewrite_links(text, "docs/guides/running.md") == (
-        "[a](../source/monograph/machine.py.md) [b](../decisions/0004-artifacts.md#x) [c](https://x.org)\n"
+        "[a](../source/monograph/machine/table.py.md) [b](../decisions/0004-artifacts.md#x) [c](https://x.org)\n"
         "```\n[d](e.md)\n```\n"
     )
     assert rewrite_links("[r](../benchmarks/results/a.md)", "docs/status.md") == "[r](results/a.md)"

@@ -16,7 +16,7 @@ from monograph.execute.artifact.fields import SECTIONS
 from monograph.execute.artifact.folder import read_manifest
 from monograph.execute.artifact.make import make_files, make_sections
 from monograph.execute.artifact.open import find_machine_misfits
-from monograph.machine import MACHINES
+from monograph.machine.table import MACHINES
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from tests.execute.artifacts import (

@@ -1,6 +1,6 @@
 """Machines for tests: one number for all dtypes, and one for all links."""
 
-from monograph.machine import Machine
+from monograph.machine.device import Machine
 
 
 def make_machine(*, flops: float, memory: float, link: float, latency: float, name: str = "made up") -> Machine:

@@ -11,7 +11,7 @@ import torch
 from monograph.compat.compiler import find_cuda_driver
 from monograph.execute.artifact.machine import find_processor
 from monograph.graph.signature import InputSpec
-from monograph.machine import Machine
+from monograph.machine.device import Machine
 from monograph.parallel.param_table import ParamTable, Slot
 from monograph.passes.runner import PassRecord
 

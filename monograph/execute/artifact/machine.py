@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).parent.parent.parent
 _SHAPING = (
     "annotate.py",
     "axes.py",
-    "machine.py",
+    "machine",
     "compat",
     "run.py",
     "models",

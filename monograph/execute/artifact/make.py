@@ -28,7 +28,7 @@ from monograph.graph.file import find_parts, graph_from_data, graph_to_data
 from monograph.graph.refuse import GraphError
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_read import check_read_graph
-from monograph.machine import Machine
+from monograph.machine.device import Machine
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import OptimizedGraph

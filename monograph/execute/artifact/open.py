@@ -17,7 +17,7 @@ from monograph.execute.config import CompileConfig
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log
-from monograph.machine import Machine
+from monograph.machine.device import Machine
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import OptimizedGraph

@@ -8,20 +8,24 @@ import sys
 import pytest
 
 from monograph.errors import ConfigError
-from monograph.machine import CPU, MACHINES, Machine, choose_machine, detect_machine, find_machine, write_machine
+from monograph.machine.choose import choose_machine, find_machine
+from monograph.machine.device import Machine
+from monograph.machine.file import write_machine
+from monograph.machine.table import CPU, MACHINES, detect_machine
 
 NUMBERS = [field.name for field in dataclasses.fields(Machine) if field.name != "name"]
+OPTIONAL = [field.name for field in dataclasses.fields(Machine) if field.default is not dataclasses.MISSING]
 GPUS = [machine for machine in MACHINES.values() if machine is not CPU]
 
 
 def test_machines_load_without_torch():
-    code = "import monograph.machine, sys; assert 'torch' not in sys.modules"
+    code = "import monograph.machine.choose, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_every_figure_of_the_table_is_positive_and_in_order(machine):
-    assert all(getattr(machine, name) > 0 for name in NUMBERS)
+    assert all(getattr(machine, name) > 0 for name in NUMBERS if name not in OPTIONAL)
     assert machine.float32_tflops <= machine.bfloat16_tflops <= machine.float8_tflops
     assert machine.matmul_fraction <= 1 and machine.memory_fraction <= 1
     assert machine.network_gb_per_second <= machine.link_gb_per_second < machine.memory_gb_per_second
@@ -98,12 +102,25 @@ def test_mfu_is_measured_against_the_peak_of_the_compute_dtype():
 
 def test_times_follow_from_the_figures():
     h200 = MACHINES["H200"]
-    assert h200.matmul_seconds(790.2e12, "bfloat16") == pytest.approx(1.0, rel=1e-4)
+    assert h200.matmul_seconds(731.86e12, "bfloat16") == pytest.approx(1.0, rel=1e-4)
+    assert h200.matmul_seconds(593.4e12, "bfloat16", is_grouped=True) == pytest.approx(1.0, rel=1e-4)
+    assert h200.attention_seconds(0.33 * 989e12, "bfloat16", 64) == pytest.approx(1.0, rel=1e-4)
     assert h200.memory_seconds(4.3e12) == pytest.approx(1.0, rel=1e-3)
     assert h200.collective_seconds(450e9, span=8) == pytest.approx(1.00001), "within a node"
-    assert h200.collective_seconds(50e9, span=9) == pytest.approx(1.00001), "over the network"
+    assert h200.collective_seconds(50e9, span=9) == pytest.approx(1.00002), "over the network"
+    assert h200.collective_seconds(400e9, span=16, ranks=16) == pytest.approx(1.00002), "a ring for each adapter"
+    assert h200.collective_seconds(50e9, span=57, ranks=8) == pytest.approx(1.00004), "one rank a node, one adapter"
+    spread = h200.collective_seconds(50e9, span=16, ranks=16, is_all_to_all=True)
+    assert spread == pytest.approx(8 / 15 + 2e-5), "what stays in the node does not use the adapter"
     assert h200.collective_seconds(0, span=9) == 0
     assert h200.host_copy_seconds(64e9) == pytest.approx(1.0)
+
+
+def test_measured_points_are_interpolated_by_the_logarithm_and_constant_beyond_them():
+    points = ((1.0, 0.2), (100.0, 0.6))
+    mine = dataclasses.replace(MACHINES["H100"], bfloat16_tflops=1.0, matmul_points=points)
+    for gflop, fraction in ((0.5, 0.2), (1.0, 0.2), (10.0, 0.4), (100.0, 0.6), (900.0, 0.6)):
+        assert mine.matmul_seconds(gflop * 1e9, "bfloat16") == pytest.approx(gflop / 1000 / fraction)
 
 
 @pytest.mark.parametrize("name", ["h100", "H100", "Gb200", "h100-pcie"])

@@ -1,0 +1,71 @@
+"""`monograph machine`: what estimates take a machine to be able to do, and what this one really can."""
+
+import os
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+
+import torch.multiprocessing as multiprocessing
+
+from monograph.commands.arguments import MachineMeasureArguments, MachineShowArguments
+from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.config.docs import find_field_docs
+from monograph.errors import ConfigError
+from monograph.execute.device import find_device
+from monograph.machine.choose import find_machine
+from monograph.machine.device import Machine
+from monograph.machine.file import write_machine
+from monograph.machine.measure import measure
+from monograph.machine.table import MACHINES
+
+
+def show_machine(arguments: MachineShowArguments) -> int:
+    """One machine field by field, or a line for each."""
+    if not arguments.machine:
+        print_title("Machines", "rates that large work reaches; --machine NAME or FILE.json")
+        print_rows([(name, machine.describe().partition(": ")[2]) for name, machine in MACHINES.items()], ("bold", ""))
+        return 0
+    machine = find_machine(arguments.machine)
+    docs = find_field_docs(Machine)
+    print_title(machine.name)
+    rows = [(each.name, _format(getattr(machine, each.name)), docs.get(each.name, "")) for each in fields(machine)]
+    print_rows(rows[1:], ("bold cyan", "green", "none"))
+    return 0
+
+
+def _format(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{size:g}:{fraction:.3g}" for size, fraction in value) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def measure_machine(arguments: MachineMeasureArguments) -> int:
+    """Measure, on one rank or on several at once, and write the file."""
+    out, device = Path(arguments.out), find_device(arguments.device)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}", why=f"there is no folder {out.parent}", do="make it, or choose another")
+    if arguments.ranks > 1:
+        if "WORLD_SIZE" in os.environ:
+            why = "each of the ranks that a launcher started would start ranks of its own"
+            raise ConfigError(f"--ranks {arguments.ranks}", why=why, do="leave --ranks out")
+        with tempfile.TemporaryDirectory(prefix="monograph-machine-") as folder:
+            store = Path(folder) / "store"
+            multiprocessing.spawn(_measure_rank, (arguments, store), nprocs=arguments.ranks)
+    else:
+        found = measure(device, name=arguments.name)
+        if found is not None:
+            write_machine(found, out)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print_plain(find_machine(str(out)).describe())
+        print_plain(f"\nwritten to {out}; for example: monograph inspect RECIPE --machine {out} --out inspected")
+    return 0
+
+
+def _measure_rank(rank: int, arguments: MachineMeasureArguments, store: Path) -> None:
+    """One of the ranks of `--ranks N`."""
+    ranks = arguments.ranks
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    found = measure(find_device(arguments.device), name=arguments.name, store=store)
+    if found is not None:
+        write_machine(found, Path(arguments.out))

@@ -133,7 +133,7 @@ def place_leading(command: Command, rest: list[str]) -> list[str]:
     if len(given) < count or any(word.startswith("-") for word in given):
         raise ConfigError(f"{command.leading[len(given) - 1].upper()} is missing", do=f"write {command.usage}")
     flags = [word for name, value in zip(command.leading, given, strict=True) for word in (f"--{name}", value)]
-    return [*rest[count : count + 1], *flags, *rest[count + 1 :]]
+    return [*rest[count:], *flags]
 
 
 def make_options(command: Command) -> BaseConfig:

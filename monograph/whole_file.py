@@ -5,12 +5,12 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file, replacing one that is there; whoever reads it sees the old text or the new one."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, replacing one that is there; whoever reads it sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     prepared = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        prepared.write_text(text, encoding="utf-8")
+        prepared.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(prepared, path)
     except BaseException:
         prepared.unlink(missing_ok=True)

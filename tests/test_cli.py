@@ -63,7 +63,7 @@ WRONG = {
     "config llama3_8b --jsn": "did you mean --json?",
     "config llama3_8b --json maybe": "json takes true or false",
     "hf imort": "did you mean 'hf import'?",
-    "hf import no_such_folder out": "there is no such folder",
+    "hf import no_such_folder out": "there is no folder no_such_folder",
     "hf export": "CHECKPOINT is missing",
 }
 

@@ -7,7 +7,9 @@ import sys
 import threading
 from types import FrameType
 
+from monograph.commands.terminal import print_plain
 from monograph.crash import print_stacks_on_crash
+from monograph.recipes.pretrained import MODEL_FROM, name_recipe, render_run
 from monograph.run import train_command
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.config import TrainerConfig
@@ -20,6 +22,7 @@ _PR_SET_PDEATHSIG = 1
 def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     """`monograph train`."""
     start_rank()
+    print_generated(config, words)
     return train_command(config, find_line(words))
 
 
@@ -27,6 +30,15 @@ def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
     """`monograph verify`."""
     start_rank()
     return verify_command(config)
+
+
+def print_generated(config: TrainerConfig, words: list[str]) -> None:
+    """A run that starts from a model in a folder, as a recipe that can be kept and changed."""
+    if f"--{MODEL_FROM}" not in words or os.environ.get("RANK", "0") != "0":
+        return
+    folder = words[words.index(f"--{MODEL_FROM}") + 1]
+    print_plain(f"# This run as a recipe: keep it in my_recipe.py, and train with my_recipe:{name_recipe(folder)}")
+    print_plain(render_run(folder, config))
 
 
 def find_line(words: list[str]) -> CommandLine:

@@ -10,6 +10,7 @@ from monograph.config.origins import Origin, find_origins
 from monograph.config.overrides import Override, apply_overrides, split_flags
 from monograph.errors import ConfigError
 from monograph.recipes.catalog import find_recipes, load_recipe
+from monograph.recipes.pretrained import MODEL_FROM, start_from
 from monograph.train.config import TrainerConfig
 from monograph.train.unused_settings import check_unused, reset_unused
 
@@ -33,24 +34,56 @@ def read_request(
 
     `uses` are fields that the command reads for itself, whatever the configuration makes of them.
     """
-    if not arguments or arguments[0].startswith("-"):
-        first = next(iter(find_recipes()))
-        what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
-        raise ConfigError(
-            what, why="it decides which fields there are", do=f"for example {first}; see: monograph recipes"
-        )
-    name, words = arguments[0], split_flags(arguments[1:])
+    name, words = split_recipe(arguments)
     own = [leaf.path for leaf in find_leaves(options)]
     options = apply_overrides(options, [word for word in words if word.path in own])
-    flags = [word for word in words if word.path not in own]
-    recipe = load_recipe(name)
-    config = apply_overrides(recipe, flags, also_known=own)
+    origin = [word for word in words if word.path == MODEL_FROM]
+    flags = [word for word in words if word.path not in (*own, MODEL_FROM)]
+    recipe = load_start(name, origin, [flag.path for flag in flags])
+    config = apply_overrides(recipe, flags, also_known=(*own, MODEL_FROM))
     if is_checked:
         config = reset_and_check(recipe, config, [flag.path for flag in flags], uses=uses)
         check_config(options)
     origins = find_origins(config, [flag.path for flag in flags])
-    written = [name, *(word for flag in flags for word in (f"--{flag.path}", *flag.words))]
-    return Request(name, config, origins, {leaf.path: leaf.value for leaf in find_leaves(options)}, written)
+    written = [name] * bool(name)
+    written += [word for flag in (*origin, *flags) for word in (f"--{flag.path}", *flag.words)]
+    return Request(
+        name or " ".join(map(str, origin)),
+        config,
+        origins,
+        {leaf.path: leaf.value for leaf in find_leaves(options)},
+        written,
+    )
+
+
+def split_recipe(arguments: Sequence[str]) -> tuple[str, list[Override]]:
+    """The recipe's name and the flags after it; the name may be left out where a flag names a folder with a model."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], split_flags(arguments[1:])
+    flags = split_flags(arguments)
+    if any(flag.path == MODEL_FROM for flag in flags):
+        return "", flags
+    first = next(iter(find_recipes()))
+    what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
+    raise ConfigError(
+        what,
+        why="it decides which fields there are",
+        do=f"for example {first}; see: monograph recipes; or --{MODEL_FROM} FOLDER with a model",
+    )
+
+
+def load_start(name: str, origin: Sequence[Override], flags: Sequence[str]) -> TrainerConfig:
+    """The recipe before flags: of a name, from a folder with a model, or both."""
+    recipe = load_recipe(name) if name else None
+    if not origin:
+        assert recipe is not None
+        return recipe
+    if len(origin) > 1:
+        raise ConfigError(f"--{MODEL_FROM} is given twice: {origin[0]} and {origin[1]}", do="remove one")
+    if len(origin[0].words) != 1:
+        raise ConfigError(f"{origin[0]}", why=f"--{MODEL_FROM} takes one folder", do=f"--{MODEL_FROM} FOLDER")
+    has_tokenizer = any(flag.split(".")[0] == "tokenizer" for flag in flags)
+    return start_from(origin[0].words[0], recipe, needs_tokenizer=not has_tokenizer)
 
 
 def reset_and_check(

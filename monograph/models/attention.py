@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
 from monograph.kernels.attention import attention
+from monograph.kernels.cached_attention import cached_attention
 from monograph.kernels.rope import Rotation, apply_rope
 from monograph.models.attention_kind import CAUSAL, AttentionKind
+from monograph.models.cache import LayerCache
 from monograph.models.config import AttentionConfig, AttentionKernel, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
@@ -23,12 +25,23 @@ class AttentionCore(nn.Module):
         self.kind, self.scale, self.kernel = kind, scale, kernel
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """The output [batch, sequence, heads, value channels] for q, k and v, all [batch, sequence, heads, channels].
 
-        `segments` is the table of the kind (models/segments.py); without one, a sequence is one text.
+        `segments` is the table of the kind (models/segments.py); without one, a sequence is one text. With a cache,
+        these tokens follow those that it has, and see them.
         """
+        if cache is not None:
+            keys, values = cache.append(k.transpose(1, 2), v.transpose(1, 2))
+            if not cache.is_empty:
+                return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale)
         table = None if segments is None else segments[:, 0]
         kind = self.kind
         return attention(
@@ -65,9 +78,11 @@ class Attention(nn.Module, Configurable):
         """Every rank computes some of the heads."""
         return plan_column_row_pair(("wq.weight", "wk.weight", "wv.weight"), ("wo.weight",))
 
-    def forward(self, x: Tensor, rotation: Rotation, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, segments: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (apply_rope(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
-        return self.wo(self.attend(q, k, v, segments).flatten(2))
+        return self.wo(self.attend(q, k, v, segments, None, cache).flatten(2))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from monograph.kernels.rope import Rotation
 from monograph.labels import IGNORED_LABEL
 from monograph.models.attention_kind import CAUSAL, AttentionKind
+from monograph.models.cache import DecoderCache, LayerCache
 from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
 from monograph.models.dropout import Dropout
 from monograph.models.feed_forward import FeedForward
@@ -47,10 +48,12 @@ class Block(nn.Module):
         segments: Tensor | None = None,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
+        cache: LayerCache | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """The residual stream [batch, sequence, dim] after this block, and its router's statistics (None if dense)."""
         rotation: Rotation = (cos, sin)
-        out = self.attention(self.attention_norm(h), rotation, segments)
+        more = () if cache is None else (cache,)
+        out = self.attention(self.attention_norm(h), rotation, segments, *more)
         h = h + (out if self.attention_dropout is None else self.attention_dropout(out, seed, token_index))
         stats: RouterStats | None = None
         if self.feed_forward is not None:
@@ -221,13 +224,32 @@ class Decoder(Model):
         *,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        last: int = 0,
         call: UnitCall = call_module,
     ) -> Tensor:
-        """The logits [batch, sequence, vocabulary] of what follows each token; without documents, a row is one."""
-        segments = self.build_segments(tokens.shape, None if documents is None else documents.cpu())
+        """The logits [batch, sequence, vocabulary] of what follows each token; without documents, a row is one.
+
+        With a cache, the tokens follow those that it has and are added to it; their documents and positions follow
+        from it. `last` returns the logits of so many last tokens only.
+        """
+        if cache is not None:
+            positions, documents = cache.positions(tokens.shape[1]), cache.documents(tokens.shape[1])
+        segments = {}
+        if cache is None or cache.length == 0:
+            segments = self.build_segments(tokens.shape, None if documents is None else documents.cpu())
         on_device = {name: table.to(tokens.device) for name, table in segments.items()}
-        h, _ = self.run_blocks(tokens, positions, on_device, call)
-        return call(self.head, h)
+        h, _ = self.run_blocks(tokens, positions, on_device, call, cache=cache)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return call(self.head, h[:, -last:])
+
+    def new_cache(self, batch: int, capacity: int, padding: Sequence[int] = ()) -> DecoderCache | None:
+        """None where a layer is not causal: what it said about earlier tokens changes with every new one."""
+        if not all(kind.causal for kind in self.kinds):
+            return None
+        device = self.head.norm.weight.device
+        return DecoderCache(self.kinds, batch=batch, capacity=capacity, device=device, padding=padding)
 
     def run_blocks(
         self,
@@ -237,14 +259,16 @@ class Decoder(Model):
         call: UnitCall,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
+        cache: DecoderCache | None = None,
     ) -> tuple[Tensor, list[RouterStats]]:
         """The stream after the last block, and what each router did."""
         cos, sin = self.rope(tokens.shape[1], positions)
         h = call(self.embedding, tokens)
         stats: list[RouterStats] = []
-        for block, kind in zip(self.layers, self.kinds, strict=True):
+        for number, (block, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             table = segments.get(f"{kind.name}_segments")
-            h, found = call(block, h, cos, sin, table, seed, token_index)
+            more = () if cache is None else (cache.layers[number],)
+            h, found = call(block, h, cos, sin, table, seed, token_index, *more)
             if found is not None:
                 stats.append(found)
         return h, stats

@@ -1,12 +1,15 @@
 """Multi-head latent attention: keys and values come from one small latent, and extra channels carry RoPE."""
 
+import torch
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
+from monograph.kernels.cached_attention import cached_attention
 from monograph.kernels.heads import join_keys, rope_tail
-from monograph.kernels.rope import Rotation
+from monograph.kernels.rope import Rotation, apply_rope
 from monograph.models.attention import AttentionCore
 from monograph.models.attention_kind import CAUSAL, AttentionKind
+from monograph.models.cache import LayerCache
 from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
@@ -61,19 +64,48 @@ class LatentAttention(nn.Module, Configurable):
             replicated=("wq_a.weight", "wkv_a.weight") if has_latent else ("wkv_a.weight",),
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, segments: Tensor | None = None) -> Tensor:
-        q, k, v = self.project(x, rotation)
+    def forward(
+        self, x: Tensor, rotation: Rotation, segments: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        q, latent, k_rope = self.project(x, rotation)
+        if cache is not None:
+            latents, ropes = cache.append(latent, self.rotate(k_rope, rotation).squeeze(2))
+            if not cache.is_empty:
+                return self.wo(self.attend_latents(q, latents, ropes, cache.mask(x.shape[1])).flatten(2))
+        kv = self.wkv_b(latent).unflatten(-1, (-1, self.config.qk_nope_head_dim + self.config.v_head_dim))
+        k, v = join_keys(
+            kv,
+            k_rope,
+            rotation,
+            values=self.config.v_head_dim,
+            interleaved=self.interleaved,
+            kernels=self.kernels,
+        )
         return self.wo(self.attend(q, k, v, segments).flatten(2))
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, sequence, heads, channels], positions applied."""
+        """Queries [batch, sequence, heads, channels] with RoPE, latents [batch, sequence, channels] and the keys that
+        all heads share [batch, sequence, 1, channels], still without RoPE."""
         config, interleaved, kernels = self.config, self.interleaved, self.kernels
         q = self.wq_b(self.q_norm(self.wq_a(x))) if config.q_lora_rank else self.wq(x)
         q = rope_tail(q.unflatten(-1, (-1, self.qk_head_dim)), rotation, interleaved=interleaved, kernels=kernels)
-
         latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
-        kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
-        k, v = join_keys(
-            kv, k_rope.unsqueeze(2), rotation, values=config.v_head_dim, interleaved=interleaved, kernels=kernels
-        )
-        return q, k, v
+        return q, self.kv_norm(latent), k_rope.unsqueeze(2)
+
+    def rotate(self, k_rope: Tensor, rotation: Rotation) -> Tensor:
+        """The shared keys with RoPE."""
+        return apply_rope(k_rope, rotation, interleaved=self.interleaved, kernels=self.kernels)
+
+    def attend_latents(self, q: Tensor, latents: Tensor, ropes: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention over latents of all tokens so far, without making keys and values of them.
+
+        A key is a matrix times its latent, so a query times that matrix meets the latent itself; values likewise.
+        """
+        config = self.config
+        per_head = self.wkv_b.weight.unflatten(0, (-1, config.qk_nope_head_dim + config.v_head_dim))
+        of_keys, of_values = per_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+        own, tail = q.split((config.qk_nope_head_dim, config.qk_rope_head_dim), dim=-1)
+        queries = torch.cat((torch.einsum("bqhc,hcr->bqhr", own, of_keys), tail), dim=-1)
+        keys = torch.cat((latents, ropes), dim=-1).unsqueeze(1)
+        out = cached_attention(queries, keys, latents.unsqueeze(1), mask, scale=self.attend.scale)
+        return torch.einsum("bqhr,hvr->bqhv", out, of_values)

@@ -25,7 +25,7 @@ The tensors of a micro-batch (`batch_spec`) and the counts of the whole update (
 `forward`, by name. Everything else has a default here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -166,8 +166,18 @@ class Model(nn.Module, Configurable):
     def finish_update(self, metrics: Mapping[str, Tensor]) -> None:
         """Change what changes once an update, from the sums of its metrics over all micro-batches and ranks."""
 
+    def new_cache(self, batch: int, capacity: int, padding: Sequence[int] = ()) -> Any:
+        """What `predict(tokens, cache=...)` fills and reads, so that tokens are read once; None where there is none.
+
+        There is room for `capacity` tokens in each of `batch` rows; the first `padding` of a row are not part of it.
+        """
+        return None
+
     def predict(self, *args: Any, **inputs: Any) -> Tensor:
-        """What it says about a batch without labels: for a language model, logits [batch, sequence, vocabulary]."""
+        """What it says about a batch without labels: for a language model, logits [batch, sequence, vocabulary].
+
+        With `cache=`, made by `new_cache`, the tokens follow those that were given before.
+        """
         raise ConfigError(
             f"{type(self).__qualname__} cannot predict",
             why="its class does not define it",

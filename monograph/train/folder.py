@@ -15,6 +15,8 @@ from monograph.locks.lock_file import InUse
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
+from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
+from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
 from monograph.train.write_failures import SmallFile
@@ -38,9 +40,12 @@ class RunFolder:
         self.retry()
 
     def write_config(self, config: TrainerConfig) -> None:
-        """Put the whole config into the folder, as JSON that `from_json` reads back without loss."""
+        """Put the whole config into the folder, as JSON that `from_json` reads back without loss, and the tokenizer's
+        files: what was trained can be used from the folder alone."""
         if self.lock is not None:
             self.files.append(SmallFile(self.path / "config.json", strict_json.dump(to_json(config), indent=1) + "\n"))
+            assets = find_tokenizer_assets(config.tokenizer)
+            self.files += [SmallFile(self.path / ASSETS_FOLDER / name, data) for name, data in assets.items()]
             self.retry()
 
     def write_numerics(self, promise: NumericsPromise) -> None:

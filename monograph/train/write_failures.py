@@ -79,8 +79,8 @@ class RetriedWrite:
 class SmallFile:
     """A file that is written in one piece as soon as the disk takes it."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path, self.text = path, text
+    def __init__(self, path: Path, content: str | bytes) -> None:
+        self.path, self.content = path, content
         self.failures = WriteFailures(path.name)
         self.is_written = False
 
@@ -89,7 +89,7 @@ class SmallFile:
         if self.is_written:
             return
         try:
-            write_whole(self.path, self.text)
+            write_whole(self.path, self.content)
         except OSError as error:
             self.failures.failed(error)
             return

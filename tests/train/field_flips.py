@@ -46,6 +46,7 @@ SHOWN_BY = {
     "test_an_async_save_keeps_the_values_of_its_own_step_while_training_changes_them",
     "checkpoint.on_error": "train/checkpoint/test_background.py::"
     "test_a_failed_save_stops_the_run_when_that_was_asked_for",
+    "checkpoint.initial_load_path": "test_model_from.py::test_the_first_step_computes_with_the_weights_of_the_folder",
     "checkpoint.load_model_only": "train/test_resume.py::"
     "test_weights_alone_start_a_new_run_and_the_earlier_numbers_stay",
     "metrics.rank_times_interval": "train/test_slow_ranks.py::"

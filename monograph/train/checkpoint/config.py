@@ -30,6 +30,9 @@ class CheckpointConfig(Configurable.Config):
     """Start from: latest, auto (latest, or from scratch when there is none), a step number, or a path."""
     load_model_only: bool = False
     """Take only the weights from `load`, for fine-tuning: step, optimizer, data position and rng start anew."""
+    initial_load_path: str = ""
+    """Weights to start from where `load` asks for no checkpoint or finds none: a Hugging Face folder, an import, a
+    checkpoint, or a folder of checkpoints for the newest good one. --model.from sets it."""
 
     def check(self) -> None:
         if not self.folder:

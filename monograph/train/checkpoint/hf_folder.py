@@ -1,6 +1,5 @@
 """A Hugging Face model folder, opened without reading its tensors, and whether its weights can be used as stored."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from safetensors import SafetensorError, safe_open
 from monograph.errors import CheckpointError
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX, Stored, find_bad_scales, find_problem
 from monograph.models.hf_quantization import find_unconverted, is_listed
+from monograph.train.checkpoint.hf_assets import CONFIG_NAME
+from monograph.train.checkpoint.model_source import read_json
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
 from monograph.train.checkpoint.verify import list_some
 
-CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -24,7 +24,7 @@ class HfFolder(Mapping[str, torch.Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json_object(path / CONFIG_NAME)
+        self.config = read_json(path / CONFIG_NAME)
         self.specs: dict[str, TensorSpec] = {}
         self._file_of: dict[str, str] = {}
         self._files: dict[str, safe_open] = {}
@@ -58,7 +58,7 @@ class HfFolder(Mapping[str, torch.Tensor]):
         path = self.path / INDEX_NAME
         if not path.exists():
             return {}
-        index = read_json_object(path).get("weight_map")
+        index = read_json(path).get("weight_map")
         if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
             raise CheckpointError(f"{path} has no weight_map from tensors to files", do="download the folder again")
         return index
@@ -82,17 +82,6 @@ class HfFolder(Mapping[str, torch.Tensor]):
             raise CheckpointError(
                 f"{self.path / name} cannot be read", why=str(error), do="download the folder again"
             ) from None
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object, or an error that names the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} cannot be read", why="it does not hold a JSON object")
-    return value
 
 
 def _is_file_name(value: Any) -> bool:

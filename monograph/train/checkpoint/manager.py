@@ -24,11 +24,14 @@ from monograph.permissions import find_exposed
 from monograph.train.checkpoint.choose import AUTO, choose, find_latest
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
+from monograph.train.checkpoint.hf_assets import CONFIG_NAME
+from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
+from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.staging import Staging
-from monograph.train.checkpoint.store import Store, describe_choices
+from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
 from monograph.train.checkpoint.verify import MODEL_PREFIX, DamagedError, LoadRequest, check_request, read_manifest
 from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
 
@@ -109,16 +112,18 @@ class CheckpointManager(Configurable):
         planner = StagedSavePlanner(self._staging.stage(tensors))
         self._pending = self._pool.submit(self._write, step, dict(tensors), planner, values)
 
-    def load(self, which: str | int | Path, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+    def load(
+        self, which: str | int | Path, tensors: Mapping[str, torch.Tensor], *, model_only: bool | None = None
+    ) -> Loaded:
         """Fill `tensors` in place from `latest`, a step number or a path, after everything has been verified."""
         self._settle()
         start = time.perf_counter()
-        model_only = self.config.load_model_only
+        model_only = self.config.load_model_only if model_only is None else model_only
         wanted = {name: tensor for name, tensor in tensors.items() if not model_only or name.startswith(MODEL_PREFIX)}
         path, manifest = choose(self._store, which, self._ranks)
         self._warn_of_writers(path.parent, path, *(path / name for name in manifest.files))
         check_request(path, manifest, self._merge_requests(wanted), model_only=model_only)
-        self._fill(path, manifest, wanted)
+        self._fill(path, SafetensorsReader(path, manifest), wanted)
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
         if model_only:
             return Loaded(0, {}, path, True)
@@ -127,13 +132,25 @@ class CheckpointManager(Configurable):
 
     def resume(self, tensors: Mapping[str, torch.Tensor]) -> Loaded | None:
         """Load what the config asks for; None when the run is to start from scratch."""
-        which = self.config.load
-        if not which:
-            return None
-        if which == AUTO and not self._ranks.broadcast_object(self._store.find_all()):
-            log.info("%s: starting from scratch", describe_choices(self._store))
-            return None
-        return self.load(which, tensors)
+        which, start = self.config.load, self.config.initial_load_path
+        if which and (which != AUTO or self._ranks.broadcast_object(self._store.find_all())):
+            return self.load(which, tensors)
+        if which:
+            log.info("%s: starting from %s", describe_choices(self._store), start or "scratch")
+        return self.load_weights(Path(start), tensors) if start else None
+
+    def load_weights(self, source: Path, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+        """Fill the weights among `tensors` from a checkpoint, a folder of them, or a Hugging Face folder."""
+        is_hf = not is_checkpoint(source) and (source / CONFIG_NAME).is_file()
+        if not self._ranks.broadcast_object(is_hf):
+            return self.load(source, tensors, model_only=True)
+        begin = time.perf_counter()
+        wanted = {name: tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)}
+        reader = self._ranks.run_on_all_ranks(lambda: HfStorageReader(HfWeights(source)))
+        check_request(source, reader.manifest, self._merge_requests(wanted), model_only=True)
+        self._fill(source, reader, wanted)
+        log.info("loaded %s (weights only) in %.1f s", source, time.perf_counter() - begin)
+        return Loaded(0, {}, source, True)
 
     def latest(self) -> Path | None:
         """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""
@@ -230,9 +247,9 @@ class CheckpointManager(Configurable):
         self.last_saved = self._store.step_path(step)
         log.info("saved %s in %.1f s", self.last_saved, time.perf_counter() - start)
 
-    def _fill(self, path: Path, manifest: CheckpointManifest, tensors: dict[str, torch.Tensor]) -> None:
+    def _fill(self, path: Path, reader: SafetensorsReader, tensors: dict[str, torch.Tensor]) -> None:
         try:
-            load_plan(tensors, SafetensorsReader(path, manifest), self._ranks)
+            load_plan(tensors, reader, self._ranks)
         except Exception as error:
             raise CheckpointError(
                 f"loading {path} stopped half way: the state is incomplete", why=str(error), do="start the run again"

@@ -24,6 +24,7 @@ from monograph.manifest.fields import (
     string,
 )
 from monograph.manifest.sealed import open_sealed, parse_sealed, seal
+from monograph.train.checkpoint.hf_assets import ASSET_NAMES
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -36,7 +37,9 @@ DTYPES = frozenset(
 )
 """Names of the element types a checkpoint can hold, as torch spells them."""
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors")
+TENSOR_FILE_ENDING = ".safetensors"
+_FILE_NAME = re.compile("|".join((r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors", *map(re.escape, ASSET_NAMES))))
+"""Files of tensors, and those of a tokenizer that came with an imported model."""
 _natural = integer(0, MAX_BYTES)
 _chunk = record({"offsets": listing(_natural), "sizes": listing(_natural), "file": string, "key": string})
 _tensor = record({"dtype": one_of(DTYPES), "shape": listing(_natural), "chunks": listing(_chunk)})

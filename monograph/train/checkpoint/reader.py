@@ -43,7 +43,7 @@ class SafetensorsReader(StorageReader):
 
     def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
         self._path = path
-        self._manifest = manifest
+        self.manifest = manifest
         self._chunks = {
             MetadataIndex(name, chunk.offsets): chunk
             for name, tensor in manifest.tensors.items()
@@ -68,7 +68,7 @@ class SafetensorsReader(StorageReader):
                     for chunk in tensor.chunks
                 ],
             )
-            for name, tensor in self._manifest.tensors.items()
+            for name, tensor in self.manifest.tensors.items()
         }
         return Metadata(state_dict_metadata=dict(tensors))
 

@@ -12,7 +12,13 @@ from safetensors import SafetensorError
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import FileRecord, ManifestError
 from monograph.train.checkpoint.disk import hash_file
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, TensorRecord, parse_manifest
+from monograph.train.checkpoint.manifest import (
+    MANIFEST_NAME,
+    TENSOR_FILE_ENDING,
+    CheckpointManifest,
+    TensorRecord,
+    parse_manifest,
+)
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.store import find_step
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_specs
@@ -137,6 +143,8 @@ def _find_damage(path: Path, name: str, record: FileRecord, content: dict[str, T
             return DamagedError(path, name, f"it has {size} bytes instead of {record.size}")
         if hash_file(path / name)[1] != record.sha256:
             return DamagedError(path, name, "its content has changed (sha256 differs)")
+        if not name.endswith(TENSOR_FILE_ENDING):
+            return None
         stored = read_specs(path / name)
     except (OSError, SafetensorError) as error:
         return DamagedError(path, name, _reason(error))

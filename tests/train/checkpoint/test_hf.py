@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from monograph.models.init import reset
 from monograph.train.checkpoint.disk import Disk, write_file
-from monograph.train.checkpoint.hf import export_hf, import_hf
+from monograph.train.checkpoint.hf_export import export_hf
+from monograph.train.checkpoint.hf_import import import_hf
 from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.tensor_file import TensorSpec, write_tensor_file
 from monograph.train.checkpoint.verify import verify_checkpoint
@@ -58,7 +59,7 @@ def test_a_sharded_folder_is_read_and_written(tmp_path):
     out = export_hf(tmp_path / "ours", tmp_path / "back", max_file_bytes=20_000)
     names = sorted(path.name for path in (tmp_path / "back").iterdir())
     files = [f"model-{number:05d}-of-{out.n_files:05d}.safetensors" for number in range(1, out.n_files + 1)]
-    assert names == sorted(["config.json", "model.safetensors.index.json", *files])
+    assert names == sorted(["config.json", "generation_config.json", "model.safetensors.index.json", *files])
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == out.n_bytes == sum(t.nbytes for t in read_all(tmp_path / "back").values())
     for name, file in index["weight_map"].items():

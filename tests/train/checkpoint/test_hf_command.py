@@ -21,7 +21,7 @@ def test_a_model_goes_in_and_out_by_command(tmp_path, capsys):
     assert import_command(HfImportArguments(source=str(tmp_path / "theirs"), out=str(tmp_path / "ours"))) == 0
     said = capsys.readouterr().out
     assert "Qwen3" in said
-    assert f"--checkpoint.load {tmp_path / 'ours'} --checkpoint.load_model_only True" in said
+    assert f"monograph train --model.from {tmp_path / 'ours'}" in said
     assert export_command(HfExportArguments(checkpoint=str(tmp_path / "ours"), out=str(tmp_path / "back"))) == 0
     assert same_bits(read_all(tmp_path / "back"), read_all(tmp_path / "theirs"))
 
@@ -69,7 +69,7 @@ def write_run(folder, to_values):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (HfImportArguments(source="/no/such", out="x"), "no such folder"),
+        (HfImportArguments(source="/no/such", out="x"), "no folder /no/such"),
         (HfImportArguments(source="/", out="x"), "no config.json"),
         (HfImportArguments(out="/usr"), "exists"),
         (HfExportArguments(checkpoint="/no/such", out="x"), "no such folder"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from monograph.errors import CheckpointError, ConfigError
-from monograph.train.checkpoint.hf import import_hf
+from monograph.train.checkpoint.hf_import import import_hf
 from tests.train.checkpoint.theirs import read_all, read_ours, replace, write_theirs
 
 NAME = "model.layers.0.self_attn.o_proj.weight"

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from monograph.errors import CheckpointError, ConfigError
-from monograph.train.checkpoint.hf import export_hf, import_hf
+from monograph.train.checkpoint.hf_export import export_hf
+from monograph.train.checkpoint.hf_import import import_hf
 from tests.train.checkpoint.disks import RefusingDisk, save_steps
 from tests.train.checkpoint.theirs import read_all, replace, write_theirs
 

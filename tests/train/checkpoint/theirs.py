@@ -32,6 +32,7 @@ DEEPSEEK = {
 CASES = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "qwen3 moe": ("Qwen3Moe", {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "deepseek": ("DeepseekV3", DEEPSEEK),

@@ -1,0 +1,29 @@
+"""Loading straight from a Hugging Face folder: what torch's planner asks for is read from their files."""
+
+from torch.distributed.checkpoint import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from monograph.train.checkpoint.hf_weights import HfWeights
+from monograph.train.checkpoint.manifest import CheckpointManifest
+from monograph.train.checkpoint.reader import SafetensorsReader
+
+
+class HfStorageReader(SafetensorsReader):
+    """The folder as a checkpoint of weights alone. A tensor of theirs is read as a whole, then the rank's part kept."""
+
+    def __init__(self, weights: HfWeights) -> None:
+        self.weights = weights
+        super().__init__(weights.folder.path, CheckpointManifest(0, 0, "", {}, weights.records(), {}))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
+            index, target = item.storage_index, planner.resolve_tensor(item).detach()
+            number = index.offset[0] if index.offset and len(self.manifest.tensors[index.fqn].chunks) > 1 else 0
+            piece = self.weights.read_piece(index.fqn, number)
+            box = tuple(slice(low, low + size) for low, size in zip(item.storage_offsets, item.lengths, strict=True))
+            whole = piece.unsqueeze(0) if piece.dim() < len(box) else piece
+            target.copy_(whole[box])
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done

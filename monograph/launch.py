@@ -5,11 +5,13 @@ code or signal, and the end of the first one's log is shown: that is the reason,
 """
 
 import os
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -20,17 +22,32 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
-from monograph.errors import EXIT_FAILED, ConfigError
+from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.log import set_up_log
 from monograph.train.command_line import RANKS_VARIABLE
 from monograph.train.config import TrainerConfig
-from monograph.train.folder import lock_run_folder
+from monograph.train.folder import check_run_folder
+from monograph.train.launch_logs import LaunchLogs
 from monograph.train.signals import StoppedOnRequest
 
 _SECONDS_TO_SAVE = 600
 """How long ranks may take to end after they were asked to: a checkpoint of a large model takes its time."""
 _SECONDS_TO_FOLLOW = 20
 """Once one rank has failed, the launcher kills the others after 30 s; what was killed sooner was not killed by it."""
+
+
+@dataclass(frozen=True)
+class LaunchFailure:
+    """How the ranks of a launch ended."""
+
+    first: int
+    """The rank whose failure made the others fail."""
+    codes: Mapping[int, int]
+    """Exit codes by rank, of those that did not end well."""
+
+    @property
+    def code(self) -> int:
+        return self.codes[self.first]
 
 
 def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
@@ -41,16 +58,36 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     os.environ.setdefault(STACKS_VARIABLE, "1")
     set_up_log(level=config.debug.log_level)
     if words[0] == "train":
-        lock_run_folder(config).release()  # before the ranks' output goes there; the first rank locks it for good
-    folder = Path(config.job.dump_folder) / "logs"
+        check_run_folder(config)
+    folder = Path(config.job.dump_folder)
+    label = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    staged = LaunchLogs(folder, label) if words[0] == "train" else None
+    logs = staged.path if staged else folder / "logs"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True) if staged is None else staged.make()
     except OSError as error:
         raise ConfigError(
-            f"job.dump_folder is {folder.parent}", why=f"it cannot be written: {error}", do="choose another folder"
+            f"job.dump_folder is {folder}", why=f"it cannot be written: {error}", do="choose another folder"
         ) from None
+    try:
+        failure = _run_ranks(words, ranks, logs, label)
+        if failure is None or failure.code == StoppedOnRequest.exit_code:
+            return failure.code if failure else 0
+        _show_reason(failure, logs)
+        kept = staged.settle(is_kept=failure.code != EXIT_WRONG_INPUT) if staged else logs
+        if kept.exists():
+            _print(f"the logs of all ranks are in {kept}")
+        return 128 - failure.code if failure.code < 0 else failure.code
+    finally:
+        del os.environ[RANKS_VARIABLE]
+        if staged is not None:
+            staged.settle(is_kept=False)
+
+
+def _run_ranks(words: list[str], ranks: int, logs: Path, label: str) -> LaunchFailure | None:
+    """Run the ranks to their end; None when all of them ended well."""
     settings = LaunchConfig(
-        run_id=time.strftime("%Y%m%d-%H%M%S"),
+        run_id=label,
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
@@ -59,7 +96,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(
-            log_dir=str(folder), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
+            log_dir=str(logs), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
         ),
     )
     start = time.time_ns()
@@ -68,15 +105,13 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
             elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return _explain(find_first_failure(error.failures), codes, folder)
+        return LaunchFailure(find_first_failure(error.failures), codes)
     except SignalException as stopped:
-        for rank, path in _find_error_files(folder, since=start):
+        for rank, path in _find_error_files(logs, since=start):
             if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
-                return _explain(rank, {rank: EXIT_FAILED}, folder)
+                return LaunchFailure(rank, {rank: EXIT_FAILED})
         raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks have stopped") from None
-    finally:
-        del os.environ[RANKS_VARIABLE]
-    return 0
+    return None
 
 
 @contextmanager
@@ -115,22 +150,21 @@ def _find_error_files(folder: Path, *, since: int) -> list[tuple[int, Path]]:
     return [(int(path.parent.name), path) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
-def _explain(first: int, codes: Mapping[int, int], folder: Path) -> int:
-    """Show why the first rank to fail did so and how the others ended; return an exit code for the whole launch."""
-    code = codes[first]
-    if code == StoppedOnRequest.exit_code:
-        return code
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+def _show_reason(failure: LaunchFailure, logs: Path) -> None:
+    """Show why the first rank to fail did so and how the others ended."""
+    first = failure.first
     if first > 0:
-        console.print(f"rank {first} {describe_exit(code)}; it failed first, and the end of its log is:", style="red")
-        for line in find_reason(_read_log(first, folder)):
-            console.print(f"  {line}")
+        _print(f"rank {first} {describe_exit(failure.code)}; it failed first, and the end of its log is:", style="red")
+        for line in find_reason(_read_log(first, logs)):
+            _print(f"  {line}")
     else:
-        console.print(f"rank 0 {describe_exit(code)}; it failed first, and its output is above", style="red")
-    for rank in sorted(codes.keys() - {first}):
-        console.print(f"rank {rank} {describe_exit(codes[rank])}")
-    console.print(f"the logs of all ranks are in {folder}")
-    return 128 - code if code < 0 else code
+        _print(f"rank 0 {describe_exit(failure.code)}; it failed first, and its output is above", style="red")
+    for rank in sorted(failure.codes.keys() - {first}):
+        _print(f"rank {rank} {describe_exit(failure.codes[rank])}")
+
+
+def _print(text: str, *, style: str = "") -> None:
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text, style=style or None)
 
 
 def _read_log(rank: int, folder: Path) -> list[str]:

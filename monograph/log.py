@@ -44,6 +44,17 @@ class _LinesHandler(logging.Handler):
         super().close()
 
 
+class _HeldHandler(logging.Handler):
+    """Keeps what was logged before the run has a folder for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.held.append(record)
+
+
 def get_log(name: str = "monograph") -> logging.Logger:
     """The logger of one module; all of them hang below `monograph`."""
     return logging.getLogger(name if name.startswith("monograph") else f"monograph.{name}")
@@ -54,8 +65,11 @@ def find_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def set_up_log(*, level: str = "info", file: Path | None = None) -> None:
-    """Send the log to the terminal (rank 0 only) and, when given, to a file of this rank. Safe to call again."""
+def set_up_log(*, level: str = "info", holds: bool = False) -> None:
+    """Send the log to the terminal (rank 0 only). Safe to call again.
+
+    With `holds`, records are also kept for the file that `write_log_to` will name: a start that fails leaves none.
+    """
     root = get_log()
     root.setLevel(level.upper())
     root.propagate = False
@@ -63,11 +77,26 @@ def set_up_log(*, level: str = "info", file: Path | None = None) -> None:
         root.removeHandler(handler)
         handler.close()
     handlers: list[logging.Handler] = [_Stderr()] if find_rank() == 0 else []
-    if file is not None:
-        handlers.append(_LinesHandler(file))
+    if holds:
+        handlers.append(_HeldHandler())
     for handler in handlers or [logging.NullHandler()]:
-        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
-        root.addHandler(handler)
+        _add(handler)
+
+
+def write_log_to(file: Path) -> None:
+    """Write what was held, and everything from here on, to a file of this rank; nothing when nothing was held."""
+    root = get_log()
+    for held in [handler for handler in root.handlers if isinstance(handler, _HeldHandler)]:
+        root.removeHandler(held)
+        lines = _LinesHandler(file)
+        _add(lines)
+        for record in held.held:
+            lines.handle(record)
+
+
+def _add(handler: logging.Handler) -> None:
+    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+    get_log().addHandler(handler)
 
 
 def find_missing() -> list[str]:

@@ -43,7 +43,7 @@ from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.train.folder import RunFolder, claimed_folder
+from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
@@ -295,9 +295,8 @@ def train(config: TrainerConfig) -> Summary:
         with joined_groups(mesh, device, timeout_seconds=limit) as groups, ExitStack() as stack:
             with startup.phase("set-up"):
                 groups.check_same("the configuration", dump_json(config))
-                folder = stack.enter_context(claimed_folder(config, groups))
-                set_up_log(level=config.debug.log_level, file=folder.path / "logs" / f"rank-{groups.rank}.log")
-                folder.write_config(config)
+                set_up_log(level=config.debug.log_level, holds=True)
+                folder = stack.enter_context(reserved_folder(config, groups))
             trainer = build_trainer(config, groups, startup, folder)
             try:
                 return trainer.train()

@@ -67,12 +67,12 @@ class FolderLock:
         holder = self._lock.read_holder()
         return f"{holder} ({holder.token})" if holder else ""
 
-    def release(self) -> None:
-        """Let other processes have the folder. Safe to call twice."""
+    def release(self, *, remove: bool = False) -> None:
+        """Let other processes have the folder; with `remove`, delete the lock file as well. Safe to call twice."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
-        self._lock.release()
+        self._lock.release(remove=remove)
 
     def _is_there(self) -> bool:
         """Whether the path leads to the locked folder; a disk that does not answer is no reason to doubt it."""

@@ -63,7 +63,7 @@ class LockFile:
                 return
         raise OSError(errno.EAGAIN, "other processes keep replacing the lock", str(self.path))
 
-    def release(self) -> None:
+    def release(self, *, remove: bool = False) -> None:
         """Give the lock back. Safe to call twice, and when it was never taken."""
         if self._file is None:
             return
@@ -71,7 +71,7 @@ class LockFile:
         if self._heart is not None:
             self._heart.join()
         try:
-            if self._remove and self.is_held():
+            if (self._remove or remove) and self.is_held():
                 self.path.unlink()
             else:
                 os.ftruncate(self._file, 0)

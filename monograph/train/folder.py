@@ -1,52 +1,92 @@
-"""The run's folder: one run at a time writes to it, a new run never writes over an old one, its config lies inside."""
+"""The run's folder: one run at a time writes to it, a new run never writes over an old one, its config lies inside.
 
-import itertools
+A run has its folder in two steps. `reserved_folder` keeps others out while everything is checked and built; a start
+that fails there leaves the folder as it was. `RunFolder.claim` comes right before the first step: an earlier run is
+moved aside and files are written.
+"""
+
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from monograph import strict_json
 from monograph.config.json_form import to_json
 from monograph.errors import ConfigError, MonographError
-from monograph.locks.folder_lock import FolderLock
+from monograph.line_file import LineFile
+from monograph.locks.folder_lock import LOCK_NAME, FolderLock
 from monograph.locks.lock_file import InUse
-from monograph.log import get_log
+from monograph.log import get_log, write_log_to
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
+from monograph.train.checkpoint.choose import AUTO
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
+from monograph.train.launch_logs import adopt_launch_logs
+from monograph.train.set_aside import set_aside
 from monograph.train.write_failures import SmallFile
 
 log = get_log("folder")
+HISTORY_NAME = "config.history.jsonl"
+"""One line for each start of the run: when, from which step, what changed, and the whole configuration."""
 _TRACES_OF_A_RUN = ("metrics.jsonl", "checkpoints", "config.json")
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """Where a run begins, as its folder has to know it."""
+
+    step: int = 0
+    """Steps that lie behind."""
+    loaded: Path | None = None
+    """The checkpoint it starts from."""
+    is_continued: bool = False
+    """Whether that is a checkpoint of this folder's own run, which then goes on here."""
+    changes: list[str] = field(default_factory=list)
+    """Settings that differ from those the checkpoint was saved with: "path: saved -> now"."""
 
 
 @dataclass
 class RunFolder:
     """The folder of a run, as long as the run has it. Only the first rank locks it and writes small files."""
 
-    path: Path
+    config: TrainerConfig
     lock: FolderLock | None = None
     files: list[SmallFile] = field(default_factory=list)
+    is_claimed: bool = False
+
+    @property
+    def path(self) -> Path:
+        return Path(self.config.job.dump_folder)
+
+    def claim(self, groups: Groups, start: RunStart) -> None:
+        """Make the folder this run's own, all ranks together: the first step is next.
+
+        With its whole config and the tokenizer's files inside, what was trained can be used from the folder alone.
+        """
+        _decide_on_rank_zero(groups, lambda: self._take_over(start))
+        self.is_claimed = True
+        _make(self.path)
+        write_log_to(self.path / "logs" / f"rank-{groups.rank}.log")
+        if self.lock is not None:
+            described = to_json(self.config)
+            self.files.append(SmallFile(self.path / "config.json", strict_json.dump(described, indent=1) + "\n"))
+            assets = find_tokenizer_assets(self.config.tokenizer)
+            self.files += [SmallFile(self.path / ASSETS_FOLDER / name, data) for name, data in assets.items()]
+            self._add_to_history(start, described)
+            self.retry()
 
     def check(self) -> None:
         """Raise FolderMoved when the path leads somewhere else by now; retry what could not be written yet."""
         if self.lock is not None:
             self.lock.check()
         self.retry()
-
-    def write_config(self, config: TrainerConfig) -> None:
-        """Put the whole config into the folder, as JSON that `from_json` reads back without loss, and the tokenizer's
-        files: what was trained can be used from the folder alone."""
-        if self.lock is not None:
-            self.files.append(SmallFile(self.path / "config.json", strict_json.dump(to_json(config), indent=1) + "\n"))
-            assets = find_tokenizer_assets(config.tokenizer)
-            self.files += [SmallFile(self.path / ASSETS_FOLDER / name, data) for name, data in assets.items()]
-            self.retry()
 
     def write_numerics(self, promise: NumericsPromise) -> None:
         """Put what the run promises about its numerics into the folder, for `compare` and for readers."""
@@ -55,8 +95,8 @@ class RunFolder:
             self.retry()
 
     def retry(self) -> None:
-        """Write the files that a full disk has refused so far."""
-        for file in self.files:
+        """Write the files that waited for the folder, or that a full disk has refused so far."""
+        for file in self.files if self.is_claimed else []:
             file.attempt()
 
     def find_missing(self) -> list[str]:
@@ -64,67 +104,134 @@ class RunFolder:
         self.retry()
         return [text for file in self.files if (text := file.failures.describe())]
 
+    def _take_over(self, start: RunStart) -> None:
+        """Move an earlier run aside, unless it goes on here. The lock of the folder moves with it."""
+        kept: Path | None = None
+        if has_run(self.path) and not start.is_continued and not _begins_again(self.config):
+            _check_movable(self.path)
+            kept = _move_away(self.path)
+            log.info("an earlier run was in %s; it is now in %s%s", self.path, kept, _describe_continuing(kept))
+            before, self.lock = self.lock, _lock(self.path)
+            if before is not None:
+                before.release()
+        adopt_launch_logs(self.path, moved_to=kept)
+
+    def _add_to_history(self, start: RunStart, described: dict[str, Any]) -> None:
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "step": start.step,
+            "loaded": str(start.loaded or ""),
+            "changes": start.changes,
+            "config": described,
+        }
+        history = LineFile(self.path / HISTORY_NAME)
+        history.write(strict_json.dump(line), step=start.step)
+        history.close()
+        if missing := history.describe_missing():
+            log.warning("%s", missing)
+
 
 @contextmanager
-def claimed_folder(config: TrainerConfig, groups: Groups) -> Iterator[RunFolder]:
-    """Lock the folder and make it ready, all ranks together; when it cannot be had, all of them learn why at once."""
-    lock: FolderLock | None = None
-    refusal: MonographError | None = None
-    if groups.rank == 0:
-        try:
-            lock = lock_run_folder(config)
-        except MonographError as error:
-            refusal = error
-    path = Path(config.job.dump_folder)
+def reserved_folder(config: TrainerConfig, groups: Groups) -> Iterator[RunFolder]:
+    """Keep other runs out of the folder, all ranks together; one that is never claimed is left as it was found."""
+    folder = RunFolder(config)
+    before = _FolderBefore(folder.path)
+
+    def reserve() -> None:
+        folder.lock = lock_run_folder(config)
+
     try:
-        told = groups.broadcast_object((refusal.what, refusal.why, refusal.do) if refusal else None)
-        if refusal is not None:
-            raise refusal
-        if told is not None:
-            raise ConfigError(told[0], why=told[1], do=told[2])
-        _make(path)
-        yield RunFolder(path, lock)
+        _decide_on_rank_zero(groups, reserve)
+        yield folder
     finally:
-        if lock is not None:
-            lock.release()
+        if folder.is_claimed and folder.lock is not None:
+            folder.lock.release()
+        elif folder.lock is not None:
+            before.restore(folder.lock)
+
+
+def check_run_folder(config: TrainerConfig) -> None:
+    """Refuse a folder that a run could not have, and leave it as it was found."""
+    before = _FolderBefore(Path(config.job.dump_folder))
+    before.restore(lock_run_folder(config))
+
+
+class _FolderBefore:
+    """What a start that fails has to take away again: the lock's file, and folders that were made for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.had_lock = (folder / LOCK_NAME).exists()
+        self.missing = [path for path in (folder, *folder.parents) if not path.exists()]
+
+    def restore(self, lock: FolderLock) -> None:
+        """Release the lock; a folder that somebody else has put something into meanwhile stays."""
+        lock.release(remove=not self.had_lock)
+        for folder in self.missing:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
 
 
 def lock_run_folder(config: TrainerConfig) -> FolderLock:
-    """Lock the folder for this process, then move an earlier run that lies in it aside, unless it is continued.
-
-    Nobody moves a folder without its lock, so the folder of a run that is still writing stays where it is.
-    """
+    """Lock the folder for this process, and refuse what could not be carried out later; moves nothing."""
     folder = Path(config.job.dump_folder)
+    before = _FolderBefore(folder)
     lock = _lock(folder)
     try:
         _check_checkpoint_folder(config, folder)
-        if config.checkpoint.load or not any((folder / name).exists() for name in _TRACES_OF_A_RUN):
-            return lock
-        _check_movable(folder)
-        kept = _move_away(folder)
-        log.info("an earlier run was in %s; it is now in %s%s", folder, kept, _describe_continuing(kept))
-        fresh = _lock(folder)
+        if has_run(folder) and (not config.checkpoint.load or config.checkpoint.load_model_only):
+            _check_movable(folder)
     except BaseException:
-        lock.release()
+        before.restore(lock)
         raise
-    lock.release()
-    return fresh
+    return lock
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run has left files in a folder."""
+    return any((folder / name).exists() for name in _TRACES_OF_A_RUN)
+
+
+def _begins_again(config: TrainerConfig) -> bool:
+    """A run that is started with `auto` and was stopped before its first checkpoint: it has nothing to keep."""
+    store = Store(Path(config.job.dump_folder) / config.checkpoint.folder)
+    return config.checkpoint.load == AUTO and not store.find_all()
+
+
+def _decide_on_rank_zero(groups: Groups, act: Callable[[], None]) -> None:
+    """Do it on the first rank; when it refuses, every rank raises the same at once."""
+    refusal: MonographError | None = None
+    if groups.rank == 0:
+        try:
+            act()
+        except MonographError as error:
+            refusal = error
+    told = groups.broadcast_object((refusal.what, refusal.why, refusal.do) if refusal else None)
+    if refusal is not None:
+        raise refusal
+    if told is not None:
+        raise ConfigError(told[0], why=told[1], do=told[2])
 
 
 def _lock(folder: Path) -> FolderLock:
     lock = FolderLock(folder)
-    try:
-        _make(folder)
-        lock.acquire()
-    except InUse as busy:
-        raise ConfigError(
-            f"job.dump_folder is {folder}, which another run is using ({busy.who})",
-            why="; ".join(part for part in ("two runs in one folder would mix their files", busy.why) if part),
-            do="wait until it has ended, stop it, or choose another --job.dump_folder",
-        ) from None
-    except OSError as error:
-        raise _make_unwritable(folder, error) from None
-    return lock
+    for attempt in range(_ATTEMPTS):
+        try:
+            _make(folder)
+            lock.acquire()
+        except InUse as busy:
+            raise ConfigError(
+                f"job.dump_folder is {folder}, which another run is using ({busy.who})",
+                why="; ".join(part for part in ("two runs in one folder would mix their files", busy.why) if part),
+                do="wait until it has ended, stop it, or choose another --job.dump_folder",
+            ) from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
+                continue  # a start that failed has just removed the folder that it had made
+            raise _make_unwritable(folder, error) from None
+        return lock
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _make(folder: Path) -> None:
@@ -153,14 +260,6 @@ def _check_checkpoint_folder(config: TrainerConfig, folder: Path) -> None:
         store.close()
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a file or folder to the first free of `<name>.1`, `<name>.2`, ... and say which."""
-    free = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-    kept = next(candidate for candidate in free if not os.path.lexists(candidate))
-    path.rename(kept)
-    return kept
-
-
 def _move_away(folder: Path) -> Path:
     try:
         return set_aside(folder)
@@ -179,10 +278,15 @@ def _describe_continuing(kept: Path) -> str:
 
 
 def _check_movable(folder: Path) -> None:
-    """Refuse to move the user's own working folder away because an earlier run wrote into it."""
+    """Refuse early what `claim` could not do: move the user's working folder, or write beside the folder."""
+    why = ""
     if Path.cwd().is_relative_to(folder.resolve()):
+        why = "a new run would move the folder aside, and you are working inside it"
+    elif not os.access(folder.resolve().parent, os.W_OK):
+        why = f"a new run would move the folder aside, and {folder.resolve().parent} cannot be written"
+    if why:
         raise ConfigError(
             f"job.dump_folder is {folder}, where an earlier run left its files",
-            why="a new run would move the folder aside, and you are working inside it",
+            why=why,
             do="choose another --job.dump_folder, or --checkpoint.load latest to continue the earlier run",
         )

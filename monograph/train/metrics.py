@@ -6,6 +6,7 @@ is named under `non_finite`.
 """
 
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from monograph.config.configurable import Configurable
 from monograph.line_file import FileCalls, LineFile
 from monograph.log import get_log
 from monograph.train.config import MetricsConfig
-from monograph.train.folder import set_aside
 from monograph.train.records import drop_later_records
+from monograph.train.set_aside import find_free, set_aside
 from monograph.train.sinks import GuardedSink, TensorBoardSink, WandbSink, check_installed
 from monograph.train.write_failures import WriteFailures, find_reason, watch_lines
 
@@ -49,13 +50,16 @@ class Metrics(Configurable):
         if is_writer:
             check_installed([name for name in ("tensorboard", "wandb") if getattr(config, name)])
 
-    def start(self, step: int) -> None:
-        """Continue after `step`: records of later steps belong to a run that did not last and are dropped."""
+    def start(self, step: int, *, goes_back: bool = False) -> None:
+        """Continue after `step`: records of later steps belong to a run that did not last and are dropped.
+
+        A run that goes back to an earlier step on purpose keeps a copy of them.
+        """
         if not self._is_writer:
             return
         folder = self.path.parent
         try:
-            self._make_ready(step)
+            self._make_ready(step, goes_back=goes_back)
         except OSError as error:
             self._failures.failed(error)
         self._is_open = True
@@ -90,9 +94,11 @@ class Metrics(Configurable):
         texts = [self._lines.describe_missing(), *(sink.failures.describe() for sink in self._sinks)]
         return [text for text in texts if text]
 
-    def _make_ready(self, step: int) -> None:
+    def _make_ready(self, step: int, *, goes_back: bool) -> None:
         if not self.path.exists():
             return
+        if goes_back:
+            shutil.copyfile(self.path, find_free(self.path))
         if not step:
             set_aside(self.path)
             return

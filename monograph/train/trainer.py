@@ -13,12 +13,13 @@ from monograph.errors import MonographError
 from monograph.log import find_missing, get_log
 from monograph.models.flops import FlopsPerToken
 from monograph.parallel.groups import Groups
+from monograph.train.checkpoint.choose import AUTO, LATEST
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.prefetcher import Prefetcher
-from monograph.train.folder import RunFolder
+from monograph.train.folder import RunFolder, RunStart
 from monograph.train.garbage import controlled_gc
 from monograph.train.goodput import (
     CHECKPOINT,
@@ -102,7 +103,7 @@ class Trainer(Configurable):
         self.is_rank_zero = groups.rank == 0
         self.groups = groups
         self.checkpoints = config.checkpoint.build(
-            folder=folder.path / config.checkpoint.folder, process_group=groups.checkpoint_group()
+            folder=folder.path / config.checkpoint.folder, process_group=groups.checkpoint_group(), opens=False
         )
         self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_rank_zero)
         self.profiler = config.profiler.build(folder=folder.path / "traces", rank=groups.rank)
@@ -133,16 +134,20 @@ class Trainer(Configurable):
         self.validation_loss: float | None = None
         self.speed = Speed()
         self._missing: list[str] = []
-        self._continued: Path | None = None
+        self.start = RunStart()
 
     def load(self) -> None:
         """Continue from the checkpoint the config asks for, if it asks for one."""
         seed_rng(self.config.debug.seed)
         tensors = collect_tensors(self.step, self.optimizer)
         loaded = self.checkpoints.resume(tensors)
-        if loaded is None or loaded.model_only:
+        if loaded is None:
             return
-        self._continued = loaded.path if loaded.path.parent == self.checkpoints.folder else None
+        self.start = RunStart(loaded=loaded.path)
+        if loaded.model_only:
+            return
+        is_own = loaded.path.resolve().parent == self.checkpoints.folder.resolve()
+        self.start = RunStart(step=loaded.step, loaded=loaded.path, is_continued=is_own)
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
@@ -151,13 +156,13 @@ class Trainer(Configurable):
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
         steps, done = self.config.training.steps, self.position.step
         self.goodput.start()
-        if self.is_rank_zero:
-            GoodputFile(self.folder.path).start(self.goodput, step=done, ranks=self.groups.mesh.world_size)
-        self.metrics.start(done)
         style = self.config.metrics.progress if self.is_rank_zero else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
             with watch_for_stop() as stop, self.checkpoints, self._batches() as batches:
+                if done < steps:
+                    batches.wait()
+                self._claim_folder()
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     for number in range(done + 1, steps + 1):
@@ -171,6 +176,18 @@ class Trainer(Configurable):
             self._close(view)
             for text in self._missing:
                 log.warning("%s", text)
+
+    def _claim_folder(self) -> None:
+        """Everything is ready and the first step is next: from here on the run writes files."""
+        self.folder.claim(self.groups, self.start)
+        self.checkpoints.open()
+        goes_back = self.start.is_continued and self.config.checkpoint.load not in (LATEST, AUTO)
+        if goes_back and self.config.checkpoint.enabled:
+            self.checkpoints.set_later_aside(self.start.step)
+        self.metrics.start(self.position.step, goes_back=goes_back)
+        if self.is_rank_zero:
+            started = GoodputFile(self.folder.path)
+            started.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
 
     def _close(self, view: ProgressView) -> None:
         """Close every file, and note what could not be written. Safe to call twice."""
@@ -298,7 +315,7 @@ class Trainer(Configurable):
     @property
     def _checkpoint(self) -> Path | None:
         """The newest checkpoint of this run, which `latest` would find: saved by it, or what it continued from."""
-        return self.checkpoints.last_saved or self._continued
+        return self.checkpoints.last_saved or (self.start.loaded if self.start.is_continued else None)
 
     def _summary(self) -> Summary:
         return Summary(

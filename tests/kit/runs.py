@@ -28,7 +28,7 @@ from monograph.recipes.starting_points import make_debug_run
 from monograph.run import build_trainer
 from monograph.train import records
 from monograph.train.config import TrainerConfig
-from monograph.train.folder import claimed_folder
+from monograph.train.folder import reserved_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.trainer import Trainer
@@ -100,7 +100,7 @@ def change(config: Any, path: str, value: Any) -> None:
 def open_trainer(config: TrainerConfig) -> Iterator[Trainer]:
     """The trainer that `monograph.run.train` would run, for tests that look inside or change a part of it."""
     mesh, device = plan_run_mesh(config, 1), torch.device("cpu")
-    with joined_groups(mesh, device) as groups, claimed_folder(config, groups) as folder:
+    with joined_groups(mesh, device) as groups, reserved_folder(config, groups) as folder:
         yield build_trainer(config, groups, Startup(), folder)
 
 

@@ -24,7 +24,7 @@ from monograph.run import build_step, build_trainer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.train.folder import RunFolder, claimed_folder
+from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.state import collect_tensors
@@ -99,7 +99,7 @@ def train_updates(config: TrainerConfig) -> Trained:
 
 def run_trainer(config: TrainerConfig) -> Trained:
     """The whole trainer: data, updates, checkpoints, resuming."""
-    with joined(config) as groups, claimed_folder(config, groups) as folder:
+    with joined(config) as groups, reserved_folder(config, groups) as folder:
         trainer = build_trainer(config, groups, Startup(), folder)
         trainer.train()
         return collect(trainer, groups)
@@ -109,7 +109,7 @@ def claim(config: TrainerConfig) -> str:
     """What a rank is told when it asks for the run's folder; empty when it gets it."""
     with joined(config) as groups:
         try:
-            with claimed_folder(config, groups):
+            with reserved_folder(config, groups):
                 return ""
         except ConfigError as error:
             return str(error)
@@ -191,7 +191,7 @@ def train_into_nan(config: TrainerConfig, rank: int, step: int) -> tuple[str, Tr
 
     updates = itertools.count(1)
     broken = patch.object(monograph.train.trainer, "apply_update", update)
-    with broken, joined(config) as groups, claimed_folder(config, groups) as folder:
+    with broken, joined(config) as groups, reserved_folder(config, groups) as folder:
         trainer = build_trainer(config, groups, Startup(), folder)
         try:
             trainer.train()

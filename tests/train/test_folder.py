@@ -4,16 +4,17 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from monograph.cli import main
 from monograph.config.json_form import from_json
-from monograph.errors import CheckpointError, ConfigError
+from monograph.errors import CheckpointError, ConfigError, MonographError
 from monograph.locks.folder_lock import FolderLock, FolderMoved
 from monograph.run import train
-from monograph.train.folder import claimed_folder, lock_run_folder
+from monograph.train.folder import RunStart, reserved_folder
 from tests.kit.ranks import pool
 from tests.kit.runs import find_steps, open_trainer, read_exact, read_records, tiny_run
 from tests.parallel.rank_work import claim as claim_on_rank
@@ -25,8 +26,8 @@ ENDLESS = {"training.steps": 1_000_000, "checkpoint.interval": 5, "checkpoint.ke
 
 def claim(folder, groups=ALONE, **changes):
     """Claim a folder and give it back."""
-    with claimed_folder(tiny_run(folder, changes), groups):
-        pass
+    with reserved_folder(tiny_run(folder, changes), groups) as reserved:
+        reserved.claim(groups, RunStart())
 
 
 def test_a_fresh_run_moves_an_earlier_one_aside_with_everything_in_it(tmp_path):
@@ -161,8 +162,15 @@ def test_a_run_whose_folder_is_moved_ends_and_writes_nothing_into_its_successors
 def test_a_checkpoint_is_never_committed_into_a_folder_that_replaced_its_own(tmp_path):
     folder = tmp_path / "run"
     with open_trainer(tiny_run(folder)) as trainer:
-        (folder / "checkpoints").rename(tmp_path / "moved")
-        (folder / "checkpoints").mkdir()
+        step = trainer._one_step
+
+        def move_before_the_first(number, *rest):
+            if number == 1:
+                (folder / "checkpoints").rename(tmp_path / "moved")
+                (folder / "checkpoints").mkdir()
+            step(number, *rest)
+
+        trainer._one_step = move_before_the_first
         with pytest.raises(FolderMoved, match="checkpoints was moved or deleted"):
             trainer.train()
     assert os.listdir(folder / "checkpoints") == []
@@ -230,7 +238,7 @@ def test_a_folder_that_cannot_be_moved_aside_is_refused_by_name(tmp_path, monkey
 
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     with pytest.raises(ConfigError, match=r"(?s)job.dump_folder is .*run.*busy"):
-        lock_run_folder(tiny_run(tmp_path / "run"))
+        claim(tmp_path / "run")
     FolderLock(tmp_path / "run").acquire()
 
 
@@ -244,3 +252,70 @@ def test_what_was_moved_aside_says_how_to_continue_it_and_that_works(tmp_path, c
     assert flags[::2] == ["--job.dump_folder", "--checkpoint.load"]
     summary = train(tiny_run(flags[1], {"training.steps": 3, "checkpoint.load": flags[3]}))
     assert summary.steps == 3 and read_exact(tmp_path / "run.1")[:2] == before
+
+
+def listing(folder):
+    """Every file below a folder with its content."""
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+FAILED_STARTS = {
+    "a dataset that is not there": {"dataloader.dataset": "no/such/file.txt"},
+    "a tokenizer that is not there": {"tokenizer.path": "no/such/tokenizer.json"},
+    "a checkpoint that is not there": {"checkpoint.load": "no/such/checkpoint"},
+    "a model that cannot be built": {"training.freeze": ("no.such.weight",)},
+    "data shorter than a sequence": {"dataloader.dataset": "short.txt", "dataloader.held_out_fraction": 0.0},
+}
+
+
+@pytest.mark.parametrize("changes", FAILED_STARTS.values(), ids=FAILED_STARTS)
+@pytest.mark.parametrize("has_run", [True, False], ids=["over a good run", "in a new folder"])
+def test_a_start_that_fails_leaves_everything_as_it_was(tmp_path, monkeypatch, changes, has_run):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("a")
+    folder = tmp_path / "deep" / "run"
+    if has_run:
+        train(tiny_run(folder, {"training.steps": 1}))
+    before = listing(tmp_path)
+    for _ in range(2):
+        with pytest.raises(MonographError):
+            train(tiny_run(folder, changes))
+    assert listing(tmp_path) == before
+    assert (tmp_path / "deep").exists() == has_run and not (tmp_path / "deep" / "run.1").exists()
+
+
+def test_the_log_file_of_a_run_begins_with_its_start(tmp_path):
+    train(tiny_run(tmp_path / "run", {"training.steps": 1, "debug.log_level": "info"}))
+    said = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "data: train:" in said and "saved " in said
+
+
+def test_weights_of_a_folders_run_start_another_one_beside_it(tmp_path):
+    """Both runs save a checkpoint of step 3: the older one is kept, whole, with its metrics and its configuration."""
+    folder = tmp_path / "run"
+    train(tiny_run(folder))
+    before = listing(folder)
+    changes = {"checkpoint.load": "latest", "checkpoint.load_model_only": True}
+    train(tiny_run(folder, changes))
+    kept = listing(tmp_path / "run.1")
+    del before[Path(".lock")], kept[Path(".lock")]
+    assert kept == before
+    assert find_steps(folder) == [3] and not (folder / "metrics.jsonl.1").exists()
+
+
+def test_a_checkpoint_from_elsewhere_does_not_continue_the_run_that_lies_in_the_folder(tmp_path):
+    for name in ("one", "two"):
+        train(tiny_run(tmp_path / name, {"training.steps": 1}))
+    load = str(tmp_path / "one" / "checkpoints" / "step-00000001")
+    train(tiny_run(tmp_path / "two", {"training.steps": 2, "checkpoint.load": load}))
+    assert find_steps(tmp_path / "two.1") == [1] and find_steps(tmp_path / "two") == [2]
+
+
+def test_every_start_of_a_run_is_a_line_of_its_history(tmp_path):
+    folder = tmp_path / "run"
+    train(tiny_run(folder, {"training.steps": 1}))
+    train(tiny_run(folder, {"training.steps": 1, "checkpoint.load": "latest", "job.description": "again"}))
+    first, second = [json.loads(line) for line in (folder / "config.history.jsonl").read_text().splitlines()]
+    assert (first["step"], first["loaded"]) == (0, "") and first["config"]["job"]["description"] == ""
+    assert second["step"] == 1 and second["loaded"].endswith("step-00000001")
+    assert from_json(second["config"]).job.description == "again"

@@ -11,7 +11,7 @@ import pytest
 
 from monograph import strict_json
 from monograph.cli import main
-from monograph.log import find_missing, get_log, set_up_log
+from monograph.log import find_missing, get_log, set_up_log, write_log_to
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import MetricsConfig, ProfilerConfig
 from monograph.train.write_failures import RetriedWrite
@@ -50,8 +50,7 @@ def train_on(folder, *, full, changes=None):
     lines = {"metrics.progress": "lines", "metrics.log_interval": 1}
     config = tiny_run(folder / "run", settings | lines | (changes or {}))
     with open_trainer(config) as trainer:
-        set_up_log(level="info", file=folder / "run" / "logs" / "rank-0.log")
-        trainer.folder.write_config(config)
+        set_up_log(level="info", holds=True)
         step = trainer._one_step
 
         def one_step(number, *rest):
@@ -165,7 +164,8 @@ def test_a_log_file_that_cannot_be_written_loses_nothing_and_prints_no_traceback
     path = tmp_path / "logs" / "rank-0.log"
     path.parent.write_text("in the way")
     try:
-        set_up_log(file=path)
+        set_up_log(holds=True)
+        write_log_to(path)
         get_log().warning("first")
         assert find_missing()[0].startswith("logs/rank-0.log lacks 2 lines: ")
         path.parent.unlink()

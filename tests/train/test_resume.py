@@ -143,6 +143,13 @@ def test_a_run_continues_from_a_step_number_and_from_a_path(tmp_path, unbroken):
     assert step < STEPS
     assert run(make_run(whole, checkpoint__load=str(step))) == 0
     assert_equal_to_unbroken(whole, unbroken)
+    assert (whole / "metrics.jsonl.1").read_text() == (unbroken / "metrics.jsonl").read_text()
+    later = [each for each in find_steps(unbroken) if each > step]
+    kept = sorted((whole / "checkpoints.1").iterdir())
+    assert [path.name for path in kept] == [f"step-{each:08d}" for each in later], "what came after is set aside"
+    assert (kept[0] / "manifest.json").read_bytes() == (
+        unbroken / "checkpoints" / kept[0].name / "manifest.json"
+    ).read_bytes()
     elsewhere = tmp_path / "elsewhere"
     assert run(make_run(elsewhere, checkpoint__load=str(unbroken / "checkpoints" / f"step-{step:08d}"))) == 0
     assert differing(read_step(elsewhere, STEPS), read_step(unbroken, STEPS)) == []
@@ -164,7 +171,7 @@ def test_weights_alone_start_a_new_run_and_the_earlier_numbers_stay(tmp_path, un
     first, scratch = read_records(folder)[0], read_records(unbroken)[0]
     assert first["step"] == 1 and first["cursor"] == scratch["cursor"] and first["lr"] == scratch["lr"]
     assert first["loss"] < scratch["loss"] - 0.1, "the weights are trained ones"
-    assert (folder / "metrics.jsonl.1").read_text() == (unbroken / "metrics.jsonl").read_text()
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == (unbroken / "metrics.jsonl").read_text()
 
 
 def test_resuming_on_other_data_is_refused(tmp_path, unbroken):

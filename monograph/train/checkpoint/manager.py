@@ -70,7 +70,9 @@ class CheckpointManager(Configurable):
         folder: Path,
         process_group: dist.ProcessGroup | None = None,
         disk: Disk | None = None,
+        opens: bool = True,
     ) -> None:
+        """Without `opens` nothing is written, not even a lock, before `open` is called."""
         self.config = config
         self.folder = Path(folder)
         self._ranks = Ranks(process_group)
@@ -83,8 +85,15 @@ class CheckpointManager(Configurable):
         self.last_saved: Path | None = None
         self._warned: set[Path] = set()
         self._missed: dict[str, Steps] = {}
-        if config.enabled:
+        self._is_open = False
+        if opens:
+            self.open()
+
+    def open(self) -> None:
+        """Keep other writers out of the folder and finish what a killed one left half done. Safe to call twice."""
+        if self.config.enabled and not self._is_open:
             self._open()
+            self._is_open = True
             self._warn_of_writers(self._store.folder)
 
     def __enter__(self) -> Self:
@@ -133,6 +142,8 @@ class CheckpointManager(Configurable):
     def resume(self, tensors: Mapping[str, torch.Tensor]) -> Loaded | None:
         """Load what the config asks for; None when the run is to start from scratch."""
         which, start = self.config.load, self.config.initial_load_path
+        if which and self.config.enabled and not self._is_open:
+            self._ranks.run_on_rank0(self._store.put_back)
         if which and (which != AUTO or self._ranks.broadcast_object(self._store.find_all())):
             return self.load(which, tensors)
         if which:
@@ -151,6 +162,10 @@ class CheckpointManager(Configurable):
         self._fill(source, reader, wanted)
         log.info("loaded %s (weights only) in %.1f s", source, time.perf_counter() - begin)
         return Loaded(0, {}, source, True)
+
+    def set_later_aside(self, step: int) -> None:
+        """Keep the checkpoints after `step`, which a run that goes back to it would write over, beside the folder."""
+        self._ranks.run_on_rank0(lambda: self._store.set_later_aside(step))
 
     def latest(self) -> Path | None:
         """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""

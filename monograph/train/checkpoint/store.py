@@ -18,6 +18,7 @@ from monograph.locks.lock_file import InUse
 from monograph.log import get_log
 from monograph.train.checkpoint.disk import Disk, remove_tree
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
+from monograph.train.set_aside import find_free
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 _OLD_NAME = re.compile(r"\.old-(step-\d{8,})")
@@ -50,6 +51,12 @@ class Store:
                 why=str(error),
                 do="choose another --checkpoint.folder, or --checkpoint.enabled False",
             ) from error
+
+    def put_back(self) -> None:
+        """Undo a save that was killed while it replaced a checkpoint; a folder without one is not touched."""
+        if self.folder.is_dir() and any(_OLD_NAME.fullmatch(path.name) for path in self.folder.iterdir()):
+            self.open()
+            self.close()
 
     def lock(self) -> None:
         """Refuse to share the folder with another writing process: two runs would delete each other's saves."""
@@ -108,6 +115,18 @@ class Store:
         self.disk.sync_folder(self.folder)
         if replaces:
             self.delete(old)
+
+    def set_later_aside(self, step: int) -> None:
+        """Move checkpoints of later steps out of the way of a run that goes back to `step`, into a folder beside."""
+        later = [path for path in self.find_all() if (find_step(path) or 0) > step]
+        if not later:
+            return
+        kept = find_free(self.folder)
+        self.disk.make_folder(kept)
+        for path in later:
+            self.disk.rename(path, kept / path.name)
+        names = ", ".join(path.name for path in later)
+        log.warning("going back to step %d: the later checkpoints %s are now in %s", step, names, kept)
 
     def delete(self, path: Path) -> None:
         """Take a folder away, first its name and then its content, so that no half of it can be taken for a checkpoint.

@@ -54,6 +54,13 @@ class BoundedQueue(Generic[Item]):
             raise self.error
         raise StopIteration
 
+    def wait(self) -> None:
+        """Wait until an item is ready; what ended the thread before its first item is raised here."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.items or self.ended or self.closing.is_set())
+        if self.error is not None and not self.items:
+            raise self.error
+
     def end(self, error: BaseException | None = None) -> None:
         """Called by the thread when it has no more to give."""
         with self.changed:
@@ -93,6 +100,10 @@ class Prefetcher(Generic[Item]):
 
     def __next__(self) -> Item:
         return self._queue.take()
+
+    def wait(self) -> None:
+        """Wait for the first item, so that data that cannot be read is known before anything is started."""
+        self._queue.wait()
 
     def close(self) -> None:
         """End the thread and wait for it. Safe to call again."""

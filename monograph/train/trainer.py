@@ -184,10 +184,10 @@ class Trainer(Configurable):
         goes_back = self.start.is_continued and self.config.checkpoint.load not in (LATEST, AUTO)
         if goes_back and self.config.checkpoint.enabled:
             self.checkpoints.set_later_aside(self.start.step)
-        self.metrics.start(self.position.step, goes_back=goes_back)
         if self.is_rank_zero:
-            started = GoodputFile(self.folder.path)
-            started.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
+            goodput = GoodputFile(self.folder.path)
+            goodput.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
+        self.metrics.start(self.position.step, goes_back=goes_back)
 
     def _close(self, view: ProgressView) -> None:
         """Close every file, and note what could not be written. Safe to call twice."""

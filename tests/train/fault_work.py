@@ -13,7 +13,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.run import build_trainer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.loader import DataLoader
-from monograph.train.folder import claimed_folder
+from monograph.train.folder import reserved_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.replay_check import CorruptionFound, ReplayCheck
 from monograph.train.startup import Startup
@@ -82,7 +82,7 @@ def train_quietly(config: TrainerConfig) -> str:
     with (
         deterministic_kernels(config.debug.deterministic),
         joined_groups(mesh, CPU, timeout_seconds=60) as groups,
-        claimed_folder(config, groups) as folder,
+        reserved_folder(config, groups) as folder,
     ):
         trainer = build_trainer(config, groups, Startup(), folder)
         try:

@@ -37,6 +37,7 @@ class Group(StrEnum):
     ETP = "etp"
     CP = "cp"
     PP = "pp"
+    SEQUENCE = "sequence"
     BATCH = "batch"
     SHARDS = "shards"
     WORLD = "world"

@@ -279,7 +279,7 @@ def describe(groups: Groups) -> str:
     mesh = groups.mesh
     if mesh.world_size == 1:
         return str(groups.device)
-    names = ("dp_replicate", "dp_shard", "tp", "ep", "etp")
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
     degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
     return f"{mesh.world_size} x {groups.device.type} ({', '.join(degrees)})"
 

@@ -107,6 +107,21 @@ def all_gather(value: Tensor, size: int, group: str) -> Tensor:
     return ops.wait_tensor(ops.all_gather_into_tensor(value, size, group))
 
 
+def start_all_gather(value: Tensor, size: int, group: str) -> Tensor:
+    """Start an all_gather along dim 0; what it gives is read after `finish`."""
+    return torch.ops._c10d_functional.all_gather_into_tensor(value, size, group)
+
+
+def start_reduce_scatter(value: Tensor, size: int, group: str) -> Tensor:
+    """Start a sum over ranks, scattered along dim 0; what it gives is read after `finish`."""
+    return torch.ops._c10d_functional.reduce_scatter_tensor(value, "sum", size, group)
+
+
+def finish(started: Tensor) -> Tensor:
+    """The result of a collective that was started."""
+    return torch.ops._c10d_functional.wait_tensor(started)
+
+
 def reduce_scatter(value: Tensor, size: int, group: str) -> Tensor:
     """The sum over ranks, of which each rank gets its piece along dim 0."""
     ops = torch.ops._c10d_functional

@@ -21,6 +21,7 @@ from monograph.models.model import SEED, Model, StepOutput
 from monograph.models.sequence_part import SequencePart
 from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
+from monograph.parallel.mesh import Mesh
 from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens, compute_grad_norm
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.config import PassesConfig
@@ -158,10 +159,12 @@ class MeshStep(ABC):
 
     def compute_scalars(self, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """What is the same for all micro-batches of an update: counts that sums are divided by, over all ranks that
-        read other data, and the seed of a model that draws random numbers."""
+        read other data, and the seed of a model that draws random numbers. A sequence is counted by the rank that has
+        the first part of it."""
         counts = [self.model.count_normalizers(batch) for batch in batches]
         names = self.model.normalizers
-        local = torch.tensor([sum(each[name] for each in counts) for name in names], dtype=torch.int64)
+        counted = counts if self.part.index == 0 else []
+        local = torch.tensor([sum(each[name] for each in counted) for name in names], dtype=torch.int64)
         scalars = dict(zip(names, all_reduce_over_data(local.to(self.device)).unbind(), strict=True))
         if self.model.draws_random:
             scalars[SEED] = torch.tensor(self.seed, device=self.device)
@@ -223,7 +226,12 @@ class ModuleStep(MeshStep):
 
 def find_sequence_part(groups: Groups) -> SequencePart:
     """The part of every sequence that this rank has."""
-    return SequencePart(groups.mesh.coordinate(groups.rank, Axis.CP), groups.mesh.cp)
+    return find_part(groups.mesh, groups.mesh.coordinate(groups.rank, Axis.CP))
+
+
+def find_part(mesh: Mesh, index: int) -> SequencePart:
+    """The part of every sequence that ranks with this cp coordinate have."""
+    return SequencePart(index, mesh.cp, is_exchanged=mesh.cp_method == "ulysses")
 
 
 def sum_in_order(shares: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from monograph.models.cache import LayerCache
 from monograph.models.config import AttentionConfig, AttentionKernel, ResidualSpec, RopeConfig
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
-from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
+from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
 
 
@@ -23,6 +23,10 @@ class AttentionCore(nn.Module):
     def __init__(self, kind: AttentionKind, *, scale: float, kernel: AttentionKernel = "auto") -> None:
         super().__init__()
         self.kind, self.scale, self.kernel = kind, scale, kernel
+
+    def plan_parallel(self) -> ParallelPlan:
+        """With context parallelism every rank has a part of each sequence."""
+        return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.SHARED_SEQUENCES),))
 
     def forward(
         self,

@@ -139,9 +139,10 @@ class AttentionConfig(Configurable.Config):
             )
 
     def find_divided_sizes(self) -> Iterator[DividedSize]:
-        """Heads are shared among tensor-parallel ranks."""
-        yield DividedSize(Axis.TP, "n_heads", self.n_heads)
-        yield DividedSize(Axis.TP, "n_kv_heads", self.n_kv_heads)
+        """Heads are shared among tensor-parallel ranks, and in an exchange among context-parallel ones."""
+        for axis in (Axis.TP, Axis.CP):
+            yield DividedSize(axis, "n_heads", self.n_heads)
+            yield DividedSize(axis, "n_kv_heads", self.n_kv_heads, is_repeated=axis is Axis.CP)
 
     def find_head_dim(self, dim: int) -> int:
         """Channels of one head in a model of width `dim`."""
@@ -197,8 +198,9 @@ class LatentAttentionConfig(Configurable.Config):
             )
 
     def find_divided_sizes(self) -> Iterator[DividedSize]:
-        """Heads are shared among tensor-parallel ranks."""
-        yield DividedSize(Axis.TP, "n_heads", self.n_heads)
+        """Heads are shared among tensor-parallel ranks, and in an exchange among context-parallel ones."""
+        for axis in (Axis.TP, Axis.CP):
+            yield DividedSize(axis, "n_heads", self.n_heads)
 
 
 @dataclass(kw_only=True, slots=True)

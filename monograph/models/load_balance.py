@@ -42,6 +42,8 @@ class LoadBalance(nn.Module, Configurable):
         self.config, self.router, self.n_experts = config, router, n_experts
         self.sum_counts: Callable[[Tensor], Tensor] = keep_local_counts
         """Totals of the counts over the ranks whose tokens belong to one statistic; parallelism replaces it."""
+        self.sequence_parts = 1
+        """Ranks that divide a sequence among themselves; parallelism sets it."""
 
     def plan_parallel(self) -> ParallelPlan:
         """Counts of ranks that hold tokens of one statistic are summed."""
@@ -62,10 +64,10 @@ class LoadBalance(nn.Module, Configurable):
     def forward(self, stats: Sequence[RouterStats], seq_len: int, sequences: Tensor) -> dict[str, Tensor]:
         """This call's share of every loss, without its coefficient: name -> fp32 [MoE layers].
 
-        `seq_len` counts a whole sequence, also where this rank has a slice of it; `sequences` counts those of the
-        whole update. Summed over micro-batches and ranks the shares are means over sequences.
+        `seq_len` counts the tokens that a rank reads of a sequence; `sequences` counts those of the whole update.
+        Summed over micro-batches and ranks the shares are means over sequences.
         """
-        scale = (sequences.to(torch.float32) * seq_len).reciprocal()
+        scale = (sequences.to(torch.float32) * (seq_len * self.sequence_parts)).reciprocal()
         losses: dict[str, Tensor] = {}
         if self.config.needs_counts:
             counts = torch.stack([each.counts for each in stats if each.counts is not None])

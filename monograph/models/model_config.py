@@ -15,6 +15,8 @@ class DividedSize(NamedTuple):
     what: str
     """The field, or fields, that decide it."""
     size: int
+    is_repeated: bool = False
+    """Whether several ranks may have the same part, where there are fewer parts than ranks."""
 
 
 class SequenceLimit(NamedTuple):

@@ -47,6 +47,8 @@ class ParallelForm(StrEnum):
     """A module whose `dispatch` sends tokens to the ranks of their experts."""
     COUNT_REDUCTION = "count_reduction"
     """A module whose `sum_counts` sums the router's counts over ranks."""
+    SHARED_SEQUENCES = "shared_sequences"
+    """An AttentionCore whose keys and values are on all context-parallel ranks."""
     RANDOM_POSITIONS = "random_positions"
     """A module whose `find_starts` knows where its rows begin in the whole, unsharded value."""
 

@@ -36,6 +36,7 @@ def build_segments(
 
     documents: int64 [batch, length], the number of each token's document; None where a sequence is one.
     """
+    part = part.attended
     if documents is None and kind.is_plain and part.is_whole:
         return None
     limit = find_limit(max_documents, length) if documents is not None else 1
@@ -46,10 +47,17 @@ def build_segments(
         starts = find_starts(None if documents is None else documents[sequence].numpy(), length, limit)
         pieces = cut_chunks(starts, length, kind.chunk)
         for number, (start, stop) in enumerate(bounds):
-            rows = list(find_rows(pieces, start, stop, length, kind, part))
-            rows += [(stop - start, length)] * (room + 1 - len(rows))
+            keys = count_keys(number, length, kind, part)
+            rows = list(find_rows(pieces, start, stop, keys, kind, part))
+            rows += [(stop - start, keys)] * (room + 1 - len(rows))
             table[sequence, number] = np.array(rows, dtype=np.int32).T
     return torch.from_numpy(table)
+
+
+def count_keys(number: int, length: int, kind: AttentionKind, part: SequencePart) -> int:
+    """Keys that the queries of slice `number` are given: with causal attention those of the first slices of all ranks,
+    which are the first half of a sequence, see no other half."""
+    return length // 2 if number == 0 and kind.causal and not part.is_whole else length
 
 
 def find_starts(documents: np.ndarray | None, length: int, limit: int) -> np.ndarray:
@@ -77,7 +85,7 @@ def cut_chunks(starts: np.ndarray, length: int, chunk: int) -> list[tuple[int, i
 
 
 def find_rows(
-    pieces: list[tuple[int, int]], start: int, stop: int, length: int, kind: AttentionKind, part: SequencePart
+    pieces: list[tuple[int, int]], start: int, stop: int, keys: int, kind: AttentionKind, part: SequencePart
 ) -> Iterator[tuple[int, int]]:
     """(first query, first key) of every segment of the queries in [start, stop), and of keys that none of them sees."""
     here = [(begin, end) for begin, end in pieces if begin < stop and end > start]
@@ -88,4 +96,4 @@ def find_rows(
     if not part.is_whole:
         end = here[-1][1]
         yield stop - start, min(end, stop) if kind.causal else end
-    yield stop - start, length
+    yield stop - start, keys

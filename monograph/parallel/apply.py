@@ -5,9 +5,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from monograph.axes import Group
+from monograph.models.attention import AttentionCore
 from monograph.models.load_balance import LoadBalance
 from monograph.models.model import Model
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
+from monograph.parallel.context_exchange import ExchangedAttention
+from monograph.parallel.context_gather import GatheredAttention
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.random_positions import ShardedRowStarts
@@ -63,9 +66,20 @@ def exchange_tokens(_model: Model, _path: str, module: nn.Module, mesh: Mesh, _c
 def reduce_counts(_model: Model, _path: str, balance: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
     """Sum the router's counts over the ranks that hold slices of the same sequences, or over all for scope `global`."""
     assert isinstance(balance, LoadBalance)
-    group = Group.WORLD if balance.config.scope == "global" else Group.TP
+    balance.sequence_parts = mesh.cp
+    group = Group.WORLD if balance.config.scope == "global" else Group.SEQUENCE
     if mesh.group_size(group) > 1:
         balance.sum_counts = CountReduction(group)
+
+
+def share_sequences(model: Model, path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
+    """Attention over whole sequences, of which every context-parallel rank has a part."""
+    if mesh.cp > 1:
+        assert isinstance(module, AttentionCore)
+        parent, _, name = path.rpartition(".")
+        is_exchanged = mesh.cp_method == "ulysses"
+        built = ExchangedAttention(module, mesh.cp, coords) if is_exchanged else GatheredAttention(module, mesh.cp)
+        setattr(model.get_submodule(parent), name, built)
 
 
 def shard_positions(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
@@ -80,4 +94,5 @@ FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]]
     ParallelForm.EXPERT_EXCHANGE: exchange_tokens,
     ParallelForm.COUNT_REDUCTION: reduce_counts,
     ParallelForm.RANDOM_POSITIONS: shard_positions,
+    ParallelForm.SHARED_SEQUENCES: share_sequences,
 }

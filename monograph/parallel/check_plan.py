@@ -21,6 +21,7 @@ def check_plan(model: Model, plan: ParallelPlan, mesh: Mesh) -> None:
     """Refuse rules that match nothing, boundaries around modules that are not sharded, and half-sharded modules."""
     check_matches(model, plan)
     check_axes(model, plan, mesh)
+    check_sequences(model, plan, mesh)
     for path, module in model.named_modules():
         rule = plan.rule_of(path)
         if rule is not None and rule.form is not ParallelForm.VOCAB_EMBEDDING:
@@ -45,6 +46,17 @@ def check_matches(model: Model, plan: ParallelPlan) -> None:
                     why=f"the model has no such {kind}",
                     do=f"did you mean {near}?" if near else "remove the rule",
                 )
+
+
+def check_sequences(model: Model, plan: ParallelPlan, mesh: Mesh) -> None:
+    """Tokens of other context-parallel ranks are seen by attention alone, and only if the plan says so."""
+    if mesh.cp > 1 and not any(rule.form is ParallelForm.SHARED_SEQUENCES for rule in plan.modules):
+        raise ConfigError(
+            f"parallelism.context_parallel_degree is {mesh.cp}",
+            why=f"the parallel plan of {type(model).__qualname__} has no module that attends to whole sequences, and "
+            "every rank would compute with its own part alone",
+            do="--parallelism.context_parallel_degree 1, or compute attention with mg.AttentionCore",
+        )
 
 
 def check_axes(model: Model, plan: ParallelPlan, mesh: Mesh) -> None:

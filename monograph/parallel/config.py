@@ -7,6 +7,7 @@ from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 
+ContextMethod = Literal["all_gather", "ulysses"]
 _DEGREES = (
     "data_parallel_replicate_degree",
     "tensor_parallel_degree",
@@ -34,7 +35,9 @@ class ParallelismConfig(Configurable.Config):
     pipeline_parallel_degree: int = 1
     """Stages the layers are divided into (not available yet)."""
     context_parallel_degree: int = 1
-    """Devices that share each sequence in attention (not available yet)."""
+    """Devices that share each sequence: every one has a part of its tokens, in all layers."""
+    context_parallel_method: ContextMethod = "all_gather"
+    """How attention gets the tokens of other devices: all gather keys and values, or all exchange tokens for heads."""
     fsdp: Literal["auto", "fsdp2", "graph"] = "auto"
     """Who shards: torch's fully_shard, or explicit collectives that a graph can hold; auto goes by compile mode."""
     reshard_after_forward: bool = True
@@ -54,11 +57,10 @@ class ParallelismConfig(Configurable.Config):
                 why="it counts devices",
                 do="write 1 or more, or -1 for all that are left",
             )
-        for name in ("pipeline_parallel_degree", "context_parallel_degree"):
-            if getattr(self, name) != 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    why="the axis is reserved but nothing runs along it yet",
-                    do=f"--parallelism.{name} 1",
-                )
+        if self.pipeline_parallel_degree != 1:
+            raise ConfigError(
+                f"pipeline_parallel_degree is {self.pipeline_parallel_degree}",
+                why="the axis is reserved but nothing runs along it yet",
+                do="--parallelism.pipeline_parallel_degree 1",
+            )
         check_range(self, "timeout_seconds", 0.001, 1e8, why="torch waits a whole number of milliseconds")

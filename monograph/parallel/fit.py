@@ -3,6 +3,8 @@
 What can be padded is (the vocabulary, rows shared by fsdp). What cannot is refused with the numbers.
 """
 
+import math
+
 from monograph.axes import Axis
 from monograph.errors import ConfigError
 from monograph.models.model_config import DividedSize, ModelConfig
@@ -33,9 +35,14 @@ def plan_fitting_mesh(
             why="this model has no routed experts to spread",
             do="--parallelism.expert_parallel_degree 1 --parallelism.expert_tensor_parallel_degree 1",
         )
-    shares = [DividedSize(Axis.TP, "training.seq_len", seq_len), *model.find_all_divided_sizes()]
+    shares = list(model.find_all_divided_sizes())
+    on_tp = [] if mesh.cp > 1 else [DividedSize(Axis.TP, "training.seq_len", seq_len)]
     for axis in _FIELDS:
-        _check_shares(mesh, axis, [share for share in shares if share.axis is axis])
+        _check_shares(mesh, axis, [share for share in (*on_tp, *shares) if share.axis is axis])
+    if mesh.cp > 1:
+        check_sequence_parts(mesh, seq_len)
+        if mesh.cp_method == "ulysses":
+            check_exchanged_heads(mesh, [share for share in shares if share.axis is Axis.CP])
     together = local_batch_size * mesh.data_parts
     if global_batch_size != -1 and global_batch_size % together:
         nearest = max(1, round(global_batch_size / together)) * together
@@ -46,6 +53,32 @@ def plan_fitting_mesh(
             do=f"--training.global_batch_size {nearest}",
         )
     return mesh
+
+
+def check_sequence_parts(mesh: Mesh, seq_len: int) -> None:
+    """Every rank has slices of equal length, and tensor-parallel ranks divide them."""
+    slices = 1 if mesh.cp_method == "ulysses" else 2
+    step = mesh.cp * math.lcm(slices, mesh.tp)
+    if seq_len % step:
+        with_tp = f" and tensor-parallel degree {mesh.tp}" if mesh.tp > 1 else ""
+        raise ConfigError(
+            f"training.seq_len is {seq_len} and parallelism.context_parallel_degree is {mesh.cp}",
+            why=f"with method {mesh.cp_method}{with_tp} it must be a multiple of {step}",
+            do=f"--training.seq_len {max(1, round(seq_len / step)) * step}",
+        )
+
+
+def check_exchanged_heads(mesh: Mesh, shares: list[DividedSize]) -> None:
+    """Every rank gets equally many heads; a key head may go to several ranks."""
+    for share in shares:
+        here = share.size // mesh.tp
+        if here % mesh.cp and not (share.is_repeated and mesh.cp % here == 0):
+            raise ConfigError(
+                f"{share.what} is {share.size} but parallelism.context_parallel_degree is {mesh.cp}"
+                + (f" and parallelism.tensor_parallel_degree is {mesh.tp}" if mesh.tp > 1 else ""),
+                why=f"with method ulysses ranks exchange tokens for heads, and {mesh.cp} cannot share {here} heads",
+                do="--parallelism.context_parallel_method all_gather",
+            )
 
 
 def _check_shares(mesh: Mesh, axis: Axis, shares: list[DividedSize]) -> None:

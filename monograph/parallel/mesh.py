@@ -9,7 +9,7 @@ from itertools import product
 
 from monograph.axes import Axis, Group
 from monograph.errors import ConfigError
-from monograph.parallel.config import ParallelismConfig
+from monograph.parallel.config import ContextMethod, ParallelismConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class Mesh:
     tp: int = 1
     ep: int = 1
     etp: int = 1
+    cp_method: ContextMethod = "all_gather"
+    """How attention gets tokens of other cp ranks, which decides what part of a sequence each has."""
 
     @property
     def fsdp(self) -> int:
@@ -87,12 +89,21 @@ class Mesh:
 
     def group_size(self, group: Group) -> int:
         """How many ranks a group of this kind has."""
-        sizes = {Group.BATCH: self.dp_replicate * self.fsdp, Group.SHARDS: self.shards, Group.WORLD: self.world_size}
+        sizes = {
+            Group.SEQUENCE: self.cp * self.tp,
+            Group.BATCH: self.dp_replicate * self.fsdp,
+            Group.SHARDS: self.shards,
+            Group.WORLD: self.world_size,
+        }
         return sizes[group] if group in sizes else self.degree(_ALONG[group])
 
     def group_span(self, group: Group) -> int:
         """Ranks from the first to the last of rank 0's group of this kind, those between them included."""
-        moving = {Group.BATCH: (Axis.DP_REPLICATE, Axis.FSDP), Group.SHARDS: (Axis.FSDP, Axis.TP)}
+        moving = {
+            Group.SEQUENCE: (Axis.CP, Axis.TP),
+            Group.BATCH: (Axis.DP_REPLICATE, Axis.FSDP),
+            Group.SHARDS: (Axis.FSDP, Axis.TP),
+        }
         axes = _DENSE_VIEW if group is Group.WORLD else moving.get(group) or (_ALONG[group],)
         return 1 + sum((self.degree(axis) - 1) * self.stride(axis) for axis in axes)
 
@@ -127,6 +138,7 @@ _FIXED: dict[Group, tuple[Axis, ...]] = {
     for group, axis in _ALONG.items()
 } | {
     Group.CP: (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.TP),  # cp is part of the fsdp axis
+    Group.SEQUENCE: (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD),
     Group.BATCH: (Axis.PP, Axis.TP),
     Group.SHARDS: (Axis.PP, Axis.DP_REPLICATE),
     Group.WORLD: (),
@@ -160,6 +172,7 @@ def plan_mesh(config: ParallelismConfig, world_size: int) -> Mesh:
         tp=config.tensor_parallel_degree,
         ep=config.expert_parallel_degree,
         etp=config.expert_tensor_parallel_degree,
+        cp_method=config.context_parallel_method,
     )
     check_expert_degrees(mesh)
     return mesh
@@ -200,10 +213,10 @@ def _nearest_multiple(base: int, near: int) -> int:
 def all_meshes(world_size: int, *, degrees: tuple[int, ...] = (1, 2, 4, 8)) -> list[Mesh]:
     """Every supported mesh over `world_size` ranks with the given degrees: what tests draw from."""
     found = []
-    for replicate, shard, tp, ep in product(degrees, repeat=4):
-        if replicate * shard * tp != world_size:
+    for replicate, shard, cp, tp, ep in product(degrees, repeat=5):
+        if replicate * shard * cp * tp != world_size:
             continue
         for etp in {1, tp}:
-            if shard * tp % (ep * etp) == 0:
-                found.append(Mesh(dp_replicate=replicate, dp_shard=shard, tp=tp, ep=ep, etp=etp))
+            if shard * cp * tp % (ep * etp) == 0:
+                found.append(Mesh(dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp))
     return found

@@ -238,6 +238,11 @@ RULES = (
         "--compile.mode graph",
         is_strict=False,
     ),
+    EffectRule(
+        "parallelism.context_parallel_method",
+        _while("parallelism.context_parallel_degree", 1),
+        "--parallelism.context_parallel_degree 2",
+    ),
     EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
     EffectRule(
         "metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False

@@ -1,6 +1,6 @@
 """One step as numbers that can be compared: global tensors, however they were computed and sharded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monograph.axes import Axis
-from monograph.execute.base import MeshStep
+from monograph.execute.base import MeshStep, find_part
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, Slot
 
@@ -112,15 +112,26 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
 
 
 def join_stream(parts: list[list[Tensor]], mesh: Mesh) -> Tensor:
-    """[rank][micro-batch] pieces -> the whole batch: sequence slices by tp, then micro-batches, then data parts."""
-    by_part: dict[int, dict[int, list[Tensor]]] = {}
+    """[rank][micro-batch] pieces -> the whole batch: sequence slices by tp, parts by cp, micro-batches, data parts."""
+    by_part: dict[int, dict[tuple[int, int], list[Tensor]]] = {}
     for rank, pieces in enumerate(parts):
-        by_part.setdefault(mesh.data_part(rank), {})[mesh.coordinate(rank, Axis.TP)] = pieces
+        place = mesh.coordinate(rank, Axis.CP), mesh.coordinate(rank, Axis.TP)
+        by_part.setdefault(mesh.data_part(rank), {})[place] = pieces
     joined = []
     for part in sorted(by_part):
-        slices = [by_part[part][index] for index in sorted(by_part[part])]
-        joined += [torch.cat(micro, dim=1) for micro in zip(*slices, strict=True)]
+        of_cp = [[by_part[part][cp, tp] for tp in range(mesh.tp)] for cp in range(mesh.cp)]
+        slices = [[torch.cat(micro, dim=1) for micro in zip(*of_tp, strict=True)] for of_tp in of_cp]
+        joined += [join_parts(micro, mesh) for micro in zip(*slices, strict=True)]
     return torch.cat(joined)
+
+
+def join_parts(values: Sequence[Tensor], mesh: Mesh) -> Tensor:
+    """Whole sequences from the parts of all context-parallel ranks."""
+    first = values[0]
+    whole = first.new_empty((first.shape[0], first.shape[1] * mesh.cp, *first.shape[2:]))
+    for index, value in enumerate(values):
+        find_part(mesh, index).put(value, whole, dim=1)
+    return whole
 
 
 def _agree(slot: Slot, shards: Mapping[int, Tensor]) -> bool:

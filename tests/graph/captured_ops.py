@@ -49,6 +49,7 @@ MESHES: dict[str, dict[str, int]] = {
     "1": {},
     "dp2 tp2": {"shard": 2, "tp": 2},
     "dp2x2": {"replicate": 2, "shard": 2},
+    "cp2 tp2": {"shard": 1, "cp": 2, "tp": 2},
     "ep2": {"shard": 2, "ep": 2},
     "dp2 tp2 ep4": {"shard": 2, "tp": 2, "ep": 4},
     "dp2 tp2 ep2 etp2": {"shard": 2, "tp": 2, "ep": 2, "etp": 2},
@@ -59,6 +60,7 @@ TRACE, GRAPH = ({**OVERLAP, "compile.expert_overlap.strategy": strategy} for str
 SEQ = {**GRAPH, "compile.expert_overlap.chunk_dim": "seq"}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reference attention": ("llama3", "1", {"model.attention.kernel": "reference"}),
+    "exchanged sequences": ("qwen3_moe", "cp2 tp2", {"parallelism.context_parallel_method": "ulysses"}),
     "documents and dropout": ("qwen3", "dp2 tp2", {"model.mask": "document", "model.dropout": 0.1}),
     "plain kernels in bf16": ("deepseek_v3", "ep2", {**BFLOAT16, "model.kernels": "plain"}),
     "fused kernels in fp32": ("deepseek_v3", "dp2 tp2 ep4", {"model.kernels": "fused"}),

@@ -77,6 +77,8 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
 _SHORT = {
     "replicate": "data_parallel_replicate_degree",
     "shard": "data_parallel_shard_degree",
+    "cp": "context_parallel_degree",
+    "method": "context_parallel_method",
     "tp": "tensor_parallel_degree",
     "ep": "expert_parallel_degree",
     "etp": "expert_tensor_parallel_degree",

@@ -15,6 +15,7 @@ from monograph.train.layout import plan_run_mesh
 from tests.kit.tiny import tiny
 
 TP, EP, ETP = (f"--parallelism.{name}_parallel_degree" for name in ("tensor", "expert", "expert_tensor"))
+CP, ULYSSES = "--parallelism.context_parallel_degree", "--parallelism.context_parallel_method ulysses"
 REFUSED = {
     f"llama3_debugmodel --ranks 4 {TP} 3": ("ask for 3 ranks (tensor_parallel_degree 3) but there are 4", "start 3"),
     f"llama3_debugmodel --ranks 8 {TP} 8": ("model.attention.n_kv_heads is 4 but parallelism.tensor", f"{TP} 4"),
@@ -28,7 +29,10 @@ REFUSED = {
     f"llama3_debugmodel --ranks 2 {EP} 2": ("expert_parallel_degree is 2", f"{EP} 1"),
     "llama3_debugmodel --ranks 4 --training.global_batch_size 24": ("= 16", "--training.global_batch_size 32"),
     "llama3_debugmodel --ranks 2 --parallelism.pipeline_parallel_degree 2": ("pipeline_parallel_degree is 2", "1"),
-    "llama3_debugmodel --ranks 2 --parallelism.context_parallel_degree 2": ("context_parallel_degree is 2", "1"),
+    f"llama3_debugmodel --ranks 2 {CP} 2 --training.seq_len 254": ("training.seq_len is 254", "seq_len 256"),
+    f"llama3_debugmodel --ranks 8 {TP} 4 {CP} 2 --training.seq_len 260": ("training.seq_len is 260", "seq_len 256"),
+    f"qwen3_debugmodel_moe --ranks 16 {CP} 16 {ULYSSES}": ("n_heads is 8 but parallelism.context", "all_gather"),
+    f"llama3_debugmodel {ULYSSES}": ("context_parallel_method is ulysses while", f"{CP} 2"),
     "llama3_debugmodel --ranks -2": ("--ranks must be >= 0, got -2", "--ranks 2"),
     f"llama3_debugmodel {TP} 2": ("ask for 2 ranks (tensor_parallel_degree 2) but there are 1", "start 2 ranks"),
 }

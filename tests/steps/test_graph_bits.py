@@ -19,14 +19,14 @@ def check_equal(found):
             assert differing == [], f"{name} on rank {rank}: {len(differing)} tensors, first {differing[:3]}"
 
 
-def compare_on_ranks(folder, ranks, model, names, experts="loop", **degrees):
-    given = (str(folder), model, names, experts, degrees)
+def compare_on_ranks(folder, ranks, model, names, experts="loop", extra=None, **degrees):
+    given = (str(folder), model, names, experts, extra, degrees)
     check_equal(pool.run(ranks, compare, *given, timeout_seconds=PATIENCE_SECONDS))
 
 
-def compare(folder, model, names, experts, degrees):
+def compare(folder, model, names, experts, extra, degrees):
     """On one rank."""
-    return compare_with_eager(model, folder, names, experts, **degrees)
+    return compare_with_eager(model, folder, names, experts, extra, **degrees)
 
 
 SAMPLE = ("no elide_trivial_collectives", "no choose_saved", "no recompute", *NOTHING)
@@ -74,6 +74,22 @@ def test_two_ranks_that_exchange_tokens_have_the_bits_of_eager(tmp_path):
 
 def test_four_ranks_with_everything_have_the_bits_of_eager(tmp_path):
     compare_on_ranks(tmp_path, 4, "deepseek_v3", ("default",), "grouped", tp=2, ep=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "tp"),
+    [
+        ("llama3", "all_gather", 1),
+        pytest.param("deepseek_v3", "all_gather", 1, marks=pytest.mark.long),
+        pytest.param("qwen3_moe", "ulysses", 2, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", "all_gather", 2, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_share_sequences_have_the_bits_of_eager(model, method, tp, tmp_path):
+    extra = {"model.mask": "document", "model.dropout": 0.1}
+    given = ("loop", extra) if model == "llama3" else ("grouped", extra)
+    names = ("default", "no pass at all") if model == "llama3" else ("default", "full", "offload")
+    compare_on_ranks(tmp_path, 2 * tp, model, names, *given, cp=2, tp=tp, method=method)
 
 
 def test_the_variants_are_really_different():

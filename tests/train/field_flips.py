@@ -167,16 +167,17 @@ def step_flips() -> Iterator[Flip]:
     yield Flip("compile.backend", "eager", see_step, layer, is_long=True, **llama)
     yield Flip("compile.components", ("model", "loss"), see_step, layer, is_long=True, **llama)
     yield Flip("parallelism.fsdp", "fsdp2", see_step, {"parallelism.fsdp": "graph"}, **llama)
-    for name in ("pipeline_parallel_degree", "context_parallel_degree"):
-        yield Flip(f"parallelism.{name}", 2, is_refused=True, **llama)
+    yield Flip("parallelism.pipeline_parallel_degree", 2, is_refused=True, **llama)
     yield Flip("debug.device", "cuda", see_device, **llama)
 
 
 def graph_flips() -> Iterator[Flip]:
     llama: dict[str, Any] = {"see": see_graph, "model": "llama3"}
     moe: dict[str, Any] = {"see": see_graph, "model": "qwen3_moe", "is_long": True}
-    for name in ("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree"):
-        yield Flip(f"parallelism.{name}", 2, given=GRAPH, is_long=True, **llama)
+    for axis in ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel"):
+        yield Flip(f"parallelism.{axis}_degree", 2, given=GRAPH, is_long=True, **llama)
+    shared = {**GRAPH, "parallelism.context_parallel_degree": 2}
+    yield Flip("parallelism.context_parallel_method", "ulysses", given=shared, is_long=True, **llama)
     yield Flip("parallelism.expert_parallel_degree", 2, given=SHARDED, **moe)
     yield Flip(
         "parallelism.expert_tensor_parallel_degree", 2, given={**GRAPH, "parallelism.tensor_parallel_degree": 2}, **moe

@@ -6,6 +6,16 @@ from typing import Any
 from monograph.axes import Group
 from monograph.parallel.collectives import reduce_scatter_autograd
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss
+from tests.verify.context_bugs import (
+    counted_by_every_rank,
+    documents_begin_with_slices,
+    gradients_of_the_first_call,
+    labels_of_own_tokens,
+    loss_averaged_over_parts,
+    positions_of_own_tokens,
+    second_slices_in_rank_order,
+    shared_sequences_ignored,
+)
 from tests.verify.plantings import (
     Planting,
     averaged_by_fsdp2,
@@ -41,13 +51,48 @@ class Bug:
     model: str = "deepseek_v3"
     ranks: int = 2
     degrees: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Of the tiny run."""
     raises: bool = False
     """Whether the step cannot even finish; then the error's note must name the place."""
 
 
-TP, EP = {"tp": 2}, {"ep": 2}
+TP, EP, CP = {"tp": 2}, {"ep": 2}, {"cp": 2}
 
 BUGS: dict[str, Bug] = {
+    "labels_shifted_within_a_part": Bug(
+        plant=labels_of_own_tokens, model="llama3", degrees=CP, blame="loss: it differs"
+    ),
+    "positions_counted_within_a_part": Bug(
+        plant=positions_of_own_tokens, model="qwen3", degrees=CP, blame="layers.0.attention: its output differs"
+    ),
+    "documents_begin_with_slices": Bug(
+        plant=documents_begin_with_slices,
+        degrees=CP,
+        changes={"model.mask": "document"},
+        blame="layers.0.attention: its output differs",
+    ),
+    "shared_sequences_ignored": Bug(
+        plant=shared_sequences_ignored, model="llama3", degrees=CP, blame="layers.0.attention: its output differs"
+    ),
+    "tokens_counted_by_every_rank": Bug(
+        plant=counted_by_every_rank, model="llama3", degrees=CP, blame="loss: it differs by 5.0e-01"
+    ),
+    "loss_averaged_over_parts": Bug(
+        plant=loss_averaged_over_parts, model="llama3", degrees=CP, blame="loss: it differs by 5.0e-01"
+    ),
+    "second_slices_in_rank_order": Bug(
+        plant=second_slices_in_rank_order, degrees=CP, blame="layers.0.attention: its output differs"
+    ),
+    "gradients_of_keys_of_the_first_call": Bug(
+        plant=gradients_of_the_first_call,
+        model="qwen3",
+        degrees=CP,
+        blame="layers.1.attention.k_norm: its gradient differs",
+    ),
+    "router_counts_of_a_part_of_the_sequence": Bug(
+        plant=counts_of_own_tokens_only, blame="load_balancing_loss: it differs", degrees=CP
+    ),
     "missing_sum_of_a_norm": Bug(
         plant=missing_sum("layers.1.ffn_norm.weight", Group.TP_GRADS),
         degrees={**TP, "fsdp": "graph"},

@@ -12,6 +12,10 @@ DP2, DP4, HSDP = (2, {}), (4, {}), (4, {"replicate": 2})
 TP2, DP2_TP2 = (2, {"tp": 2}), (4, {"tp": 2})
 EP2, DP4_EP2, HSDP_EP2 = (2, {"ep": 2}), (4, {"ep": 2}), (4, {"replicate": 2, "ep": 2})
 ETP1, ETP2 = (8, {"tp": 2, "ep": 4}), (8, {"tp": 2, "ep": 4, "etp": 2})
+CP2, CP4, CP2_TP2 = (2, {"cp": 2}), (4, {"cp": 4}), (4, {"cp": 2, "tp": 2})
+CP2_DP2_EP2, CP2_DP2_TP2_EP2 = (4, {"cp": 2, "ep": 2}), (8, {"cp": 2, "tp": 2, "ep": 2})
+ULYSSES = {"parallelism.context_parallel_method": "ulysses"}
+DOCUMENTS = {"model.mask": "document", "training.local_batch_size": 2}
 GROUPED = {"model.moe.experts.backend": "grouped_mm"}
 LOOP = {"model.moe.experts.backend": "loop"}
 DROPOUT = {"model.dropout": 0.2}
@@ -40,6 +44,17 @@ CASES = {
     "deepseek_v3-dp4-tp2-ep4-etp1-graph": ("deepseek_v3", ETP1, "graph", LOOP),
     "deepseek_v3-dp4-tp2-ep4-etp1-fsdp2": ("deepseek_v3", ETP1, "fsdp2", {}),
     "deepseek_v3-dp4-tp2-ep4-etp2-graph": ("deepseek_v3", ETP2, "graph", LOOP),
+    "llama3-cp2-graph": ("llama3", CP2, "graph", DOCUMENTS | DROPOUT),
+    "llama3-cp4-fsdp2": ("llama3", CP4, "fsdp2", DOCUMENTS),
+    "llama3-cp4-ulysses-graph": ("llama3", CP4, "graph", ULYSSES | DOCUMENTS),
+    "qwen3-cp2-fsdp2": ("qwen3", CP2, "fsdp2", {}),
+    "qwen3-cp2-ulysses-fsdp2": ("qwen3", CP2, "fsdp2", ULYSSES | DOCUMENTS | DROPOUT),
+    "qwen3_moe-cp2-tp2-graph": ("qwen3_moe", CP2_TP2, "graph", LOOP | DOCUMENTS),
+    "qwen3_moe-cp2-ulysses-fsdp2": ("qwen3_moe", CP2, "fsdp2", LOOP | ULYSSES),
+    "deepseek_v3-cp2-tp2-ulysses-fsdp2": ("deepseek_v3", CP2_TP2, "fsdp2", LOOP | ULYSSES),
+    "deepseek_v3-dp2-cp2-ep2-graph": ("deepseek_v3", CP2_DP2_EP2, "graph", GROUPED | DOCUMENTS),
+    "deepseek_v3-dp2-cp2-tp2-ep2-graph": ("deepseek_v3", CP2_DP2_TP2_EP2, "graph", LOOP | DOCUMENTS),
+    "deepseek_v3-dp2-cp2-tp2-ep2-ulysses-fsdp2": ("deepseek_v3", CP2_DP2_TP2_EP2, "fsdp2", LOOP | ULYSSES),
 }
 
 
@@ -49,6 +64,12 @@ LONG = (
     "deepseek_v3-dp4-tp2-ep4-etp1-graph",
     "deepseek_v3-dp4-graph",
     "qwen3_moe-dp4-ep2-graph",
+    "llama3-cp4-fsdp2",
+    "qwen3-cp2-fsdp2",
+    "qwen3_moe-cp2-ulysses-fsdp2",
+    "deepseek_v3-cp2-tp2-ulysses-fsdp2",
+    "deepseek_v3-dp2-cp2-ep2-graph",
+    "deepseek_v3-dp2-cp2-tp2-ep2-ulysses-fsdp2",
 )
 """Of which others show every part."""
 

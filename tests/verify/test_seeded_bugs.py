@@ -13,7 +13,7 @@ from tests.verify.seeded_bugs import BUGS
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_caught_and_located(name, tmp_path):
     bug = BUGS[name]
-    config = tiny(bug.model, tmp_path, **bug.degrees)
+    config = tiny(bug.model, tmp_path, bug.changes, **bug.degrees)
     if bug.raises:
         with pytest.raises(Exception) as caught:
             pool.run(bug.ranks, verify_with_bug, config, name, timeout_seconds=60)
@@ -46,7 +46,7 @@ FAILS = {"exchanged_over_the_wrong_group": "in layers.1.moe, forward"}
 )
 def test_a_planted_bug_is_caught_and_located_in_a_captured_step(name, tmp_path):
     bug = BUGS[name]
-    config = tiny(bug.model, tmp_path, {"compile.mode": "graph"}, **{**bug.degrees, "fsdp": "auto"})
+    config = tiny(bug.model, tmp_path, {"compile.mode": "graph", **bug.changes}, **{**bug.degrees, "fsdp": "auto"})
     if name in REFUSED or name in FAILS:
         with pytest.raises(Exception, match=REFUSED.get(name)) as caught:
             pool.run(bug.ranks, verify_with_bug, config, name, timeout_seconds=60)

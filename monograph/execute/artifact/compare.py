@@ -61,8 +61,8 @@ def find_extra_passes(config: BaseConfig) -> Sequence[Any]:
     return passes.extra if passes is not None else ()
 
 
-def describe_mesh(mesh: Mesh) -> dict[str, int]:
-    """The degree of every axis."""
+def describe_mesh(mesh: Mesh) -> dict[str, Any]:
+    """The degree of every axis, and how sequences are shared."""
     return {"world": mesh.world_size, **dataclasses.asdict(mesh)}
 
 

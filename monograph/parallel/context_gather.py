@@ -1,0 +1,150 @@
+"""Context parallelism by gathering keys and values: queries stay, and attend to the keys of the whole sequence.
+
+Every rank has two slices of a sequence, of which there are 2 x cp: slice i and slice i from the back (SequencePart).
+So there are two gathers, each of one slice of every rank, and two calls of attention, one for each slice of queries.
+With causal attention the first slice of queries sees nothing of the second half of the sequence: its call starts when
+the first gather is done, and the second gather is under way meanwhile. What a rank's queries see is in its tables.
+
+What was gathered is not kept: backward gathers again, so that saved activations shrink with the number of ranks. The
+gradients of keys and values are summed over both calls and all ranks in fp32.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from monograph.annotate import Role, annotate_role
+from monograph.axes import Group
+from monograph.compat.ops import cast, finish, start_all_gather, start_reduce_scatter
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
+from monograph.models.attention import AttentionCore
+
+SEQUENCE = 1
+"""The dim of q, k and v [batch, sequence, heads, channels] that ranks divide."""
+
+
+class Rule(NamedTuple):
+    """What the attention op wants to know besides tensors."""
+
+    scale: float
+    causal: bool
+    window: int
+    kernel: int
+
+
+class GatheredAttention(nn.Module):
+    """Attention whose queries are this rank's part of every sequence, over the keys and values of all ranks."""
+
+    def __init__(self, core: AttentionCore, degree: int) -> None:
+        super().__init__()
+        self.kind, self.degree = core.kind, degree
+        self.rule = Rule(core.scale, core.kind.causal, core.kind.window, KERNELS.index(core.kernel))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """The output for this rank's queries; `segments` has a table for each of its slices."""
+        out: Tensor = _AttendGathered.apply(q, k, v, segments, sinks, self.rule, self.degree)
+        return out
+
+
+class _AttendGathered(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor, sinks: Tensor | None, rule: Rule, degree: int
+    ) -> Tensor:
+        started = start_gathers(k, v, degree)
+        found = []
+        for number, queries in enumerate(q.chunk(2, SEQUENCE)):
+            keys, values = started.finish(number, is_causal=rule.causal)
+            found.append(ATTENTION(queries.contiguous(), keys, values, segments[:, number], sinks, *rule))
+        out = torch.cat([each[0] for each in found], SEQUENCE)
+        lse = torch.cat([each[1] for each in found], 2)
+        ctx.save_for_backward(q, k, v, segments, sinks, out, lse)
+        ctx.where = (rule, degree)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, segments, sinks, out, lse = ctx.saved_tensors
+        rule, degree = ctx.where
+        started = start_gathers(k, v, degree)
+        found = []
+        pieces = [each.chunk(2, SEQUENCE) for each in (grads[0], q, out)]
+        for number, (grad, queries, result) in enumerate(zip(*pieces, strict=True)):
+            keys, values = started.finish(number, is_causal=rule.causal)
+            sums = lse.chunk(2, 2)[number].contiguous()
+            given = (grad.contiguous(), queries.contiguous(), keys, values, segments[:, number], sinks)
+            found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
+        first, second = found
+        of_k, of_v = (scatter_gradients(first[index], second[index], degree) for index in (1, 2))
+        of_sinks = None if sinks is None else first[3] + second[3]
+        of_q = torch.cat([first[0], second[0]], SEQUENCE)
+        return of_q, cast(of_k, k.dtype), cast(of_v, v.dtype), None, of_sinks, None, None
+
+
+class StartedGathers:
+    """Gathers under way of the first slices of all ranks, and of the second ones."""
+
+    def __init__(self, slices: list[tuple[Tensor, Tensor]]) -> None:
+        self.slices = slices
+        self.found: list[tuple[Tensor, Tensor]] = []
+
+    def finish(self, number: int, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+        """The keys and values that queries of slice `number` may see, in the order of the sequence."""
+        wanted = number + 1 if is_causal else len(self.slices)
+        for index in range(len(self.found), wanted):
+            keys, values = (put_in_order(finish(each), is_reversed=index == 1) for each in self.slices[index])
+            self.found.append((keys, values))
+        if wanted == 1:
+            return self.found[0]
+        first, second = self.found
+        return torch.cat([first[0], second[0]], SEQUENCE), torch.cat([first[1], second[1]], SEQUENCE)
+
+
+def start_gathers(k: Tensor, v: Tensor, degree: int) -> StartedGathers:
+    """Start to gather both slices of keys and values."""
+    with annotate_role(Role.CONTEXT_ALL_GATHER):
+        return StartedGathers(
+            [
+                (start_gather(keys, degree), start_gather(values, degree))
+                for keys, values in zip(k.chunk(2, SEQUENCE), v.chunk(2, SEQUENCE), strict=True)
+            ]
+        )
+
+
+def start_gather(value: Tensor, degree: int) -> Tensor:
+    """Start to gather one slice of every rank: [ranks, batch, slice, heads, channels]."""
+    return start_all_gather(value.unsqueeze(0).contiguous(), degree, Group.CP.value)
+
+
+def put_in_order(gathered: Tensor, *, is_reversed: bool) -> Tensor:
+    """Slices by rank -> along the sequence. Of the second slices, the first rank has the last one."""
+    slices = gathered.unbind(0)
+    return torch.cat(slices[::-1] if is_reversed else slices, SEQUENCE)
+
+
+def scatter_gradients(first: Tensor, second: Tensor, degree: int) -> Tensor:
+    """This rank's part of the gradient of keys, or values, from those that both calls gave: fp32."""
+    first, second = first.to(torch.float32), second.to(torch.float32)
+    half = second.shape[SEQUENCE] // 2
+    low, high = second.split(half, SEQUENCE)
+    if first.shape[SEQUENCE] == half:
+        low = first + low
+    else:
+        earlier, later = first.split(half, SEQUENCE)
+        low, high = earlier + low, later + high
+    with annotate_role(Role.CONTEXT_REDUCE_SCATTER):
+        started = [
+            start_reduce_scatter(by_rank(each, degree, is_reversed=number == 1), degree, Group.CP.value)
+            for number, each in enumerate((low, high))
+        ]
+        return torch.cat([finish(each).squeeze(0) for each in started], SEQUENCE)
+
+
+def by_rank(value: Tensor, degree: int, *, is_reversed: bool) -> Tensor:
+    """A half of the sequence as [ranks, batch, slice, heads, channels]."""
+    slices = value.chunk(degree, SEQUENCE)
+    return torch.stack(slices[::-1] if is_reversed else slices)

@@ -6,6 +6,7 @@ that graph files are read with (monograph/graph/allowed_ops.py) is what all case
 
 import argparse
 import functools
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,7 @@ def capture_case(name: str, *, is_forward: bool = False) -> tuple[StepGraph, Fac
     case = CASES[name]
     config = make_config(case)
     degrees = MESHES[case.mesh]
-    world = degrees.get("replicate", 1) * degrees.get("shard", 1) * degrees.get("tp", 1)
+    world = math.prod(degrees.get(axis, 1) for axis in ("replicate", "shard", "cp", "tp"))
     with (
         deterministic_kernels(config.debug.deterministic),
         fake_groups(plan_run_mesh(config, world), 0, CPU) as groups,

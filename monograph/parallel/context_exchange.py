@@ -14,6 +14,8 @@ from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import all_to_all
 from monograph.models.attention import AttentionCore
+from monograph.models.cache import LayerCache
+from monograph.parallel.context_gather import check_no_cache
 
 
 class ExchangedAttention(nn.Module):
@@ -27,9 +29,16 @@ class ExchangedAttention(nn.Module):
         self.register_buffer("coords", coords, persistent=False)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """The output for this rank's tokens, of all heads; `segments` is the table of whole sequences."""
+        check_no_cache(cache)
         copies = max(1, self.degree // k.shape[2])
         if copies > 1:
             k, v = (each.repeat_interleave(copies, dim=2) for each in (k, v))

@@ -18,8 +18,10 @@ from torch.autograd import Function
 from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.compat.ops import cast, finish, start_all_gather, start_reduce_scatter
+from monograph.errors import ConfigError
 from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
 from monograph.models.attention import AttentionCore
+from monograph.models.cache import LayerCache
 
 SEQUENCE = 1
 """The dim of q, k and v [batch, sequence, heads, channels] that ranks divide."""
@@ -43,11 +45,28 @@ class GatheredAttention(nn.Module):
         self.rule = Rule(core.scale, core.kind.causal, core.kind.window, KERNELS.index(core.kernel))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None = None, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """The output for this rank's queries; `segments` has a table for each of its slices."""
+        check_no_cache(cache)
         out: Tensor = _AttendGathered.apply(q, k, v, segments, sinks, self.rule, self.degree)
         return out
+
+
+def check_no_cache(cache: LayerCache | None) -> None:
+    """Refuse to go on with earlier tokens: they are on one device."""
+    if cache is not None:
+        raise ConfigError(
+            "a model whose ranks share sequences is to predict with a cache",
+            why="the tokens of a cache are not divided among ranks",
+            do="--parallelism.context_parallel_degree 1",
+        )
 
 
 class _AttendGathered(Function):

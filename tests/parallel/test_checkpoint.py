@@ -21,7 +21,9 @@ LAYOUTS = {
 }
 OTHERS = {
     "cp2_tp2": (4, {"cp": 2, "tp": 2, "method": "ulysses"}),
-    "hsdp_ep2": (4, {"replicate": 2, "ep": 2}), "dp2_tp2_ep2_etp2": (4, {"tp": 2, "ep": 2, "etp": 2})}
+    "hsdp_ep2": (4, {"replicate": 2, "ep": 2}),
+    "dp2_tp2_ep2_etp2": (4, {"tp": 2, "ep": 2, "etp": 2}),
+}
 UNEVEN = {"model.vocab_size": 261, "model.dim": 66, "training.global_batch_size": 4}
 """Nothing here divides by 4: what is stored is padded nearly everywhere."""
 

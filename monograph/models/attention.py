@@ -89,4 +89,5 @@ class Attention(nn.Module, Configurable):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (apply_rope(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
-        return self.wo(self.attend(q, k, v, segments, None, cache).flatten(2))
+        out: Tensor = self.wo(self.attend(q, k, v, segments, None, cache).flatten(2))
+        return out

@@ -24,6 +24,8 @@ from monograph.commands.arguments import (
     RankOptions,
 )
 from monograph.commands.checks import check_bench, check_inspect, check_pass_arguments, check_precompile, check_ranks
+from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
+from monograph.commands.model_checks import check_evaluate, check_generate
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -67,8 +69,8 @@ LAUNCHER = "monograph.launch:launch"
 COMMANDS = (
     Command(
         name="train",
-        usage="RECIPE [--ranks N] [--section.field value ...]",
-        summary="Train a model.",
+        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
+        summary="Train a model: a recipe's, or one that a folder holds.",
         function="monograph.commands.on_ranks:train",
         check=check_ranks,
         has_ranks=True,
@@ -233,11 +235,29 @@ COMMANDS = (
     ),
     Command(
         name="hf export",
-        usage="CHECKPOINT OUT [--dtype bfloat16] [--config FILE]",
-        summary="Turn a checkpoint into a Hugging Face model.",
+        usage="RUN_OR_CHECKPOINT OUT [--dtype bfloat16] [--max_file_gb 5] [--tokenizer FOLDER]",
+        summary="Turn a run or a checkpoint into a Hugging Face model, tokenizer included.",
         function="monograph.train.checkpoint.hf_command:export_command",
         arguments=HfExportArguments,
         positional=("checkpoint", "out"),
+    ),
+    Command(
+        name="generate",
+        usage='FOLDER --prompt "..." [--max_new_tokens 128] [--temperature 0.8 --top_p 0.95] ...',
+        summary="Write text with a trained model: a run, a checkpoint or a Hugging Face folder.",
+        function="monograph.commands.generate:generate_command",
+        check=check_generate,
+        arguments=GenerateArguments,
+        positional=("folder",),
+    ),
+    Command(
+        name="evaluate",
+        usage="FOLDER --data NAME=PATH ... [--tasks NAME ...]",
+        summary="Measure perplexity on sets of texts, or run tasks of lm-eval.",
+        function="monograph.commands.evaluate:evaluate_command",
+        check=check_evaluate,
+        arguments=EvaluateArguments,
+        positional=("folder",),
     ),
     Command(
         name="data pack",

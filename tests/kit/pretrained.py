@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN_SPLIT
 
 TEXT = [f"the answer to question {number} is {number * 7}." for number in range(60)]
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
@@ -45,9 +46,16 @@ FAMILIES = {
 
 
 def make_tokenizer(*, adds_bos: bool = True) -> Tokenizer:
-    """A byte-level BPE with three special tokens, which frames a text with bos where asked."""
+    """A byte-level BPE with three special tokens, which frames a text with bos where asked.
+
+    It splits texts as Qwen's does, which is what transformers does for Qwen2 models whatever tokenizer.json says.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(

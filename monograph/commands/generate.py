@@ -1,0 +1,71 @@
+"""`monograph generate FOLDER --prompt TEXT`: what a model writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from monograph.commands.model_arguments import GenerateArguments
+from monograph.commands.open_model import find_source, load
+from monograph.commands.terminal import print_plain
+from monograph.generate.load import LoadedModel
+from monograph.generate.loop import Generation, check_lengths, generate
+from monograph.generate.sampling import Sampling
+from monograph.generate.settings import GenerationSettings, read_generation_settings
+from monograph.log import get_log, set_up_log
+
+log = get_log(__name__)
+
+
+def generate_command(arguments: GenerateArguments) -> int:
+    """Print every prompt with what follows it."""
+    set_up_log()
+    source = find_source(arguments)
+    settings = read_generation_settings(source.tokenizer)
+    for key, value in settings.unserved.items():
+        log.warning("generation_config.json says %s is %s, which is not followed here", key, value)
+    loaded = load(arguments, source)
+    prompts = read_prompts(arguments)
+    encoded = [loaded.encode(prompt) for prompt in prompts]
+    check_lengths(source.model, encoded, arguments.max_new_tokens)
+    for start in range(0, len(prompts), arguments.batch_size):
+        part = slice(start, start + arguments.batch_size)
+        rows = generate(
+            loaded.model,
+            encoded[part],
+            device=loaded.device,
+            max_new_tokens=arguments.max_new_tokens,
+            stop_ids={loaded.tokenizer.eos_id, *settings.stop_ids},
+            sampling=make_sampling(arguments, settings),
+            use_cache=arguments.cache,
+            first_row=start,
+        )
+        for prompt, row in zip(prompts[part], rows, strict=True):
+            print_plain(render(prompt, row, loaded, as_json=arguments.json))
+    return 0
+
+
+def read_prompts(arguments: GenerateArguments) -> list[str]:
+    """The prompts, in order; empty lines of a file are none."""
+    if not arguments.prompt_file:
+        return [arguments.prompt]
+    lines = Path(arguments.prompt_file).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip()]
+
+
+def make_sampling(arguments: GenerateArguments, settings: GenerationSettings) -> Sampling:
+    """How tokens are chosen: as the flags say, and the model's folder where they leave it open."""
+    return Sampling(
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        repetition_penalty=arguments.repetition_penalty or settings.repetition_penalty,
+        seed=arguments.seed,
+    )
+
+
+def render(prompt: str, row: Generation, loaded: LoadedModel, *, as_json: bool) -> str:
+    """A row as text that continues its prompt, or as JSON."""
+    text = loaded.tokenizer.decode(row.tokens)
+    if not as_json:
+        return prompt + text
+    value: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": row.tokens, "ended": row.is_ended}
+    return json.dumps(value, ensure_ascii=False)

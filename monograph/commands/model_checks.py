@@ -1,0 +1,38 @@
+"""generate, evaluate: what can be refused before torch is imported."""
+
+import importlib.util
+
+from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
+from monograph.errors import ConfigError
+from monograph.models.model_config import ModelConfig
+from monograph.train.checkpoint.model_source import open_source
+
+USUAL_LENGTH = 2048
+
+
+def check_generate(arguments: GenerateArguments) -> None:
+    """Refuse a folder without a model."""
+    open_source(arguments.folder)
+
+
+def check_evaluate(arguments: EvaluateArguments) -> None:
+    """Refuse a folder without a model, and tasks without lm-eval."""
+    if arguments.tasks and importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(
+            f"tasks are {', '.join(arguments.tasks)}",
+            why="they are run by lm-eval, which is not installed",
+            do="pip install lm-eval",
+        )
+    find_length(arguments, open_source(arguments.folder).model)
+
+
+def find_length(arguments: EvaluateArguments, model: ModelConfig) -> int:
+    """Tokens that are read at once."""
+    limit = model.find_sequence_limit()
+    if limit is not None and arguments.seq_len > limit.tokens:
+        raise ConfigError(
+            f"seq_len is {arguments.seq_len} but {limit.field} is {limit.tokens}",
+            why="positions beyond it do not exist",
+            do=f"--seq_len {limit.tokens}",
+        )
+    return arguments.seq_len or (min(limit.tokens, USUAL_LENGTH) if limit else USUAL_LENGTH)

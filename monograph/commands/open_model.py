@@ -1,0 +1,26 @@
+"""What `generate` and `evaluate` begin with: which model, on which device."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from monograph.commands.model_arguments import ModelArguments
+from monograph.execute.device import find_device
+from monograph.generate.load import LoadedModel, load_model
+from monograph.train.checkpoint.model_source import ModelSource, find_tokenizer, open_source
+from monograph.train.checkpoint.tensor_file import find_dtype
+
+
+def find_source(arguments: ModelArguments) -> ModelSource:
+    """The model that the arguments name, with the tokenizer they name."""
+    source = open_source(arguments.folder)
+    if arguments.tokenizer == "auto":
+        return source
+    return replace(source, tokenizer=find_tokenizer(Path(arguments.tokenizer)))
+
+
+def load(arguments: ModelArguments, source: ModelSource) -> LoadedModel:
+    """The model in memory."""
+    dtype: torch.dtype | None = None if arguments.dtype == "stored" else find_dtype(arguments.dtype)
+    return load_model(source, find_device(arguments.device), dtype=dtype)

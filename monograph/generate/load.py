@@ -1,0 +1,102 @@
+"""A trained model ready for use on one device: built, filled from its folder, in evaluation mode."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from monograph.errors import ConfigError
+from monograph.log import get_log
+from monograph.models.init import materialize, reset
+from monograph.models.model import Model
+from monograph.train.checkpoint.choose import choose
+from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
+from monograph.train.checkpoint.hf_weights import HfWeights
+from monograph.train.checkpoint.manifest import TensorRecord
+from monograph.train.checkpoint.model_source import ModelSource
+from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
+from monograph.train.checkpoint.store import Store
+from monograph.train.checkpoint.tensor_file import find_dtype
+from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request
+from monograph.train.data.tokenizer import Tokenizer
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and the tokenizer it knows texts by."""
+
+    model: Model
+    tokenizer: Tokenizer
+    path: Path
+    """The checkpoint or folder that its weights are from."""
+    device: torch.device
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text as a document begins: with bos where the model was trained so."""
+        tokenizer = self.tokenizer
+        head = [tokenizer.bos_id] if tokenizer.config.add_bos and tokenizer.bos_id is not None else []
+        return [*head, *tokenizer.encode(text).tolist()]
+
+
+def load_model(source: ModelSource, device: torch.device, *, dtype: torch.dtype | None = None) -> LoadedModel:
+    """The model of a source. Weights are used in the type they are stored in unless `dtype` is given."""
+    tokenizer = build_tokenizer(source)
+    path, reader = open_reader(source)
+    with torch.device("meta"):
+        model: Model = source.model.build()
+    records = {name: each for name, each in reader.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
+    materialize(model, device=device, dtype=dtype or find_main_dtype(records.values()))
+    reset(model)
+    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if not is_tied(model, name)}
+    requests = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    check_request(path, reader.manifest, requests, model_only=True, wanted_by="the model in its config")
+    load_plan(tensors, reader, Ranks())
+    log.info("loaded %s", path)
+    return LoadedModel(model.eval().requires_grad_(False), tokenizer, path, device)
+
+
+def build_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a source, if it is one that the model can know."""
+    if source.tokenizer is None:
+        raise ConfigError(
+            f"{source.weights} has no tokenizer",
+            why="text cannot be turned into what the model reads",
+            do="--tokenizer FOLDER with a tokenizer.json",
+        )
+    tokenizer: Tokenizer = source.tokenizer.build()
+    vocab_size = source.model.find_vocab_size()
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, and the model {vocab_size}",
+            why=f"{tokenizer.description} does not belong to {source.weights}",
+            do="--tokenizer FOLDER with the model's own",
+        )
+    return tokenizer
+
+
+def open_reader(source: ModelSource) -> tuple[Path, SafetensorsReader]:
+    """The weights of a source, checked: a Hugging Face folder's, or those of its newest good checkpoint."""
+    if source.is_hf:
+        return source.weights, HfStorageReader(HfWeights(source.weights))
+    path, manifest = choose(Store(source.weights), source.weights, Ranks())
+    return path, SafetensorsReader(path, manifest)
+
+
+def find_main_dtype(records: Iterable[TensorRecord]) -> torch.dtype:
+    """The type of most of the weights."""
+    sizes: dict[torch.dtype, int] = {}
+    for record in records:
+        dtype = find_dtype(record.dtype)
+        if dtype.is_floating_point:
+            sizes[dtype] = sizes.get(dtype, 0) + torch.Size(record.shape).numel()
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def is_tied(model: Model, name: str) -> bool:
+    """Whether a name is another one of a parameter that comes before it."""
+    first = {name for name, _ in model.named_parameters()}
+    return name not in first and name in {name for name, _ in model.named_parameters(remove_duplicate=False)}

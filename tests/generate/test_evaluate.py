@@ -1,0 +1,148 @@
+"""`monograph evaluate`: perplexity as transformers computes it, per set; a task of lm-eval on local data."""
+
+import importlib.util
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from monograph.cli import main
+from monograph.generate.perplexity import cut_windows
+from tests.kit.pretrained import TEXT, write_pretrained
+
+TASK = """
+task: local_choice
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {path}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+doc_to_choice: "{{{{choices}}}}"
+metric_list:
+  - metric: acc
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model, a jsonl of short texts, and one text that is longer than the model's context."""
+    place = tmp_path_factory.mktemp("evaluate")
+    write_pretrained(place / "tiny", scale=3.0)
+    (place / "short.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXT[:9]))
+    (place / "long.txt").write_text(" ".join(TEXT))
+    return place
+
+
+def evaluate(capsys, *words):
+    capsys.readouterr()
+    assert main(["evaluate", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def score_theirs(folder, texts):
+    """The loss of every token of whole texts, from transformers' logits."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tiny")
+    losses = []
+    for text in texts:
+        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
+        with torch.no_grad():
+            logits = model(ids[:, :-1]).logits
+        losses.append(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="none"))
+    return torch.cat(losses)
+
+
+def test_perplexity_of_a_set_is_that_of_transformers(folder, capsys):
+    found = evaluate(capsys, folder / "tiny", "--data", f"facts={folder / 'short.jsonl'}", "--batch_size", 4)
+    losses = score_theirs(folder, TEXT[:9])
+    facts = found["sets"]["facts"]
+    assert facts["tokens"] == len(losses) and facts["documents"] == 9
+    assert facts["loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
+    assert facts["perplexity"] == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
+    size = sum(len(text.encode()) for text in TEXT[:9])
+    assert facts["bits_per_byte"] == pytest.approx(losses.double().sum().item() / math.log(2) / size, rel=1e-6)
+
+
+def test_sets_are_measured_one_by_one_and_named(folder, capsys):
+    found = evaluate(capsys, folder / "tiny", "--data", folder / "short.jsonl", f"whole={folder / 'long.txt'}")["sets"]
+    assert list(found) == ["short.jsonl", "whole"]
+    alone = evaluate(capsys, folder / "tiny", "--data", f"whole={folder / 'long.txt'}")["sets"]
+    assert found["whole"] == pytest.approx(alone["whole"])
+
+
+def test_a_document_beyond_the_context_is_read_in_windows(folder, capsys):
+    path = f"whole={folder / 'long.txt'}"
+    cut = evaluate(capsys, folder / "tiny", "--data", path, "--seq_len", 64)["sets"]["whole"]
+    seen = evaluate(capsys, folder / "tiny", "--data", path, "--seq_len", 64, "--stride", 8)["sets"]["whole"]
+    assert cut["tokens"] == seen["tokens"] > 256
+    assert cut["loss"] != seen["loss"], "with a stride, tokens see more of what comes before"
+
+
+def test_windows_score_every_token_but_the_first_once():
+    for length in (1, 2, 9, 33, 64, 65):
+        for seq_len, stride in ((8, 8), (8, 3), (64, 64), (16, 1)):
+            document, scored = np.arange(length), []
+            for window in cut_windows(document, seq_len, stride):
+                assert len(window.tokens) <= seq_len + 1
+                scored += window.tokens[len(window.tokens) - window.scored :].tolist()
+            assert scored == list(range(1, length)), (length, seq_len, stride)
+
+
+def test_a_table_is_printed_for_people(folder, capsys):
+    assert main(["evaluate", str(folder / "tiny"), "--data", str(folder / "short.jsonl"), "--limit", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("short.jsonl: perplexity ") and "2 documents" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["tiny"], "nothing to evaluate"),
+        (["tiny", "--data", "missing.txt"], "no such file"),
+        (["tiny", "--data", "short.jsonl", "--seq_len", "1000"], "--seq_len 256"),
+        (["tiny", "--data", "short.jsonl", "--seq_len", "8", "--stride", "9"], "--stride 8"),
+        (["tiny", "--data", "a=short.jsonl", "a=long.txt"], "two sets"),
+        (["tiny", "--data", "short.jsonl", "--text_field", "body"], "body"),
+        (["tiny", "--data", "short.jsonl", "--num_fewshot", "2"], "--tasks"),
+        (["short.jsonl", "--data", "short.jsonl"], "is a file"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_in_words(folder, capsys, monkeypatch, words, complaint):
+    monkeypatch.chdir(folder)
+    assert main(["evaluate", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval (extra: eval) is not installed")
+def test_a_task_of_lm_eval_has_the_score_that_transformers_logits_give(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"question": f"the answer to question {number}", "choices": [" is", " to", " the"], "answer": number % 3}
+        for number in range(12)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "task.yaml").write_text(TASK.format(path=tmp_path / "rows.jsonl"))
+    words = ("--tasks", "local_choice", "--task_folder", tmp_path)
+    ours = evaluate(capsys, folder / "tiny", *words)["tasks"]["local_choice"]
+    assert ours["acc"] == sum(choose_theirs(folder, row) == row["answer"] for row in rows) / len(rows)
+    assert 0 < ours["acc"] < 1, "a score that says something"
+
+
+def choose_theirs(folder, row):
+    """The choice that transformers' model finds likeliest."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tiny")
+    scores = []
+    for choice in row["choices"]:
+        context, whole = (tokenizer(text)["input_ids"] for text in (row["question"], row["question"] + choice))
+        with torch.no_grad():
+            likelihoods = model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)
+        wanted = torch.tensor(whole[1:])
+        scores.append(likelihoods.gather(-1, wanted[:, None])[len(context) - 1 :].sum().item())
+    return scores.index(max(scores))

@@ -43,6 +43,28 @@ class CompareArguments(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class BisectArguments(Configurable.Config):
+    """`monograph bisect`."""
+
+    left: str = ""
+    """One run, as it would follow `monograph train`, in quotes."""
+    right: str = ""
+    """The other run; without it, the eager step of the first."""
+    steps: int = 3
+    """Updates to compare, until one differs."""
+    tolerance: float = 0.0
+    """Largest difference, relative to the largest value of a tensor, that counts as equal; 0 compares bit for bit."""
+
+    def check(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"--steps must be >= 1, got {self.steps}", why="it counts updates", do="--steps 3")
+        if self.tolerance < 0:
+            raise ConfigError(
+                f"--tolerance {self.tolerance}", why="a difference is not negative", do="--tolerance 1e-5"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
 class ConfigOptions(Configurable.Config):
     """`monograph config`."""
 

@@ -10,6 +10,7 @@ from monograph.commands.arguments import (
     ArtifactSignArguments,
     ArtifactVerifyArguments,
     BenchOptions,
+    BisectArguments,
     CheckModelArguments,
     CheckPassArguments,
     CompareArguments,
@@ -23,6 +24,7 @@ from monograph.commands.arguments import (
     PrecompileOptions,
     RankOptions,
 )
+from monograph.commands.bisect_lines import check_bisect
 from monograph.commands.checks import check_bench, check_inspect, check_pass_arguments, check_precompile, check_ranks
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate
@@ -169,6 +171,16 @@ COMMANDS = (
         function="monograph.commands.goodput:show_goodput",
         arguments=GoodputArguments,
         positional=("folder",),
+    ),
+    Command(
+        name="bisect",
+        usage='"RECIPE flags" ["RECIPE flags"] [--steps 3] [--tolerance 1e-5]',
+        summary="Find the update, the pass and the node that changed a number, between two runs or against eager mode.",
+        function="monograph.commands.bisect:bisect_command",
+        check=check_bisect,
+        arguments=BisectArguments,
+        positional=("left", "right"),
+        optional=("right",),
     ),
     Command(
         name="config",

@@ -1,0 +1,66 @@
+"""Whether two values are the same, and how they are not."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """Two tensors that should be the same."""
+
+    relative: float
+    """The largest difference over the largest value; infinite where one is finite and the other is not."""
+    index: tuple[int, ...]
+    """Where the largest difference is."""
+    left: float
+    right: float
+    count: int
+    """How many elements differ."""
+    of: int
+    shapes: str = ""
+    """Both, where they are not the same; then nothing else is known."""
+
+    def __str__(self) -> str:
+        if self.shapes:
+            return self.shapes
+        where = f" at {list(self.index)}" if self.index else ""
+        return (
+            f"{self.left!r} and {self.right!r}{where}: {self.count:,} of {self.of:,} elements differ, "
+            f"by at most {self.relative:.1e} of the largest"
+        )
+
+
+def find_difference(left: Tensor, right: Tensor, tolerance: float = 0.0) -> ValueDifference | None:
+    """How two tensors differ; None where they are equal: bit for bit without a tolerance, NaN equal to NaN."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        shapes = [f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (left, right)]
+        return ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, " and ".join(shapes))
+    if not left.numel() or torch.equal(left, right):
+        return None
+    wide = [value.to(torch.float64) for value in (left, right)]
+    is_other = ~((wide[0] == wide[1]) | (wide[0].isnan() & wide[1].isnan()))
+    count = int(is_other.sum())
+    if not count:
+        return None
+    gaps = torch.where(is_other, (wide[0] - wide[1]).abs(), 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
+    flat = int(gaps.argmax())
+    largest = float(wide[1][wide[1].isfinite()].abs().max()) if bool(wide[1].isfinite().any()) else 0.0
+    relative = float(gaps.flatten()[flat]) / largest if largest else math.inf
+    if relative <= tolerance:
+        return None
+    index = tuple(int(each) for each in torch.unravel_index(torch.tensor(flat), left.shape))
+    return ValueDifference(
+        relative, index, left.flatten()[flat].item(), right.flatten()[flat].item(), count, left.numel()
+    )
+
+
+def find_differences(
+    left: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float = 0.0
+) -> dict[str, ValueDifference]:
+    """Of all values that both have, those that differ, in the order of the left."""
+    found = {name: find_difference(left[name], right[name], tolerance) for name in left if name in right}
+    return {name: each for name, each in found.items() if each is not None}

@@ -1,0 +1,225 @@
+"""Two configurations in one process, update by update on the same weights and data, until a number differs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from monograph.bisect.differences import ValueDifference, find_differences
+from monograph.bisect.nodes import find_node_by_tags
+from monograph.bisect.replay import keep, replay, replay_all
+from monograph.bisect.search import Finding, blame_passes
+from monograph.bisect.stages import CAPTURE, Stage, build_stages
+from monograph.execute.base import MeshStep
+from monograph.execute.facts import make_facts
+from monograph.execute.graph_step import GraphStep
+from monograph.graph.inputs import StepInputs
+from monograph.graph.signature import OutputKind
+from monograph.log import get_log
+from monograph.parallel.groups import Groups
+from monograph.passes.runner import build_passes
+from monograph.run import build_source, build_step, make_example
+from monograph.train.config import TrainerConfig
+from monograph.train.data.batch import Batch
+from monograph.train.data.cursor import Cursor
+from monograph.train.optimizer import Optimizer
+from monograph.train.update import add_gradients, apply_update
+
+log = get_log("bisect")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where two runs part, as one rank sees it."""
+
+    steps: int
+    """Updates that were compared."""
+    step: int = 0
+    """The first update that differs on any rank; 0 when none does."""
+    differences: dict[str, ValueDifference] = field(default_factory=dict)
+    """What differs there on this rank, in the order in which it is computed."""
+    findings: dict[str, Finding] = field(default_factory=dict)
+    """Of each side ("A", "B", or "both"), what changed the number."""
+
+
+@dataclass
+class Side:
+    """One of the two runs."""
+
+    config: TrainerConfig
+    step: MeshStep
+    optimizer: Optimizer
+
+
+def bisect(left: TrainerConfig, right: TrainerConfig, groups: Groups, *, steps: int, tolerance: float) -> Outcome:
+    """Run both until a number differs, then find the pass, node or update that changed it."""
+    sides = {name: make_side(config, groups) for name, config in (("A", left), ("B", right))}
+    try:
+        return compare_updates(sides, groups, steps=steps, tolerance=tolerance)
+    finally:
+        for side in sides.values():
+            side.step.close()
+
+
+def make_side(config: TrainerConfig, groups: Groups) -> Side:
+    """A step and its optimizer, with the weights it starts from."""
+    step = build_step(config, groups)
+    return Side(config, step, config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache))
+
+
+def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, tolerance: float) -> Outcome:
+    """Update by update: weights before, then loss and gradients, then weights after."""
+    a, b = sides["A"], sides["B"]
+    found = find_differences(collect_state(a.step), collect_state(b.step), tolerance)
+    if groups.any_rank(bool(found)):
+        return Outcome(0, 1, found, {"both": Finding("start", "the weights before the first update")})
+    _, parts = a.step.data_part
+    training, scheduler = (
+        a.config.training,
+        a.config.lr_scheduler.build(peak=a.config.optimizer.lr, steps=max(steps, 1)),
+    )
+    whole = training.local_batch_size * parts if training.global_batch_size == -1 else training.global_batch_size
+    with a.config.dataloader.build(
+        tokenizer=a.config.tokenizer.build(),
+        seq_len=training.seq_len,
+        vocab_size=a.config.model.find_vocab_size(),
+        seed=a.config.debug.seed,
+        split="train",
+    ).batches(
+        Cursor(),
+        local_batch_size=training.local_batch_size,
+        global_batch_size=whole,
+        part=a.step.data_part[0],
+        parts=parts,
+    ) as batches:
+        for number in range(1, steps + 1):
+            micro = [next(batches) for _ in range(whole // (training.local_batch_size * parts))]
+            outcome = compare_update(sides, groups, micro, lr=scheduler.lr(number), tolerance=tolerance)
+            if outcome is not None:
+                differences, findings = outcome
+                return Outcome(number, number, differences, findings)
+            log.info("update %d of %d is equal", number, steps)
+    return Outcome(steps)
+
+
+def compare_update(
+    sides: dict[str, Side], groups: Groups, micro: list[Batch], *, lr: float, tolerance: float
+) -> tuple[dict[str, ValueDifference], dict[str, Finding]] | None:
+    """One update of both; None when they are equal."""
+    losses = {name: add_gradients(side.step, micro) for name, side in sides.items()}
+    computed = [{"loss": keep(losses[name])} | collect_gradients(side.step) for name, side in sides.items()]
+    found = find_differences(computed[0], computed[1], tolerance)
+    if groups.any_rank(bool(found)):
+        for side in sides.values():
+            side.step.discard()
+        gradients = dict(zip(sides, computed, strict=True))
+        return found, explain(sides, groups, micro, gradients, tolerance=tolerance)
+    norms = {}
+    for name, side in sides.items():
+        limit = side.config.training.max_norm
+        norms[name] = apply_update(side.step, side.optimizer, loss=losses[name], lr=lr, max_norm=limit).grad_norm
+    updated = [{"grad_norm": keep(norms[name])} | collect_state(side.step) for name, side in sides.items()]
+    found = find_differences(updated[0], updated[1], tolerance)
+    if groups.any_rank(bool(found)):
+        kinds = [type(side.optimizer).__name__ for side in sides.values()]
+        note = f"loss and gradients are equal; optimizers: {kinds[0]} ({_options(sides['A'])}), {_options(sides['B'])}"
+        return found, {"both": Finding("optimizer", "the update of the weights", note)}
+    return None
+
+
+def _options(side: Side) -> str:
+    return side.config.plan_optimizer().describe()
+
+
+def collect_state(step: MeshStep) -> dict[str, Tensor]:
+    """Parameters and buffers that training changes, in the order of the table."""
+    kept = {name: value for name, value in step.model.named_buffers() if not name.endswith("coords")}
+    return {name: keep(value) for name, value in (dict(step.parameters) | kept).items() if value.numel()}
+
+
+def collect_gradients(step: MeshStep) -> dict[str, Tensor]:
+    """This rank's gradients, the last parameter's first: the order in which backward computes them."""
+    named = list(step.trained.items())
+    return {f"gradient {name}": keep(p.grad).to(p.dtype) for name, p in reversed(named) if p.grad is not None}
+
+
+def explain(
+    sides: dict[str, Side],
+    groups: Groups,
+    micro: list[Batch],
+    computed: Mapping[str, Mapping[str, Tensor]],
+    *,
+    tolerance: float,
+) -> dict[str, Finding]:
+    """Which pass of which side changed loss or gradients on these micro-batches, or what else did.
+
+    `computed` has the gradients of each side, as its own step made them.
+    """
+    stages = {name: make_stages(side, groups) for name, side in sides.items() if isinstance(side.step, GraphStep)}
+    first = next(iter(sides.values()))
+    tensors = [batch.tensors for batch in micro]
+    scalars = first.step.compute_scalars(tensors)
+    found: dict[str, Finding] = {}
+    for batch in tensors:
+        for name in stages:
+            if name not in found:
+                inputs = make_inputs(first.step, sides[name].step, batch, scalars)
+                blamed = blame_passes(stages[name], inputs, tolerance=tolerance, agree=groups.any_rank)
+                found |= {name: blamed} if blamed else {}
+        if found:
+            return found
+    batch = tensors[0]
+    if len(stages) == 2:
+        given = [make_inputs(first.step, side.step, batch, scalars) for side in sides.values()]
+        captured = compare_captures([each[0] for each in stages.values()], given, tolerance=tolerance)
+        if groups.any_rank(captured is not None):
+            return {"both": captured or Finding("capture", "the captured steps differ on another rank")}
+    if len(stages) == 1:
+        (name,) = stages
+        (other,) = sides.keys() - stages.keys()
+        given = [make_inputs(first.step, sides[name].step, each, scalars) for each in tensors]
+        wrong = find_differences(sum_gradients(stages[name][0], given), computed[other], tolerance)
+        if groups.any_rank(bool(wrong)):
+            return {name: Finding(CAPTURE, "the captured graph, before any pass, is not the eager step", "", wrong)}
+    note = (
+        "graphs that are replayed node by node agree: what differs is how they run (recordings, caches, sums, memory)"
+    )
+    return {"both": Finding("execution", "the program", note)}
+
+
+def sum_gradients(stage: Stage, micro: Sequence[StepInputs]) -> dict[str, Tensor]:
+    """The gradients of a graph, added up over micro-batches as a step does it."""
+    total: dict[str, Tensor] = {}
+    for inputs in micro:
+        for name, value in replay(stage.graph, inputs).items():
+            total[name] = total[name] + value if name in total else value
+    return {name: value for name, value in total.items() if name.startswith(OutputKind.GRADIENT.value)}
+
+
+def make_stages(side: Side, groups: Groups) -> list[Stage]:
+    """The side's graph after every pass."""
+    source, settings = build_source(side.config, groups)
+    facts = make_facts(source.table, groups, settings)
+    passes = build_passes(settings.passes, settings.compile.numerics)
+    return build_stages(source, make_example(side.config, source), facts, passes)
+
+
+def make_inputs(
+    owner: MeshStep, step: MeshStep, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]
+) -> StepInputs:
+    """A micro-batch for the graphs of `step`, with the weights of `owner`."""
+    assert isinstance(step, GraphStep)
+    given = step.source.inputs(step.prepare(batch), scalars)
+    return StepInputs(owner.parameters, given.buffers, given.batch, given.coords, given.scalars, given.frozen)
+
+
+def compare_captures(captured: list[Stage], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:
+    """Two captured steps that no pass has touched: the first node that differs, by module and op."""
+    (expected, old), (outputs, new) = (
+        replay_all(each.graph, given) for each, given in zip(captured, inputs, strict=True)
+    )
+    differences = find_differences(expected, outputs, tolerance)
+    if not differences:
+        return None
+    node = find_node_by_tags(captured[0].graph, captured[1].graph, (old, new), tolerance=tolerance)
+    return Finding(CAPTURE, "the captured steps differ before any pass", "", differences, node)

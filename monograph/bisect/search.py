@@ -1,0 +1,62 @@
+"""Which pass, then which node, changed a number: a binary search over the graphs that passes left behind."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from monograph.bisect.differences import ValueDifference, find_differences
+from monograph.bisect.nodes import NodeDifference, find_node
+from monograph.bisect.replay import replay, replay_all
+from monograph.bisect.stages import Stage
+from monograph.graph.inputs import StepInputs
+
+Agree = Callable[[bool], bool]
+"""Whether something holds on any rank: all of them must take the same turns, because a replay has collectives."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What changed a number, on one rank."""
+
+    kind: str
+    """pass, capture, optimizer, execution or start."""
+    name: str
+    """The pass, or what else it was."""
+    note: str = ""
+    outputs: dict[str, ValueDifference] = field(default_factory=dict)
+    """Outputs of the step that differ, in order."""
+    node: NodeDifference | None = None
+    tried: tuple[str, ...] = ()
+    """Stages that were replayed on the way."""
+
+
+def find_pass(
+    stages: Sequence[Stage], inputs: StepInputs, *, tolerance: float, agree: Agree
+) -> tuple[int, list[str]] | None:
+    """The index of a stage whose outputs differ from the first stage's while those of the stage before it do not."""
+    expected = replay(stages[0].graph, inputs)
+    tried: list[str] = []
+
+    def differs(index: int) -> bool:
+        tried.append(stages[index].name)
+        return agree(bool(find_differences(expected, replay(stages[index].graph, inputs), tolerance)))
+
+    low, high = 0, len(stages) - 1
+    if high == 0 or not differs(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if differs(middle) else (middle, high)
+    return high, tried
+
+
+def blame_passes(stages: Sequence[Stage], inputs: StepInputs, *, tolerance: float, agree: Agree) -> Finding | None:
+    """The pass that changed the outputs and the node where it shows first; None when no pass did."""
+    found = find_pass(stages, inputs, tolerance=tolerance, agree=agree)
+    if found is None:
+        return None
+    index, tried = found
+    before, after = stages[index - 1], stages[index]
+    (expected, old), (outputs, new) = (replay_all(each.graph, inputs) for each in (before, after))
+    differences = find_differences(expected, outputs, tolerance)
+    node = find_node(before.graph, after.graph, (old, new), tolerance=tolerance)
+    return Finding("pass", after.name, after.note, differences, node, tuple(tried))

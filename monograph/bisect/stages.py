@@ -1,0 +1,64 @@
+"""The step after every pass, as graphs that can be run one against the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, GraphModule, Node
+
+from monograph.capture.capture import capture
+from monograph.capture.source import StepSource
+from monograph.errors import MonographError
+from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
+from monograph.graph.step_graph import StepGraph
+from monograph.passes.base import Pass
+from monograph.passes.runner import PassRecord, run_passes
+
+CAPTURE = "capture"
+"""The name of the first stage."""
+
+
+class PassRefused(MonographError):
+    """A pass raised, or left a graph that the checks refuse: nothing is left to search for."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph that one pass left behind."""
+
+    name: str
+    note: str
+    graph: StepGraph
+
+
+def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass]) -> list[Stage]:
+    """The captured graph, then the graph after each pass that ran, with the source lines of their nodes."""
+    graph = capture(source, inputs, has_sources=True)
+    stages = [Stage(CAPTURE, f"{len(graph.nodes)} nodes", copy_graph(graph))]
+    seen: list[str] = []
+
+    def watch(record: PassRecord, graph: StepGraph) -> None:
+        seen.append(record.name)
+        if record.status == "ran":
+            stages.append(Stage(record.name, record.note, copy_graph(graph)))
+
+    try:
+        run_passes(graph, passes, facts, watch=watch, is_measured=False)
+    except Exception as error:
+        name = passes[len(seen)].name() if len(seen) < len(passes) else CAPTURE
+        raise PassRefused(
+            f"pass {name} failed, before any number was computed",
+            why=f"{type(error).__name__}: {error}",
+            do=f"--passes.off {name} runs the step without it",
+        ) from error
+    return stages
+
+
+def copy_graph(graph: StepGraph) -> StepGraph:
+    """A graph of its own with the same node names: passes that go on with the original leave it as it is."""
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+        assert copies[node].name == node.name, "names tell which nodes belong together"
+    return StepGraph(GraphModule(graph.module, inside), graph.inputs, graph.outputs, graph.properties, graph.compiled)

@@ -1,0 +1,51 @@
+"""`monograph bisect`: two lines, update by update in one process, to the pass and node that changed a number."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from monograph.bisect.run import Outcome, bisect
+from monograph.bisect.show import describe_outcomes
+from monograph.commands.arguments import BisectArguments
+from monograph.commands.bisect_lines import BisectLines, read_lines
+from monograph.commands.on_ranks import start_rank
+from monograph.commands.terminal import print_plain
+from monograph.errors import EXIT_FAILED
+from monograph.execute.device import deterministic_kernels, find_device
+from monograph.launch import launch
+from monograph.log import set_up_log
+from monograph.parallel.groups import joined_groups
+from monograph.train.layout import plan_run_mesh
+
+
+def bisect_command(arguments: BisectArguments) -> int:
+    """Compare, on one rank or on as many as the lines ask for; exit code 1 when a number differs."""
+    lines = read_lines(arguments)
+    if lines.ranks > 0 and "WORLD_SIZE" not in os.environ:
+        with tempfile.TemporaryDirectory(prefix="monograph-bisect-") as folder:
+            config = lines.left.replace(job=lines.left.job.replace(dump_folder=str(Path(folder))))
+            words = ["bisect", arguments.left, *([arguments.right] if arguments.right else [])]
+            flags = ["--steps", str(arguments.steps), "--tolerance", repr(arguments.tolerance)]
+            return launch([*words, *flags], lines.ranks, config)
+    start_rank()
+    outcomes, is_printer = run(lines, arguments)
+    if is_printer:
+        how = f"within {arguments.tolerance:g}" if arguments.tolerance else "bit for bit"
+        print_plain(describe_outcomes(outcomes, how))
+    return EXIT_FAILED if outcomes[0].step and is_printer else 0
+
+
+def run(lines: BisectLines, arguments: BisectArguments) -> tuple[list[Outcome], bool]:
+    """What every rank found, and whether this is the rank that says so."""
+    left = lines.left
+    set_up_log(level=left.debug.log_level)
+    mesh = plan_run_mesh(left, int(os.environ.get("WORLD_SIZE", "1")))
+    limit = left.parallelism.timeout_seconds
+    with (
+        deterministic_kernels(left.debug.deterministic),
+        joined_groups(mesh, find_device(left.debug.device), timeout_seconds=limit) as groups,
+    ):
+        outcome = bisect(left, lines.right, groups, steps=arguments.steps, tolerance=arguments.tolerance)
+        outcomes: list[Outcome] = groups.all_gather_object(outcome)
+        groups.barrier()
+        return outcomes, groups.rank == 0

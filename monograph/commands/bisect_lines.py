@@ -1,0 +1,81 @@
+"""The two lines of `monograph bisect`, read and checked. Loads without torch."""
+
+from dataclasses import dataclass, fields
+
+from monograph.commands.arguments import BisectArguments
+from monograph.commands.compare import read_line, take_apart
+from monograph.commands.request import Request
+from monograph.errors import ConfigError
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+
+_SAME = ("dataloader", "tokenizer")
+_SAME_TRAINING = ("seq_len", "local_batch_size", "global_batch_size")
+
+
+@dataclass(frozen=True)
+class BisectLines:
+    """Both configurations, and the ranks they run on."""
+
+    left: TrainerConfig
+    right: TrainerConfig
+    ranks: int
+
+
+def read_lines(arguments: BisectArguments) -> BisectLines:
+    """What both lines ask for; without a second one, the first one's eager step."""
+    left = read_line(take_apart(arguments.left))
+    if arguments.right:
+        right = read_line(take_apart(arguments.right))
+        check_same(left, right)
+        return BisectLines(left.config, right.config, left.options["ranks"])
+    config = left.config
+    if config.compile.mode == "eager":
+        raise ConfigError(
+            "compile.mode is eager, and there is no second line",
+            why="one line is compared with its own eager step",
+            do="leave --compile.mode out, or write a second line",
+        )
+    plain = type(config.compile)(mode="eager")
+    eager = config.replace(
+        compile=plain, parallelism=config.parallelism.replace(fsdp="graph"), passes=type(config.passes)()
+    )
+    auto = type(config.activation_checkpoint)()
+    return BisectLines(config, eager.replace(activation_checkpoint=auto), left.options["ranks"])
+
+
+def check_bisect(arguments: BisectArguments) -> None:
+    """What can be refused before torch is imported."""
+    read_lines(arguments)
+
+
+def check_same(left: Request, right: Request) -> None:
+    """Refuse lines whose numbers have nothing to do with each other."""
+    ranks = [request.options["ranks"] for request in (left, right)]
+    meshes = [plan_run_mesh(each.config, max(each.options["ranks"], 1)) for each in (left, right)]
+    if meshes[0] != meshes[1] or ranks[0] != ranks[1]:
+        raise ConfigError(
+            "the lines run on different meshes",
+            why="values are compared rank by rank",
+            do="the same --ranks and degrees in both; monograph verify compares a mesh with one device",
+        )
+    for name in _SAME:
+        if getattr(left.config, name) != getattr(right.config, name):
+            raise _refuse(name)
+    for name in _SAME_TRAINING:
+        if getattr(left.config.training, name) != getattr(right.config.training, name):
+            raise _refuse(f"training.{name}")
+    sizes = [_find_sizes(request.config) for request in (left, right)]
+    if type(left.config.model) is not type(right.config.model) or sizes[0] != sizes[1]:
+        raise ConfigError("the lines train different models", why="their values have different shapes")
+
+
+def _find_sizes(config: TrainerConfig) -> dict[str, int]:
+    """The sizes of a model that are numbers of its own config."""
+    model = config.model
+    named = {each.name: getattr(model, each.name) for each in fields(model)}
+    return {name: value for name, value in named.items() if type(value) is int}
+
+
+def _refuse(name: str) -> ConfigError:
+    return ConfigError(f"the lines differ in {name}", why="they would read different data", do="make it equal in both")

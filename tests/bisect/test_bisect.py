@@ -1,0 +1,143 @@
+"""bisect finds the pass and the node that changed a number, the update, and the rank."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from monograph import cli
+from monograph.bisect.differences import find_difference
+from monograph.bisect.show import describe_outcomes
+from monograph.train.optimizer_config import AdamWConfig
+from tests.bisect.faults import FAULTS, stale_casts
+from tests.bisect.on_ranks import bisect_two, bisect_with_bad_rank, bisect_with_fault
+from tests.kit.ranks import pool
+from tests.kit.tiny import tiny
+from tests.test_cli import RUN_MANY
+
+QUICK = ("remove_no_ops", "recompute", "merge_matmuls", "fuse_kernels")
+"""Faults of `make test`; the others are long."""
+
+
+def graph_config(model, folder, changes=None, **degrees):
+    return tiny(model, folder, {"compile.mode": "graph", **(changes or {})}, **degrees)
+
+
+def locate(name, folder):
+    fault = FAULTS[name]
+    config = graph_config(fault.model, folder, fault.flags, **fault.degrees)
+    if fault.ranks == 1:
+        return bisect_with_fault(config, name)
+    return pool.run(fault.ranks, bisect_with_fault, config, name)[0]
+
+
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in FAULTS]
+)
+def test_a_fault_in_a_pass_is_located_to_the_pass_and_the_node(name, tmp_path):
+    outcome, wrong = locate(name, tmp_path)
+    assert outcome.step == 1
+    finding = outcome.findings["A"]
+    assert (finding.kind, finding.name) == ("pass", name)
+    node = finding.node
+    assert node is not None and node.value is not None
+    if name == "chunk_experts":
+        return  # every node of a chunk is new: nothing before the chunks are joined again can be compared
+    shown = " ".join(node.after)
+    assert node.node in wrong or any(
+        f"{each} = " in shown or f"{each}," in shown or f"{each})" in shown for each in wrong
+    )
+    text = describe_outcomes([outcome], "within 1e-05")
+    assert f"A: pass {name}" in text and "before:" in text and "after:" in text
+
+
+def test_equal_runs_are_equal_and_say_how_many_updates_were_compared(tmp_path):
+    config = graph_config("deepseek_v3", tmp_path)
+    outcome = bisect_two(config, config.replace(compile=config.compile.replace(mode="eager")), 2)
+    assert outcome.step == 0
+    assert describe_outcomes([outcome], "bit for bit") == (
+        "equal bit for bit: loss, gradients and weights of 2 updates on one rank"
+    )
+
+
+def test_an_optimizer_that_differs_is_found_where_loss_and_gradients_agree(tmp_path):
+    config = graph_config("llama3", tmp_path)
+    other = config.replace(optimizer=AdamWConfig(lr=config.optimizer.lr, eps=1e-3))
+    outcome = bisect_two(config, other, 3)
+    assert (outcome.step, outcome.findings["both"].kind) == (1, "optimizer")
+    assert "loss and gradients are equal" in describe_outcomes([outcome], "bit for bit")
+
+
+def test_what_shows_only_in_a_later_update_is_found_there(tmp_path):
+    """The cast copies of weights are stale: the first update is right, and both graphs are."""
+    changes = {"training.compute_dtype": "bfloat16", "optimizer.implementation": "single_pass"}
+    changes |= {"parallelism.reshard_after_forward": False}
+    config = graph_config("llama3", tmp_path, changes)
+    with stale_casts():
+        outcome = bisect_two(config, config.replace(passes=config.passes.replace(off=("cache_cast_weights",))), 4)
+    assert (outcome.step, outcome.findings["both"].kind) == (2, "execution")
+
+
+def test_captures_that_differ_are_compared_module_by_module(tmp_path):
+    """Another epsilon in the norms is no pass's fault: the first module with a norm is named."""
+    config = graph_config("llama3", tmp_path)
+    outcome = bisect_two(config, config.replace(model=config.model.replace(norm_eps=1e-2)), 1)
+    finding = outcome.findings["both"]
+    assert finding.kind == "capture" and finding.node.path == "layers.0.attention_norm"
+    assert finding.node.source.startswith("monograph/")
+
+
+@pytest.mark.long
+def test_a_rank_that_computes_something_else_is_named(tmp_path):
+    config = graph_config("llama3", tmp_path)
+    outcomes = pool.run(2, bisect_with_bad_rank, config, 1)[0]
+    text = describe_outcomes(outcomes, "within 1e-05")
+    assert text.startswith("different: update 1, on rank 1 of 2\n  gradient layers.1.attention.wo.weight: ")
+    assert outcomes[1].findings["both"].kind == "execution" and "as rank 1 sees it" in text
+
+
+def test_differences_are_of_bits_and_know_where_they_are():
+    left = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
+    assert find_difference(left, left.clone()) is None
+    right = left.clone()
+    right[1, 0] = 3.0 + 2**-20
+    found = find_difference(left, right)
+    assert (found.index, found.count, found.of) == ((1, 0), 1, 4)
+    assert find_difference(left, right, tolerance=1e-3) is None
+    assert find_difference(left, torch.full((2, 2), float("nan"))).count == 3
+    assert "float32[2, 2] and float32[4]" in str(find_difference(left, left.flatten()))
+
+
+REFUSED = {
+    "": "LEFT is missing",
+    "llama3_debugmodel --steps 0": "--steps must be >= 1",
+    "llama3_debugmodel --tolerance -1": "not negative",
+    "'llama3_debugmodel --ranks 2' llama3_debugmodel": "different meshes",
+    "llama3_debugmodel qwen3_debugmodel": "different models",
+    "llama3_debugmodel 'llama3_debugmodel --training.seq_len 64'": "differ in training.seq_len",
+    "'llama3_debugmodel --compile.mode eager'": "with its own eager step",
+    "'llama3_debugmodel --passes.off buckets'": "there is no pass of that name",
+}
+
+
+def test_what_cannot_be_compared_is_refused_at_once_without_torch():
+    lines = [["bisect", *shlex.split(words)] for words in REFUSED]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_MANY], input=json.dumps(lines), capture_output=True, text=True, check=True
+    )
+    for (code, _, err, seconds), reason in zip(json.loads(done.stdout), REFUSED.values(), strict=True):
+        assert (code, reason in err) == (2, True), err
+        assert seconds < 2
+
+
+def test_the_command_prints_the_verdict_and_its_exit_code_says_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "llama3_debugmodel --model.n_layers 1 --training.seq_len 32 --debug.log_level warning"
+    assert cli.main(["bisect", line, "--steps", "1"]) == 0
+    assert "equal bit for bit" in capsys.readouterr().out
+    assert cli.main(["bisect", line, f"{line} --compile.numerics fast", "--steps", "1"]) == 1
+    assert "B: pass " in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

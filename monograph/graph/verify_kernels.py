@@ -140,12 +140,33 @@ def _attention(given: Arguments) -> bool:
     )
 
 
+def _clamped_swiglu(given: Arguments) -> bool:
+    """Pairs of channels; the gradient has half as many."""
+    pairs = given["pairs"]
+    if not pairs or pairs[-1] % 2:
+        return False
+    half = (*pairs[:-1], pairs[-1] // 2)
+    return given.get("grad", half) == half
+
+
+def _expert_bias(given: Arguments) -> bool:
+    """One bias for every expert whose rows end somewhere."""
+    rows, ends = given.get("rows", given.get("grad")), given["ends"]
+    if rows is None or len(rows) != 2 or len(ends) != 1:
+        return False
+    return given.get("bias", (ends[0], rows[1])) == (ends[0], rows[1])
+
+
 KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "swiglu": _same("x", "up"),
     "swiglu_backward": _same("grad", "x", "up"),
     "swiglu_backward_recompute": _same("grad", "x", "up"),
     "swiglu_backward_packed": _same("grad", "x", "up"),
     "swiglu_backward_packed_recompute": _same("grad", "x", "up"),
+    "clamped_swiglu": _clamped_swiglu,
+    "clamped_swiglu_backward": _clamped_swiglu,
+    "add_expert_bias": _expert_bias,
+    "expert_bias_grad": _expert_bias,
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
     "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),

@@ -11,6 +11,8 @@ from monograph.compat.compiler import add_decompositions
 from monograph.kernels import (
     attention,
     chunked_cross_entropy,
+    clamped_swiglu,
+    expert_bias,
     expert_rows,
     grouped_matmul,
     heads,
@@ -28,6 +30,8 @@ __all__ = ["CUSTOM_OPS", "MODULES", "find_decompositions", "find_kernel_ops", "i
 MODULES = (
     attention,
     chunked_cross_entropy,
+    clamped_swiglu,
+    expert_bias,
     expert_rows,
     grouped_matmul,
     heads,

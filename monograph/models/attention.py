@@ -57,19 +57,22 @@ class Attention(nn.Module, Configurable):
     """Several query heads share each key and value head. Head counts follow the weights, which may be a shard's."""
 
     Config: ClassVar[Any] = AttentionConfig
+    sinks: Tensor | None
+    """One score for each query head that belongs to no key; families that have them make it a parameter."""
 
     def __init__(
         self, config: AttentionConfig, *, residual: ResidualSpec, rope: RopeConfig, kind: AttentionKind = CAUSAL
     ) -> None:
         super().__init__()
         self.config = config
-        self.head_dim = config.find_head_dim(residual.dim)
+        self.head_dim, self.kind = config.find_head_dim(residual.dim), kind
         self.attend = AttentionCore(kind, scale=self.head_dim**-0.5 * compute_score_scale(rope), kernel=config.kernel)
         self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
         self.wq = Linear(residual.dim, config.n_heads * self.head_dim, init_std=residual.init_std)
         self.wk = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
         self.wv = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
         self.wo = Linear(config.n_heads * self.head_dim, residual.dim, init_std=residual.out_std)
+        self.register_parameter("sinks", None)
         self.q_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
 
@@ -77,6 +80,10 @@ class Attention(nn.Module, Configurable):
     def score_width(self) -> int:
         """Channels that one query meets at one position."""
         return self.config.n_heads * 2 * self.head_dim
+
+    def count_score_keys(self, seq_len: int) -> tuple[float, float]:
+        """Positions that one query meets: in reach, and on average."""
+        return self.kind.count_keys(seq_len)
 
     def plan_parallel(self) -> ParallelPlan:
         """Every rank computes some of the heads."""
@@ -86,8 +93,13 @@ class Attention(nn.Module, Configurable):
         self, x: Tensor, rotation: Rotation, segments: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
+        q, k = self.place(q, k, rotation)
+        out: Tensor = self.wo(self.attend(q, k, v, segments, self.sinks, cache).flatten(2))
+        return out
+
+    def place(self, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they meet: normalised where that is asked for, with their positions."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (apply_rope(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
-        out: Tensor = self.wo(self.attend(q, k, v, segments, None, cache).flatten(2))
-        return out
+        return q, k

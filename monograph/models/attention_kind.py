@@ -19,5 +19,17 @@ class AttentionKind(NamedTuple):
         """Whether kernels know it by themselves, where a sequence is one text."""
         return not self.window and not self.chunk
 
+    def count_keys(self, seq_len: int) -> tuple[float, float]:
+        """Keys that a query meets in a sequence that is one text: as many as any may see, and as it sees on average."""
+        if self.chunk and self.chunk < seq_len:
+            n_chunks, rest = divmod(seq_len, self.chunk)
+            most, mean = float(self.chunk), (n_chunks * self.chunk**2 + rest**2) / seq_len
+        else:
+            most = mean = float(seq_len)
+        if self.window and self.window < most:
+            assert not self.chunk, "a window within chunks"
+            most, mean = float(self.window), 2 * self.window - self.window**2 / seq_len
+        return most, mean / 2 if self.causal else mean
+
 
 CAUSAL = AttentionKind("causal")

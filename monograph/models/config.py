@@ -74,6 +74,8 @@ class RopeConfig(Configurable.Config):
     """Frequencies turning more often than this within the original context are left alone (yarn)."""
     beta_slow: float = 1.0
     """Frequencies turning less often than this within the original context are stretched fully (yarn)."""
+    truncate: bool = True
+    """Begin and end the fading at whole channels, as the formula was first published (yarn)."""
     mscale: float = 1.0
     """Strength of yarn's correction of the rotated channels, relative to mscale_all_dim (yarn)."""
     mscale_all_dim: float = 0.0
@@ -92,11 +94,11 @@ class RopeConfig(Configurable.Config):
             check_range(self, name, 1e-6, 1e6, why="it counts turns within the original context")
         check_range(self, "mscale", 0, 100)
         check_range(self, "mscale_all_dim", 0, 100)
-        if self.scaling == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+        if self.scaling == "llama3" and self.low_freq_factor > self.high_freq_factor:
             raise ConfigError(
                 f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}",
-                why="the stretch fades out between the two",
-                do="write a low_freq_factor below high_freq_factor",
+                why="the stretch fades out between the two, or ends there where they are equal",
+                do="write a low_freq_factor of at most high_freq_factor",
             )
         if self.scaling == "yarn" and self.beta_slow >= self.beta_fast:
             raise ConfigError(

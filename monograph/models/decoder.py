@@ -104,7 +104,7 @@ class Decoder(Model):
         self.layers = nn.ModuleList(self.build_block(residual, layer) for layer in range(config.n_layers))
         self.head = Head(residual, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
-        self.load_balance = build_load_balance(config)
+        self.load_balance = build_load_balance(config, sum(isinstance(layer.moe, Moe) for layer in self.layers))
         self.reset()
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
@@ -274,9 +274,9 @@ class Decoder(Model):
         return h, stats
 
 
-def build_load_balance(config: DecoderConfig) -> LoadBalance | None:
-    """The auxiliary losses of a model with experts; None where no loss is on."""
+def build_load_balance(config: DecoderConfig, n_layers: int) -> LoadBalance | None:
+    """The auxiliary losses of a model with this many MoE layers; None where no loss is on."""
     moe = config.find_moe()
     if moe is None or not moe.balance.is_on:
         return None
-    return moe.balance.build(router=moe.router, n_experts=moe.n_experts)
+    return moe.balance.build(router=moe.router, n_experts=moe.n_experts, n_layers=n_layers)

@@ -1,6 +1,7 @@
 """The routed experts: many small gated feed-forward layers, whose rows arrive sorted by expert."""
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +17,14 @@ from monograph.models.init import InitSpec, Normal
 from monograph.models.parallel_plan import ParallelPlan, shard_experts
 
 
-class Experts(nn.Module, Configurable):
-    """w2(silu(w1 x) * w3 x) for every expert; the weights of all experts are stacked, [experts, out, in].
+class RoutedExperts(nn.Module, Configurable):
+    """What every kind of routed experts shares: how they are computed.
 
     Three ways to compute the same: torch's grouped kernel, which leaves the counts on the device; an op of ours that
     loops over the experts, for the dtypes and devices that kernel does not serve; and that loop op by op, the simplest.
     """
 
-    Config = ExpertsConfig
+    Config: ClassVar[Any] = ExpertsConfig
 
     def __init__(
         self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, residual: ResidualSpec, used_share: float = 1.0
@@ -32,18 +33,23 @@ class Experts(nn.Module, Configurable):
         self.config, self.residual = config, residual
         self.used_share = used_share
         """The share of experts that a token visits."""
-        self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
-        self.w2 = nn.Parameter(torch.empty(n_experts, residual.dim, hidden_dim))
-        self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
 
-    def plan_parallel(self) -> ParallelPlan:
-        """Experts over ranks, and their hidden channels over further ones."""
-        return ParallelPlan(parameters=(*(shard_experts(name, 1) for name in ("w1", "w3")), shard_experts("w2", 2)))
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Hidden channels of one expert, which may be a shard's, and channels of a row."""
+        raise NotImplementedError
 
-    def plan_init(self) -> dict[str, InitSpec]:
-        """How the weights start."""
-        read, write = Normal(self.residual.init_std), Normal(self.residual.out_std)
-        return {"w1": read, "w2": write, "w3": read}
+    def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
+        """All experts in a few matmuls, whose shapes do not depend on the routing."""
+        raise NotImplementedError
+
+    def stacks(self) -> tuple[Tensor, ...]:
+        """The weights, each with the experts as its first dim: what `compute_expert` gets of one expert."""
+        raise NotImplementedError
+
+    def compute_expert(self, rows: Tensor, *weights: Tensor) -> Tensor:
+        """One expert's answer to its rows."""
+        raise NotImplementedError
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""
@@ -61,7 +67,7 @@ class Experts(nn.Module, Configurable):
                 why="the grouped kernel takes bfloat16 only",
                 do="--training.compute_dtype bfloat16, or experts.backend auto",
             )
-        hidden_dim, dim = self.w1.shape[1:]
+        hidden_dim, dim = self.widths
         is_fit = fits_grouped_mm(dtype, hidden_dim, dim)
         if backend == "grouped_mm" and not is_fit:
             raise ConfigError(
@@ -72,12 +78,6 @@ class Experts(nn.Module, Configurable):
             )
         return backend == "grouped_mm" or (backend == "auto" and is_fit and has_grouped_mm(device, dtype))
 
-    def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
-        """All experts in three matmuls, whose shapes do not depend on the routing."""
-        x = matmul(rows, self.w1.transpose(1, 2), ends)
-        up = matmul(rows, self.w3.transpose(1, 2), ends)
-        return matmul(swiglu(x, up, kernels=self.residual.kernels), self.w2.transpose(1, 2), ends)
-
     def compute_in_loop(self, rows: Tensor, ends: Tensor) -> Tensor:
         """One expert after another; one copy of the counts to the host decides who gets which rows."""
         total = rows.shape[0]
@@ -87,9 +87,45 @@ class Experts(nn.Module, Configurable):
             torch._check(size <= total)
         torch._check(sum(sizes) == total)
         # unbind, not w1[i]: its backward stacks the gradients once, where indexing would add up full-sized ones.
-        weights = zip(self.w1.unbind(), self.w2.unbind(), self.w3.unbind(), strict=True)
-        answers = [
-            F.linear(swiglu(F.linear(part, w1), F.linear(part, w3), kernels=self.residual.kernels), w2)
-            for part, (w1, w2, w3) in zip(torch.split(rows, sizes), weights, strict=True)
-        ]
-        return torch.cat(answers)
+        weights = zip(*(stack.unbind() for stack in self.stacks()), strict=True)
+        parts = zip(torch.split(rows, sizes), weights, strict=True)
+        return torch.cat([self.compute_expert(part, *own) for part, own in parts])
+
+
+class Experts(RoutedExperts):
+    """w2(silu(w1 x) * w3 x) for every expert; the weights of all experts are stacked, [experts, out, in]."""
+
+    def __init__(
+        self, config: ExpertsConfig, *, n_experts: int, hidden_dim: int, residual: ResidualSpec, used_share: float = 1.0
+    ) -> None:
+        sizes: dict[str, Any] = {"n_experts": n_experts, "hidden_dim": hidden_dim, "used_share": used_share}
+        super().__init__(config, residual=residual, **sizes)
+        self.w1 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
+        self.w2 = nn.Parameter(torch.empty(n_experts, residual.dim, hidden_dim))
+        self.w3 = nn.Parameter(torch.empty(n_experts, hidden_dim, residual.dim))
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        hidden_dim, dim = self.w1.shape[1:]
+        return hidden_dim, dim
+
+    def plan_parallel(self) -> ParallelPlan:
+        """Experts over ranks, and their hidden channels over further ones."""
+        return ParallelPlan(parameters=(*(shard_experts(name, 1) for name in ("w1", "w3")), shard_experts("w2", 2)))
+
+    def plan_init(self) -> dict[str, InitSpec]:
+        """How the weights start."""
+        read, write = Normal(self.residual.init_std), Normal(self.residual.out_std)
+        return {"w1": read, "w2": write, "w3": read}
+
+    def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
+        x = matmul(rows, self.w1.transpose(1, 2), ends)
+        up = matmul(rows, self.w3.transpose(1, 2), ends)
+        return matmul(swiglu(x, up, kernels=self.residual.kernels), self.w2.transpose(1, 2), ends)
+
+    def stacks(self) -> tuple[Tensor, ...]:
+        return self.w1, self.w2, self.w3
+
+    def compute_expert(self, rows: Tensor, *weights: Tensor) -> Tensor:
+        w1, w2, w3 = weights
+        return F.linear(swiglu(F.linear(rows, w1), F.linear(rows, w3), kernels=self.residual.kernels), w2)

@@ -4,7 +4,7 @@ A setting we cannot honour is refused: weights that are loaded but computed with
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from monograph.config.configurable import check_config
@@ -29,10 +29,9 @@ SHARED_NAMES = {
 """Fields of our configs -> keys of config.json, for errors about values that contradict each other."""
 
 
-def read_shared(hf: HfReader) -> dict[str, Any]:
-    """The fields of a DecoderConfig, except its rotary positions."""
+def read_shared(hf: HfReader, *, own: Collection[str] = ()) -> dict[str, Any]:
+    """The fields of a DecoderConfig, except its rotary positions. Keys in `own` are read by the family itself."""
     hf.require("hidden_act", "silu")
-    hf.require("attention_bias", False)
     hf.require("mlp_bias", False)
     hf.require("attention_dropout", 0, None)
     hf.require("is_causal", True)
@@ -40,11 +39,18 @@ def read_shared(hf: HfReader) -> dict[str, Any]:
     hf.require("add_cross_attention", False)
     hf.require("tie_encoder_decoder", False)
     hf.require("pruned_heads", {}, None)
-    hf.require("attention_chunk_size", None)
     hf.ignore("router_aux_loss_coef", "aux_loss_alpha", "seq_aux")  # for training; see read_balance
     n_layers = hf.count("num_hidden_layers")
-    hf.require("layer_types", ["full_attention"] * n_layers, None)
-    check_quantization(hf.section("quantization_config"))
+    plain = {
+        "attention_bias": (False,),
+        "attention_chunk_size": (None,),
+        "layer_types": (["full_attention"] * n_layers, None),
+    }
+    for key, served in plain.items():
+        if key not in own:
+            hf.require(key, *served)
+    if "quantization_config" not in own:
+        check_quantization(hf.section("quantization_config"))
     return {
         "vocab_size": hf.tokens("vocab_size"),
         "dim": hf.size("hidden_size"),
@@ -110,7 +116,9 @@ def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -
     }
 
 
-def read_balance(hf: HfReader, key: str, *, scope: BalanceScope, times_top_k: bool = False) -> LoadBalanceConfig:
+def read_balance(
+    hf: HfReader, key: str, *, scope: BalanceScope, times_top_k: bool = False, mean_of_layers: bool = False
+) -> LoadBalanceConfig:
     """The load balancing that a config.json asks of whoever trains the model on; none where it says nothing.
 
     It does not touch what a model computes. What config.json cannot say (losses between groups, the z-loss, a scope
@@ -119,4 +127,6 @@ def read_balance(hf: HfReader, key: str, *, scope: BalanceScope, times_top_k: bo
     coefficient = hf.number(key) if hf.has(key) else 0.0
     if not coefficient:
         return LoadBalanceConfig()
-    return LoadBalanceConfig(coefficient=coefficient, scope=scope, times_top_k=times_top_k)
+    return LoadBalanceConfig(
+        coefficient=coefficient, scope=scope, times_top_k=times_top_k, mean_of_layers=mean_of_layers
+    )

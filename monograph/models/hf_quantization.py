@@ -1,4 +1,7 @@
-"""What a config.json may say about quantized weights: fp8 with one scale for each block. Loads without torch."""
+"""What a config.json may say about quantized weights: fp8 with one scale for each block, or MXFP4 (hf_mxfp4.py).
+
+Loads without torch.
+"""
 
 from collections.abc import Iterable
 
@@ -29,6 +32,19 @@ def check_quantization(given: HfReader | None) -> None:
     for key in _UNCONVERTED:
         if given.has(key) and not _is_names(given.values[key]):
             raise given.refuse(key, "expected a list of modules' names")
+    given.ignore("dequantize")
+    given.finish()
+
+
+def check_mxfp4(given: HfReader | None) -> None:
+    """Refuse a `quantization_config` that asks for anything but experts in MXFP4."""
+    if given is None or not given.values:
+        return
+    if given.get("quant_method") != "mxfp4":
+        raise given.refuse("quant_method", "this family is read in mxfp4; use such a checkpoint, or one in bfloat16")
+    names = given.get("modules_to_not_convert")
+    if names is not None and not _is_names(names):
+        raise given.refuse("modules_to_not_convert", "expected a list of modules' names")
     given.ignore("dequantize")
     given.finish()
 

@@ -65,7 +65,7 @@ def find_section(hf: HfReader) -> HfReader:
 def read_yarn(given: HfReader, rope: RopeConfig, *, scales_scores: bool) -> None:
     """Yarn's options; as in transformers, 0 and null stand for the default."""
     given.require("attention_factor", None)
-    given.require("truncate", True)
+    rope.truncate = given.boolean("truncate", default=True)
     if given.get("beta_fast"):
         rope.beta_fast = given.number("beta_fast")
     if given.get("beta_slow"):
@@ -93,6 +93,7 @@ def write_rope(rope: RopeConfig, *, layout: str | None = "half", scales_scores: 
         scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     else:
         scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow} | write_yarn_scales(rope, scales_scores)
+        scaling |= {} if rope.truncate else {"truncate": False}
     return keys | {"rope_scaling": scaling}
 
 

@@ -8,10 +8,16 @@ from torch import Tensor
 from monograph.errors import CheckpointError
 from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
 from monograph.models.hf_map import Entry
+from monograph.models.hf_mxfp4 import BLOCKS, read_packed
 
 
 def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
-    """One tensor of their checkpoint; fp8 weights with block scales come back in bf16."""
+    """One tensor of their checkpoint; fp8 weights with block scales and MXFP4 weights come back in bf16."""
+    if name not in source and name + BLOCKS in source:
+        found = read_packed(source, name)
+        if isinstance(found, str):
+            raise _cannot_tell(found)
+        return found
     if name not in source:
         raise CheckpointError(
             f"the checkpoint has no tensor '{name}'", why="the model its config.json describes needs it"
@@ -22,12 +28,16 @@ def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
     if scales is not None and not problem:
         problem = find_bad_scales(name, scales)
     if problem:
-        raise CheckpointError(
-            problem,
-            why="the weights that were trained cannot be told from what is stored",
-            do="download the folder again, or use a checkpoint in bfloat16",
-        )
+        raise _cannot_tell(problem)
     return tensor if scales is None else scale_blocks(tensor, scales).to(torch.bfloat16)
+
+
+def _cannot_tell(problem: str) -> CheckpointError:
+    return CheckpointError(
+        problem,
+        why="the weights that were trained cannot be told from what is stored",
+        do="download the folder again, or use a checkpoint in bfloat16",
+    )
 
 
 def join(entry: Entry, tensors: Iterable[Tensor]) -> Tensor:

@@ -1,9 +1,9 @@
-"""The leaf layers: projections and the embedding, which know how wide their weights start."""
+"""The leaf layers: projections, with and without a bias, and the embedding; they know how wide their weights start."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from monograph.models.init import InitSpec, Normal
+from monograph.models.init import Constant, InitSpec, Normal
 
 
 class _Planned:
@@ -36,6 +36,22 @@ class Linear(_Planned, nn.Linear):
     def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Normal(self.init_std)}
+
+
+class BiasedLinear(_Planned, nn.Linear):
+    """A projection with a bias, which starts at zero."""
+
+    def __init__(self, in_features: int, out_features: int, *, init_std: float) -> None:
+        super().__init__(in_features, out_features)
+        self.init_std = init_std
+
+    def forward(self, input: Tensor) -> Tensor:
+        """One matmul over all rows, for the reason that `Linear` gives."""
+        return F.linear(input.flatten(0, -2), self.weight, self.bias).unflatten(0, input.shape[:-1])
+
+    def plan_init(self) -> dict[str, InitSpec]:
+        """How the weight and the bias start."""
+        return {"weight": Normal(self.init_std), "bias": Constant(0.0)}
 
 
 class Embedding(_Planned, nn.Embedding):

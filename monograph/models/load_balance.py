@@ -37,9 +37,9 @@ class LoadBalance(nn.Module, Configurable):
 
     Config = LoadBalanceConfig
 
-    def __init__(self, config: LoadBalanceConfig, *, router: RouterConfig, n_experts: int) -> None:
+    def __init__(self, config: LoadBalanceConfig, *, router: RouterConfig, n_experts: int, n_layers: int = 1) -> None:
         super().__init__()
-        self.config, self.router, self.n_experts = config, router, n_experts
+        self.config, self.router, self.n_experts, self.n_layers = config, router, n_experts, n_layers
         self.sum_counts: Callable[[Tensor], Tensor] = keep_local_counts
         """Totals of the counts over the ranks whose tokens belong to one statistic; parallelism replaces it."""
         self.sequence_parts = 1
@@ -88,7 +88,9 @@ class LoadBalance(nn.Module, Configurable):
         share = chosen * (n_experts / choices)
         losses = {}
         if self.config.coefficient:
-            times = router.top_k if self.config.times_top_k else 1
+            times = (router.top_k if self.config.times_top_k else 1) / (
+                self.n_layers if self.config.mean_of_layers else 1
+            )
             losses["load_balancing_loss"] = (share * scores).sum((1, 2)) * times
         if router.n_groups == 1:
             return losses

@@ -26,6 +26,9 @@ class LoadBalanceConfig(Configurable.Config):
     times_top_k: bool = False
     """Multiply f by top_k: an even load costs the coefficient times top_k (Hugging Face's formula: Qwen3), instead of
     the coefficient (DeepSeek's and Megatron's)."""
+    mean_of_layers: bool = False
+    """Divide the load-balancing loss by the number of MoE layers: one coefficient for all of them together (gpt_oss),
+    instead of one for each."""
     group_coefficient: float = 0.0
     """Weight of the same loss over the router's groups of experts (DeepSeek-V2's device-level balance)."""
     group_traffic_coefficient: float = 0.0
@@ -58,12 +61,13 @@ class LoadBalanceConfig(Configurable.Config):
                 why="without a coefficient there is no loss whose scope could matter",
                 do="write a coefficient, for example 0.001",
             )
-        if self.times_top_k and not self.coefficient:
-            raise ConfigError(
-                "times_top_k is on and coefficient is 0",
-                why="it multiplies the load-balancing loss, which is off",
-                do="write a coefficient, for example 0.001",
-            )
+        for name in ("times_top_k", "mean_of_layers"):
+            if getattr(self, name) and not self.coefficient:
+                raise ConfigError(
+                    f"{name} is on and coefficient is 0",
+                    why="it multiplies the load-balancing loss, which is off",
+                    do="write a coefficient, for example 0.001",
+                )
 
     def check_groups(self, n_groups: int) -> None:
         """Refuse losses over groups that the router does not have."""

@@ -1,5 +1,7 @@
 """A mixture of experts in place of the feed-forward layer."""
 
+from typing import Any, ClassVar
+
 from torch import Tensor, nn
 
 from monograph.annotate import annotate
@@ -8,6 +10,7 @@ from monograph.models.config import FeedForwardConfig, MoeConfig, ResidualSpec
 from monograph.models.dispatch import Dispatch, LocalDispatch
 from monograph.models.load_balance import RouterStats, count_choices
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
+from monograph.models.router import Choice
 
 
 class Moe(nn.Module, Configurable):
@@ -17,7 +20,7 @@ class Moe(nn.Module, Configurable):
     evaluates must not count.
     """
 
-    Config = MoeConfig
+    Config: ClassVar[Any] = MoeConfig
 
     def __init__(self, config: MoeConfig, *, residual: ResidualSpec) -> None:
         super().__init__()
@@ -43,10 +46,15 @@ class Moe(nn.Module, Configurable):
         """The layer's output for x [batch, sequence, dim], and what its router chose."""
         tokens = x.flatten(0, 1)
         choice = self.router(tokens)
+        answers, load = self.run_experts(tokens, choice)
+        out = answers.view_as(x)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        return out, count_choices(choice, load, self.config, rows=x.shape[0])
+
+    def run_experts(self, tokens: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+        """What the chosen experts answer to tokens [tokens, dim], weighted and summed; and the rows of each expert."""
         routed = self.dispatch.dispatch(tokens, choice.experts, self.n_experts)
         with annotate("compute"):
             answers = self.experts(routed.rows, routed.ends)
-        out = self.dispatch.combine(answers, choice.weights, routed).view_as(x)
-        if self.shared_experts is not None:
-            out = out + self.shared_experts(x)
-        return out, count_choices(choice, routed.load, self.config, rows=x.shape[0])
+        return self.dispatch.combine(answers, choice.weights, routed), routed.load

@@ -61,7 +61,7 @@ def scale_as_llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:
     """Stretch by wavelength: long waves fully, short ones not at all, a linear blend of frequencies between."""
     turns = config.original_max_seq_len * frequencies / (2 * math.pi)
     low, high = config.low_freq_factor, config.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    keep = ((turns - low) / (high - low)).clamp(0, 1) if low < high else (turns >= low).to(turns.dtype)
     return frequencies * (keep + (1 - keep) / config.factor)
 
 
@@ -72,8 +72,9 @@ def scale_as_yarn(frequencies: Tensor, config: RopeConfig, dim: int) -> Tensor:
         wavelength = config.original_max_seq_len / turns
         return dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(config.theta))
 
-    low = max(math.floor(channel(config.beta_fast)), 0)
-    high = min(math.ceil(channel(config.beta_slow)), dim - 1)
+    first, last = channel(config.beta_fast), channel(config.beta_slow)
+    low = max(math.floor(first) if config.truncate else first, 0)
+    high = min(math.ceil(last) if config.truncate else last, dim - 1)
     channels = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
     # Clamping to the head's channels can put `high` below `low`; the published formula then divides by a negative.
     stretch = ((channels - low) / (high - low or 0.001)).clamp(0, 1)

@@ -1,6 +1,6 @@
 """The router: scores every expert for every token, and chooses. Always in fp32: a choice must not hang on rounding."""
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +31,14 @@ class Router(nn.Module, Configurable):
     does not disturb what is learned. It is moved between updates (models/load_balance.py).
     """
 
-    Config = RouterConfig
+    Config: ClassVar[Any] = RouterConfig
     expert_bias: Tensor | None
 
     def __init__(self, config: RouterConfig, *, n_experts: int, residual: ResidualSpec) -> None:
         super().__init__()
         config.check_experts(n_experts)
         self.config, self.n_experts = config, n_experts
-        self.gate = Linear(residual.dim, n_experts, init_std=residual.init_std)
+        self.gate: nn.Linear = Linear(residual.dim, n_experts, init_std=residual.init_std)
         self.register_buffer("expert_bias", torch.zeros(n_experts, dtype=torch.float32) if config.expert_bias else None)
 
     def reset(self) -> None:
@@ -48,13 +48,19 @@ class Router(nn.Module, Configurable):
 
     def forward(self, x: Tensor) -> Choice:
         """Choose for each row of x [tokens, dim]."""
-        logits = F.linear(x.float(), self.gate.weight.float())
+        logits = self.score(x.float())
         scores = logits.sigmoid() if self.config.score == "sigmoid" else logits.softmax(dim=-1)
         experts = self.deal(x.shape[0], x.device) if self.config.force_balance else self.select(scores.detach())
+        return Choice(experts, self.weigh(experts, scores, logits) * self.config.scale, scores, logits)
+
+    def score(self, x: Tensor) -> Tensor:
+        """The gate's logits for rows in fp32."""
+        return F.linear(x, self.gate.weight.float())
+
+    def weigh(self, experts: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
+        """How much the answer of each chosen expert counts, [tokens, top_k]."""
         weights = scores.gather(1, experts)
-        if self.config.norm:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return Choice(experts, weights * self.config.scale, scores, logits)
+        return weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) if self.config.norm else weights
 
     def select(self, scores: Tensor) -> Tensor:
         """The experts with the best biased scores, [tokens, top_k]."""

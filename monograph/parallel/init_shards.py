@@ -1,13 +1,14 @@
 """Starting values of one rank's shards: each rank draws only the rows it stores, and gets what one device would."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from monograph.models.init import Constant, InitSpec
 from monograph.models.random_normal import draw
-from monograph.parallel.param_table import ParamTable, Slot
+from monograph.parallel.param_table import Extent, ParamTable, Slot
 
 
 @torch.no_grad()
@@ -34,15 +35,19 @@ def fill_shard(local: Tensor, slot: Slot, start: InitSpec, *, seed: int, rank: i
 
 def find_contiguous_runs(target: Tensor, slot: Slot, rank: int) -> Iterator[tuple[int, Tensor]]:
     """Rows that follow each other in the whole parameter: the first one's number there, and their place here."""
-    extents = slot.extents(rank)
-    if len(slot.shape) == 1:
+    yield from find_runs(target, slot.shape, slot.extents(rank))
+
+
+def find_runs(target: Tensor, shape: Sequence[int], extents: Sequence[Extent]) -> Iterator[tuple[int, Tensor]]:
+    """The same for a part of a parameter: rows are what all dims but the last count."""
+    if len(shape) == 1:
         yield 0, target.unsqueeze(0)
-    elif len(slot.shape) == 2:
-        yield extents[0].start, target
-    else:
-        first, middle = extents[:2]
-        if middle.size == slot.shape[1]:  # whole experts: the next one's rows follow on
-            yield first.start * slot.shape[1], target.view(-1, target.shape[-1])
-        else:
-            for index in range(first.size):
-                yield (first.start + index) * slot.shape[1] + middle.start, target[index]
+        return
+    per_entry = math.prod(shape[1:-1])
+    first = extents[0]
+    if all(extent.size == size for extent, size in zip(extents[1:-1], shape[1:-1], strict=True)):
+        yield first.start * per_entry, target.view(-1, target.shape[-1])  # whole entries: the next one's rows follow on
+        return
+    for index in range(first.size):
+        for row, rows in find_runs(target[index], shape[1:], extents[1:]):
+            yield (first.start + index) * per_entry + row, rows

@@ -66,6 +66,10 @@ def _count_latent_attention(attention: LatentAttentionConfig, dim: int) -> int:
 
 
 def _count_moe(moe: MoeConfig, dim: int) -> Size:
+    """What a part with parameters of its own counts, or the usual."""
+    count = getattr(moe, "count_parameters", None)
+    if count is not None:
+        return Size(*count(dim))
     expert, gate = 3 * dim * moe.hidden_dim, dim * moe.n_experts
     shared = moe.n_shared_experts * expert
     return Size(gate + shared + moe.n_experts * expert, gate + shared + moe.router.top_k * expert)

@@ -56,6 +56,11 @@ def _unless(path: str, *values: Any) -> Callable[[Any], str]:
     return find
 
 
+def _no_windowed_layer(config: Any) -> str:
+    kinds = _read(config, "model.layer_kinds")
+    return f"model.layer_kinds is {format_words(kinds)}" if kinds and "window" not in kinds else ""
+
+
 def _is_all_dense(config: Any) -> bool:
     return _read(config, "model.n_dense_layers") == _read(config, "model.n_layers")
 
@@ -167,10 +172,11 @@ RULES = (
         "--model.rope.scaling llama3",
     ),
     EffectRule(
-        "model.rope.beta_fast model.rope.beta_slow model.rope.mscale model.rope.mscale_all_dim",
+        "model.rope.beta_fast model.rope.beta_slow model.rope.truncate model.rope.mscale model.rope.mscale_all_dim",
         _unless("model.rope.scaling", "yarn"),
         "--model.rope.scaling yarn",
     ),
+    EffectRule("model.window", _no_windowed_layer, "--model.layer_kinds with some layers 'window', or none at all"),
     EffectRule("model.moe.*", _no_experts, _some_experts),
     EffectRule("model.feed_forward.*", _only_experts, "a model with dense layers"),
     EffectRule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),

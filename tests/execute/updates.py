@@ -41,6 +41,7 @@ _FOUR_EXPERTS: dict[str, dict[str, Any]] = {
         "model.moe.router.top_groups": 1,
         "model.moe.router.top_k": 2,
     },
+    "gpt_oss": {"model.moe.n_experts": 4, "model.moe.router.top_k": 2, "model.moe.router.expert_bias": True},
 }
 LAYER = {"compile.mode": "layer", "compile.backend": "aot_eager"}
 GROUPED = {"training.compute_dtype": "bfloat16", "model.moe.experts.backend": "grouped_mm"}

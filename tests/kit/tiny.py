@@ -5,6 +5,7 @@ qwen3        tied embeddings, normalised queries and keys
 qwen3_moe    the same with experts in every block, load balancing over the global batch, router z-loss
 deepseek_v3  latent attention with a query latent, a dense first block, shared experts, group-limited routing, biases,
              load balancing per sequence, also between groups
+gpt_oss      windowed and full attention, sinks, biases everywhere, clamped SwiGLU, load balancing per micro-batch
 
 Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
 """
@@ -27,8 +28,10 @@ RECIPES = {
     "qwen3": "qwen3_debugmodel",
     "qwen3_moe": "qwen3_debugmodel_moe",
     "deepseek_v3": "deepseek_v3_debugmodel",
+    "gpt_oss": "gpt_oss_debugmodel",
 }
-MODELS = tuple(RECIPES)
+MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
+"""What tests of everything go through; families since then have tests of their own."""
 WITH_EXPERTS = ("qwen3_moe", "deepseek_v3")
 
 _EVERYWHERE = {
@@ -73,6 +76,13 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "model.attention.v_head_dim": 16,
         "model.rope.original_max_seq_len": 32,
     },
+    "gpt_oss": {
+        **_GROUPED_QUERIES,
+        "model.window": 5,
+        "model.moe.hidden_dim": 32,
+        "model.moe.experts.limit": 0.5,
+        "model.rope.original_max_seq_len": 32,
+    },
 }
 _SHORT = {
     "replicate": "data_parallel_replicate_degree",
@@ -93,6 +103,8 @@ def tiny(model: str, folder: Path, changes: dict[str, Any] | None = None, **degr
     small["parallelism"] = ParallelismConfig(
         timeout_seconds=60, **{_SHORT.get(name, name): value for name, value in degrees.items()}
     )
+    if not hasattr(config.model, "feed_forward"):
+        del small["model.feed_forward.hidden_dim"]
     for path, value in {**small, **(changes or {})}.items():
         config = replace_leaf(config, path, value)
     check_config(config)

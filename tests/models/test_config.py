@@ -23,7 +23,7 @@ WRONG = {
     "no vocabulary": (lambda: small_llama3(vocab_size=0), "vocab_size"),
     "rope length": (lambda: small_llama3(rope=RopeConfig(max_seq_len=0)), "max_seq_len"),
     "rope factor": (lambda: small_llama3(rope=RopeConfig(factor=0.5)), "factor"),
-    "llama3 rope": (lambda: small_llama3(rope=RopeConfig(scaling="llama3", low_freq_factor=4.0)), "low_freq_factor"),
+    "llama3 rope": (lambda: small_llama3(rope=RopeConfig(scaling="llama3", low_freq_factor=5.0)), "low_freq_factor"),
     "yarn rope": (lambda: small_llama3(rope=RopeConfig(scaling="yarn", beta_slow=40.0)), "beta_slow"),
     "negative documents": (lambda: small_llama3(mask="document", max_documents=-1), "max_documents"),
     "odd rotated channels": (

@@ -149,6 +149,13 @@ def model_flips() -> Iterator[Flip]:
     yield Flip(f"{MOE}.experts.backend", "loop", see_graph, GRAPH | NARROW, is_long=True)
 
 
+def family_flips() -> Iterator[Flip]:
+    own = {"window": 9, "layer_kinds": ("full", "window"), "moe.experts.alpha": 1.0, "moe.experts.limit": 0.2}
+    yield from (Flip(f"model.{name}", value, model="gpt_oss") for name, value in own.items())
+    yield Flip("model.rope.truncate", True, given={"model.rope.original_max_seq_len": 1024}, model="gpt_oss")
+    yield Flip(f"{MOE}.balance.mean_of_layers", False, model="gpt_oss")
+
+
 def step_flips() -> Iterator[Flip]:
     llama = {"model": "llama3"}
     yield Flip("training.seq_len", 24, **llama)
@@ -262,4 +269,4 @@ def run_flips() -> Iterator[Flip]:
 
 def all_flips(folder: Path) -> list[Flip]:
     """The whole table; `folder` gets the files that some of them read."""
-    return [*model_flips(), *step_flips(), *graph_flips(), *data_flips(folder), *run_flips()]
+    return [*model_flips(), *family_flips(), *step_flips(), *graph_flips(), *data_flips(folder), *run_flips()]

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from monograph.errors import CheckpointError
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX, Stored, find_bad_scales, find_problem
+from monograph.models.hf_mxfp4 import BLOCKS, SCALES, describe_packed, find_packed, read_packed
 from monograph.models.hf_quantization import find_unconverted, is_listed
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.model_source import read_json
@@ -40,8 +41,12 @@ class HfFolder(Mapping[str, torch.Tensor]):
                 why=list_some("not in the file it names", absent),
                 do="download the folder again",
             )
+        self._packed = self._find_packed()
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read_packed(name) if name in self._packed else self._read(name)
+
+    def _read(self, name: str) -> torch.Tensor:
         file = self._file_of[name]
         if file not in self._files:
             self._files[file] = safe_open(self.path / file, framework="pt")
@@ -52,6 +57,35 @@ class HfFolder(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def _find_packed(self) -> frozenset[str]:
+        """MXFP4 weights, which take the place of their blocks and scales: they are read like any other tensor."""
+        quantization = self.config.get("quantization_config")
+        if not isinstance(quantization, dict) or quantization.get("quant_method") != "mxfp4":
+            return frozenset()
+        found: dict[str, TensorSpec] = {}
+        problems = []
+        names = find_packed(self.specs)
+        for name in names:
+            parts = [self.specs.pop(name + suffix, None) for suffix in (BLOCKS, SCALES)]
+            weight = describe_packed(
+                name, *(None if each is None else Stored(each.dtype, each.shape) for each in parts)
+            )
+            if isinstance(weight, str):
+                problems.append(weight)
+            else:
+                found[name] = TensorSpec(name, weight.dtype, weight.shape)
+        if problems:
+            raise _cannot_use(self.path, problems)
+        self.specs |= found
+        return frozenset(names)
+
+    def _read_packed(self, name: str) -> torch.Tensor:
+        parts = {name + suffix: self._read(name + suffix) for suffix in (BLOCKS, SCALES)}
+        found = read_packed(parts, name)
+        if isinstance(found, str):
+            raise _cannot_use(self.path, [found])
+        return found
 
     def _read_index(self) -> dict[str, str]:
         """Which file holds which tensor; empty for a folder without an index."""
@@ -111,8 +145,12 @@ def check_fp8(folder: HfFolder, needed: Sequence[str]) -> None:
         if problem:
             problems.append(problem)
     if problems:
-        raise CheckpointError(
-            f"the weights in {folder.path} cannot be used as they are stored",
-            why=list_some("different", problems),
-            do="download the folder again, or use a checkpoint in bfloat16",
-        )
+        raise _cannot_use(folder.path, problems)
+
+
+def _cannot_use(path: Path, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"the weights in {path} cannot be used as they are stored",
+        why=list_some("different", problems),
+        do="download the folder again, or use a checkpoint in bfloat16",
+    )

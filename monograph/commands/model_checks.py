@@ -1,13 +1,24 @@
-"""generate, evaluate: what can be refused before torch is imported."""
+"""generate, evaluate, hf import: what can be refused before torch is imported."""
 
 import importlib.util
 
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.errors import ConfigError
 from monograph.models.model_config import ModelConfig
+from monograph.train.checkpoint.arguments import HfImportArguments
 from monograph.train.checkpoint.model_source import open_source
 
 USUAL_LENGTH = 2048
+
+
+def check_import(arguments: HfImportArguments) -> None:
+    """Refuse what is no Hugging Face model, or one of a family that is not known; a model of the hub is downloaded."""
+    if not open_source(arguments.source).is_hf:
+        raise ConfigError(
+            f"{arguments.source} is not a Hugging Face model folder",
+            why="it is a checkpoint or the folder of a run",
+            do=f"monograph train --model.from {arguments.source} starts from it as it is",
+        )
 
 
 def check_generate(arguments: GenerateArguments) -> None:

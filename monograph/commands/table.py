@@ -27,7 +27,7 @@ from monograph.commands.arguments import (
 from monograph.commands.bisect_lines import check_bisect
 from monograph.commands.checks import check_bench, check_inspect, check_pass_arguments, check_precompile, check_ranks
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
-from monograph.commands.model_checks import check_evaluate, check_generate
+from monograph.commands.model_checks import check_evaluate, check_generate, check_import
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
@@ -242,6 +242,7 @@ COMMANDS = (
         usage="SOURCE OUT [--dtype bfloat16]",
         summary="Turn a Hugging Face model into a checkpoint to train from.",
         function="monograph.train.checkpoint.hf_command:import_command",
+        check=check_import,
         arguments=HfImportArguments,
         positional=("source", "out"),
     ),

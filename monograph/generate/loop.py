@@ -32,7 +32,7 @@ class Generation:
         return [*self.prompt, *self.tokens]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: Model,
     prompts: Sequence[Sequence[int]],

@@ -69,9 +69,10 @@ class LatentAttention(nn.Module, Configurable):
     ) -> Tensor:
         q, latent, k_rope = self.project(x, rotation)
         if cache is not None:
-            latents, ropes = cache.append(latent, self.rotate(k_rope, rotation).squeeze(2))
+            rotated = apply_rope(k_rope, rotation, interleaved=self.interleaved, kernels=self.kernels)
+            (keys,) = cache.append(torch.cat((latent, rotated.squeeze(2)), dim=-1))
             if not cache.is_empty:
-                return self.wo(self.attend_latents(q, latents, ropes, cache.mask(x.shape[1])).flatten(2))
+                return self.wo(self.attend_latents(q, keys, cache.mask(x.shape[1])).flatten(2))
         kv = self.wkv_b(latent).unflatten(-1, (-1, self.config.qk_nope_head_dim + self.config.v_head_dim))
         k, v = join_keys(
             kv,
@@ -92,12 +93,8 @@ class LatentAttention(nn.Module, Configurable):
         latent, k_rope = self.wkv_a(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
         return q, self.kv_norm(latent), k_rope.unsqueeze(2)
 
-    def rotate(self, k_rope: Tensor, rotation: Rotation) -> Tensor:
-        """The shared keys with RoPE."""
-        return apply_rope(k_rope, rotation, interleaved=self.interleaved, kernels=self.kernels)
-
-    def attend_latents(self, q: Tensor, latents: Tensor, ropes: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over latents of all tokens so far, without making keys and values of them.
+    def attend_latents(self, q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention over [latent | shared key] of all tokens so far, without making keys and values of every head.
 
         A key is a matrix times its latent, so a query times that matrix meets the latent itself; values likewise.
         """
@@ -106,6 +103,6 @@ class LatentAttention(nn.Module, Configurable):
         of_keys, of_values = per_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
         own, tail = q.split((config.qk_nope_head_dim, config.qk_rope_head_dim), dim=-1)
         queries = torch.cat((torch.einsum("bqhc,hcr->bqhr", own, of_keys), tail), dim=-1)
-        keys = torch.cat((latents, ropes), dim=-1).unsqueeze(1)
-        out = cached_attention(queries, keys, latents.unsqueeze(1), mask, scale=self.attend.scale)
+        keys = keys.unsqueeze(1)
+        out = cached_attention(queries, keys, keys[..., : config.kv_lora_rank], mask, scale=self.attend.scale)
         return torch.einsum("bqhr,hvr->bqhv", out, of_values)

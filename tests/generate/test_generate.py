@@ -1,6 +1,7 @@
 """`monograph generate`: the tokens that transformers writes, with and without a cache, from any folder."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ TUNE = """
     --optimizer.lr 0.01 --lr_scheduler.warmup_steps 0
 """
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,22 @@ def test_what_cannot_be_written_is_refused_in_words(folder, capsys, monkeypatch,
     monkeypatch.chdir(folder)
     assert main(["generate", *words]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_any_mesh_writes_what_one_device_does(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    flags = [*TUNE.split(), "--training.global_batch_size", "4"]
+    flags[flags.index("--compile.mode") + 1] = "graph"
+    meshes = {
+        "one": [],
+        "tensor": ["--ranks", "2", "--parallelism.tensor_parallel_degree", "2"],
+        "expert": ["--ranks", "2", "--parallelism.expert_parallel_degree", "2"],
+    }
+    for name, mesh in meshes.items():
+        assert main(["train", "--model.from", "deepseek_v3", *flags, *mesh, "--job.dump_folder", name]) == 0
+    expected = write_ours(capsys, folder / "one")
+    for name in meshes:
+        assert write_ours(capsys, folder / name) == expected, name
+        assert write_ours(capsys, folder / name / "checkpoints" / "step-00000002") == expected, name

@@ -38,9 +38,16 @@ class Group(StrEnum):
     CP = "cp"
     PP = "pp"
     SEQUENCE = "sequence"
+    PP_UP = "pp_up"
+    PP_DOWN = "pp_down"
     BATCH = "batch"
     SHARDS = "shards"
+    STAGE = "stage"
     WORLD = "world"
+
+
+POINT_TO_POINT = (Group.PP_UP, Group.PP_DOWN)
+"""Groups that send and receive only: to later pipeline ranks, and to earlier ones."""
 
 
 SAME_LINK = {Group.EP_DISPATCH.value: Group.EP.value}

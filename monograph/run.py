@@ -26,6 +26,8 @@ from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.graph_step import Evaluation, GraphStep
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
+from monograph.execute.pipeline.build import build_pipeline_step, plan_model_stages
+from monograph.execute.pipeline.step import PipelineStep
 from monograph.execute.sharded import ShardedStep, make_shards
 from monograph.graph.facts import Facts, SavePolicy
 from monograph.graph.inputs import StepInputs
@@ -37,7 +39,9 @@ from monograph.models.init import InitSpec, reset
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
+from monograph.parallel.fit import plan_schedule
 from monograph.parallel.groups import Groups, joined_groups
+from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, build_table
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
@@ -75,6 +79,8 @@ def build_step(
     A captured step has the tensors that `probe` finds as further outputs.
     """
     startup = startup or Startup()
+    if groups.mesh.pp > 1:
+        return build_graph_pipeline(config, groups, startup)
     if config.compile.mode == "graph":
         return build_graph_step(config, groups, startup, probe=probe)
     with startup.phase("model"):
@@ -127,6 +133,38 @@ def build_graph_step(
     return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
 
 
+def build_graph_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> PipelineStep:
+    """model -> stages -> capture -> passes -> programs, each for this rank's stages alone."""
+    training = config.training
+    with startup.phase("model"):
+        source, settings = build_source(config, groups, has_parameters=False)
+        with torch.device("meta"):
+            whole: Model = config.model.build()
+        schedule = plan_schedule(config.parallelism, count_micro_batches(config, groups.mesh))
+        firsts = config.parallelism.pipeline_stages
+        plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=training.seq_len)
+        inputs = make_example(config, source)
+    passes = build_passes(settings.passes, settings.compile.numerics)
+    is_measured = settings.passes.has_compiler
+
+    def optimize(stage: StepSource, example: StepInputs, facts: Facts, kind: GraphKind) -> OptimizedGraph:
+        return capture_and_optimize(stage, example, facts, passes, kind=kind, is_measured=is_measured)
+
+    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.validator.interval else ("step",)
+    with startup.phase("graph"), paused_gc():
+        step = build_pipeline_step(source, inputs, plan, schedule, groups, settings, optimize, kinds=kinds)
+    log.info("pipeline: %s over stages %s", schedule.name, plan.describe())
+    return step
+
+
+def count_micro_batches(config: TrainerConfig, mesh: Mesh) -> int:
+    """Micro-batches of an update, on each data-parallel rank."""
+    training = config.training
+    if training.global_batch_size == -1:
+        return 1
+    return training.global_batch_size // (training.local_batch_size * mesh.data_parts)
+
+
 def capture_and_optimize(
     source: StepSource,
     inputs: StepInputs,
@@ -161,7 +199,7 @@ def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Model, 
 
 
 def build_source(
-    config: TrainerConfig, groups: Groups, *, probe: OutputProbe | None = None
+    config: TrainerConfig, groups: Groups, *, probe: OutputProbe | None = None, has_parameters: bool = True
 ) -> tuple[StepSource, StepSettings]:
     """What graph mode captures from: the parallel model, with this rank's shards."""
     if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
@@ -170,7 +208,7 @@ def build_source(
     source = StepSource(
         model=model,
         table=table,
-        parameters=make_shards(table, groups, settings),
+        parameters=make_shards(table, groups, settings) if has_parameters else {},
         buffers=buffers_of(model),
         coords=groups.coords(),
         compute_dtype=settings.compute_dtype,
@@ -279,7 +317,7 @@ def describe(groups: Groups) -> str:
     mesh = groups.mesh
     if mesh.world_size == 1:
         return str(groups.device)
-    names = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
     degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
     return f"{mesh.world_size} x {groups.device.type} ({', '.join(degrees)})"
 

@@ -5,7 +5,7 @@ way. A block that differs in anything that can be seen, its own number for insta
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,13 @@ class BlockRepeat:
         return range(self.first + 2, self.last)
 
 
-def find_block_repeats(model: Model, table: ParamTable) -> list[BlockRepeat]:
-    """Runs with blocks to leave out."""
+def find_block_repeats(model: Model, table: ParamTable, units: Collection[str] | None = None) -> list[BlockRepeat]:
+    """Runs with blocks to leave out; of a pipeline stage, among its `units`."""
     paths = tuple(model.blocks())
-    kinds = [describe_block(block, table, path) for path, block in model.blocks().items()]
+    kinds = [
+        describe_block(block, table, path) if units is None or path in units else object()
+        for path, block in model.blocks().items()
+    ]
     found, start = [], 0
     for _, alike in itertools.groupby(kinds):
         length = len(list(alike))

@@ -10,6 +10,7 @@ from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, fin
 from monograph.capture.chunks import capture_chunk_nodes
 from monograph.capture.failure import explain_failure, is_of_model, refuse_random_ops
 from monograph.capture.source import StepSource
+from monograph.capture.stage import make_stage_forward, make_stage_step
 from monograph.capture.step import StepFunction, make_forward, make_step
 from monograph.capture.trace import trace
 from monograph.errors import MonographError
@@ -38,7 +39,9 @@ def capture(
     `has_sources` nodes know the line of model code they come from, which takes longer.
     """
     if repeats is None:
-        repeats = [] if source.overlap.is_on or source.probe else find_block_repeats(source.model, source.table)
+        is_whole = source.overlap.is_on or source.probe
+        units = None if source.stage is None else source.stage.units
+        repeats = [] if is_whole else find_block_repeats(source.model, source.table, units)
     try:
         graph = _trace(source, inputs, kind, repeats, has_sources=has_sources)
     except BlocksDiffer as reason:
@@ -85,6 +88,9 @@ def _make_function(source: StepSource, kind: GraphKind, repeats: Sequence[BlockR
         "chunks": find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
         "skipped": find_skipped_blocks(source.model, repeats),
     }
+    if source.stage is not None:
+        make = make_stage_step if kind == "step" else make_stage_forward
+        return make(source.model, source.table, source.stage, **settings)
     if kind == "step":
         return make_step(source.model, source.table, probe=source.probe, **settings)
     return make_forward(source.model, source.table, **settings)

@@ -12,6 +12,7 @@ from monograph.models.model import Model
 from monograph.models.sequence_part import WHOLE, SequencePart
 from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.parallel.param_table import ParamTable
+from monograph.parallel.pipeline.stage_runner import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,17 @@ class StepSource:
     """Which modules run chunk by chunk."""
     probe: OutputProbe | None = None
     """What else a captured step should put out."""
+    stage: Stage | None = None
+    """The part of the model that is captured, in a pipeline; `table` and `parameters` are those of its units."""
 
-    def inputs(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepInputs:
+    def inputs(
+        self,
+        batch: Mapping[str, Tensor],
+        scalars: Mapping[str, Tensor],
+        carry: Mapping[str, Tensor] | None = None,
+        carry_gradients: Mapping[str, Tensor] | None = None,
+    ) -> StepInputs:
         """All inputs of a step on a prepared micro-batch."""
         frozen = frozenset(slot.name for slot in self.table if slot.is_frozen)
-        return StepInputs(self.parameters, self.buffers, batch, self.coords, scalars, frozen)
+        more = (carry or {}, carry_gradients or {})
+        return StepInputs(self.parameters, self.buffers, batch, self.coords, scalars, frozen, *more)

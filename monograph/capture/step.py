@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from monograph.annotate import Direction, annotate_direction
 from monograph.capture.failure import CaptureError
 from monograph.compat.capture import mark_backward
-from monograph.models.model import Model, StepOutput
+from monograph.models.model import Model, StepOutput, UnitCall
 from monograph.parallel.chunks import ByUnit
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.shard import FsdpUnitRunner
@@ -35,11 +35,16 @@ class StepOutputs(NamedTuple):
     """Sums over this rank's tokens, such as the experts' load: added up over micro-batches and ranks."""
     probed: Mapping[str, Tensor] = {}
     """Intermediate values that someone wants to see, by name."""
+    carry: Mapping[str, Tensor] = {}
+    """Of a pipeline stage: what it hands on."""
+    carry_gradients: Mapping[str, Tensor] = {}
+    """Of a pipeline stage: the gradients of what it got from the stage before."""
 
 
-StepFunction = Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutputs]
+StepFunction = Callable[..., StepOutputs]
 OutputProbe = Callable[[Model], AbstractContextManager[Mapping[str, Tensor]]]
 """Watches a model while its step runs: what it finds by then are further outputs of the step."""
+Wrap = Callable[[UnitCall], UnitCall]
 
 
 def make_model_call(
@@ -50,16 +55,18 @@ def make_model_call(
     reduce_dtype: torch.dtype,
     chunks: ByUnit | None = None,
     skipped: frozenset[nn.Module] = frozenset(),
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensors], StepOutput]:
+) -> Callable[..., StepOutput]:
     """The model as a function of the step's inputs.
 
     `model` gives the structure, its own tensors are never read; units in `chunks` run chunk by chunk, blocks in
-    `skipped` not at all.
+    `skipped` not at all. `wrap`, an argument of the function, may put another call of units around ours.
     """
     coords_names = [name for name, _ in model.named_buffers(remove_duplicate=False) if is_coords(name)]
 
-    def call_model(state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors) -> StepOutput:
-        call = FsdpUnitRunner(
+    def call_model(
+        state: Tensors, buffers: Tensors, batch: Tensors, coords: Tensor, scalars: Tensors, wrap: Wrap | None = None
+    ) -> StepOutput:
+        call: UnitCall = FsdpUnitRunner(
             model,
             table,
             state,
@@ -68,6 +75,7 @@ def make_model_call(
             chunks=chunks,
             skipped=skipped,
         )
+        call = call if wrap is None else wrap(call)
         known = dict(buffers) | {name: coords for name in coords_names}
         return torch.func.functional_call(model, known, kwargs=dict(batch) | dict(scalars) | {"call": call})
 

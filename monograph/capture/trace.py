@@ -49,13 +49,16 @@ def trace(
             *(OutputSpec(kind=OutputKind.GRADIENT, name=name) for name in found.gradients),
             *(OutputSpec(kind=OutputKind.METRIC, name=name) for name in found.metrics),
             *(OutputSpec(kind=OutputKind.PROBED, name=name) for name in found.probed),
+            *(OutputSpec(kind=OutputKind.CARRY, name=name) for name in found.carry),
+            *(OutputSpec(kind=OutputKind.CARRY_GRADIENT, name=name) for name in found.carry_gradients),
         ]
-        return [found.loss, *found.gradients.values(), *found.metrics.values(), *found.probed.values()]
+        named = (found.gradients, found.metrics, found.probed, found.carry, found.carry_gradients)
+        return [found.loss, *(value for values in named for value in values.values())]
 
     with mode or fake_tensors() as fake, paths_recorded(model):
         tensors = [
             torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).requires_grad_(
-                spec.kind is InputKind.STATE
+                spec.kind is InputKind.STATE or (spec.kind is InputKind.CARRY and spec.dtype.is_floating_point)
             )
             for spec in specs
         ]
@@ -94,10 +97,8 @@ def replicate_outputs(
     replicate_skipped_blocks(inside, names, gradients, repeats)
     slots = [spec.name for spec in specs if spec.kind is InputKind.STATE] if has_gradients else []
     found = [(OutputSpec(kind=OutputKind.GRADIENT, name=slot), gradients[slot]) for slot in slots]
-    losses, metrics = (
-        [pair for pair in pairs if pair[0].kind is kind] for kind in (OutputKind.LOSS, OutputKind.METRIC)
-    )
-    ordered = [*losses, *found, *metrics]
+    others = [pair for pair in pairs if pair[0].kind is not OutputKind.GRADIENT]
+    ordered = [*others[:1], *found, *others[1:]]  # the loss comes first
     output.args = ([node for _, node in ordered],)
     return [spec for spec, _ in ordered]
 
@@ -128,7 +129,8 @@ def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
 def _group(specs: tuple[InputSpec, ...], tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     pairs = list(zip(specs, tensors, strict=True))
     by_kind = {kind: {spec.name: value for spec, value in pairs if spec.kind is kind} for kind in InputKind}
-    return {
+    carried = {"carry": by_kind[InputKind.CARRY], "carry_gradients": by_kind[InputKind.CARRY_GRADIENT]}
+    return (carried if any(carried.values()) else {}) | {
         "state": by_kind[InputKind.STATE] | by_kind[InputKind.FROZEN],
         "buffers": by_kind[InputKind.BUFFER],
         "batch": by_kind[InputKind.BATCH],

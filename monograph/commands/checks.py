@@ -13,6 +13,13 @@ from monograph.execute.artifact.keys import read_key
 from monograph.passes.extra import is_pass, refuse_other
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.train.pipeline_limits import refuse_pipeline
+
+
+def check_verify(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
+    """verify: what train needs, and a plan that can be traced module by module."""
+    check_ranks(config, ranks=ranks, **others)
+    refuse_pipeline(config, "verify")
 
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
@@ -36,6 +43,7 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
             f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="--compile.mode graph"
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    refuse_pipeline(config, "inspect")
     if Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
 
@@ -55,12 +63,14 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
             do="leave it out",
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    refuse_pipeline(config, "precompile")
     read_key(config.compile.artifact_key_file)
     check_target(Path(out), overwrite=overwrite)
 
 
 def check_bench(config: TrainerConfig, *, balanced_routing: bool, **_: Any) -> None:
     """bench: routing can be balanced only where there is a router."""
+    refuse_pipeline(config, "bench")
     if balanced_routing and getattr(config.model, "moe", None) is None:
         raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
 

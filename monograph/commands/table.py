@@ -25,7 +25,14 @@ from monograph.commands.arguments import (
     RankOptions,
 )
 from monograph.commands.bisect_lines import check_bisect
-from monograph.commands.checks import check_bench, check_inspect, check_pass_arguments, check_precompile, check_ranks
+from monograph.commands.checks import (
+    check_bench,
+    check_inspect,
+    check_pass_arguments,
+    check_precompile,
+    check_ranks,
+    check_verify,
+)
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate, check_import
 from monograph.config.configurable import BaseConfig
@@ -85,7 +92,7 @@ COMMANDS = (
         usage="RECIPE [--ranks N] [--section.field value ...]",
         summary="Prove that a parallel plan computes what one device computes.",
         function="monograph.commands.on_ranks:verify",
-        check=check_ranks,
+        check=check_verify,
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),

@@ -145,6 +145,21 @@ def count_members(group: str) -> int:
     return torch._C._distributed_c10d._resolve_process_group(group).size()  # type: ignore[arg-type]
 
 
+def find_process_group(name: str) -> dist.ProcessGroup:
+    """The group behind a name."""
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def register_work(value: Tensor, work: Any) -> None:
+    """Let `wait_tensor(value)` wait for this work."""
+    torch._C._distributed_c10d._register_work(value, work)
+
+
+def wait_tensor(value: Tensor) -> Tensor:
+    """The value of a collective once it is complete; an error when it failed."""
+    return torch.ops._c10d_functional.wait_tensor(value)
+
+
 def find_collective_ops() -> set[Any]:
     """The ops that the functions above are made of: each start of a collective, and the end of all of them."""
     ops = torch.ops._c10d_functional

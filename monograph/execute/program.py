@@ -21,7 +21,7 @@ from monograph.graph.signature import InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
 OutputCallback = Callable[[OutputSpec, Tensor], None]
-PER_CALL_INPUTS = (InputKind.BATCH, InputKind.SCALAR)
+PER_CALL_INPUTS = (InputKind.BATCH, InputKind.SCALAR, InputKind.CARRY, InputKind.CARRY_GRADIENT)
 """Inputs that come from outside with every call; all others stay where they are."""
 
 

@@ -1,7 +1,7 @@
 """The tensors of one call of a step, by kind and name: what it is captured with, and what it is run on."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ _FIELDS = {
     InputKind.BUFFER: "buffers",
     InputKind.BATCH: "batch",
     InputKind.SCALAR: "scalars",
+    InputKind.CARRY: "carry",
+    InputKind.CARRY_GRADIENT: "carry_gradients",
 }
 
 
@@ -30,6 +32,10 @@ class StepInputs:
     """What changes from step to step, such as the number of targets."""
     frozen: Collection[str] = ()
     """Slots that have no gradient."""
+    carry: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of a pipeline stage: what the stage before it hands on."""
+    carry_gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of a pipeline stage: the gradients of what it hands on."""
 
     def kind_of(self, slot: str) -> InputKind:
         """Whether a parameter is trained or frozen."""
@@ -43,6 +49,8 @@ class StepInputs:
             *((InputKind.BATCH, name, value) for name, value in self.batch.items()),
             (InputKind.COORDS, "coords", self.coords),
             *((InputKind.SCALAR, name, value) for name, value in self.scalars.items()),
+            *((InputKind.CARRY, name, value) for name, value in self.carry.items()),
+            *((InputKind.CARRY_GRADIENT, name, value) for name, value in self.carry_gradients.items()),
         ]
 
     def specs(self) -> tuple[InputSpec, ...]:

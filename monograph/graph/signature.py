@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class InputKind(StrEnum):
-    """Who provides an input; parameters are trained (state) or frozen."""
+    """Who provides an input; parameters are trained (state) or frozen. A pipeline stage gets the carry of the stage
+    before it, and the gradient of its own carry from the stage after it."""
 
     STATE = "state"
     FROZEN = "frozen"
@@ -16,18 +17,22 @@ class InputKind(StrEnum):
     BATCH = "batch"
     COORDS = "coords"
     SCALAR = "scalar"
+    CARRY = "carry"
+    CARRY_GRADIENT = "carry_gradient"
 
 
 PARAMETERS = (InputKind.STATE, InputKind.FROZEN)
 
 
 class OutputKind(StrEnum):
-    """What an output is."""
+    """What an output is; a pipeline stage hands on its carry, and back the gradient of the carry it got."""
 
     LOSS = "loss"
     GRADIENT = "gradient"
     METRIC = "metric"
     PROBED = "probed"
+    CARRY = "carry"
+    CARRY_GRADIENT = "carry_gradient"
 
 
 @dataclass(frozen=True, kw_only=True)

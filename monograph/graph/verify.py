@@ -27,6 +27,7 @@ from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_values import check_symbols, check_values
 
 __all__ = ["GraphError", "check_graph"]
+FROM_BATCH = (InputKind.BATCH, InputKind.CARRY, InputKind.CARRY_GRADIENT)
 
 
 def check_graph(graph: StepGraph, facts: Facts, changes: Changes | None = None) -> None:
@@ -181,9 +182,9 @@ def _check_slots(graph: StepGraph, slots: list[str], facts: Facts) -> None:
 
 
 def find_fed(graph: StepGraph, nodes: Sequence[Node]) -> set[Node]:
-    """The nodes whose numbers depend on the batch."""
+    """The nodes whose numbers depend on the batch, of which a pipeline stage sees what another one made of it."""
     pairs = zip(graph.placeholders, graph.inputs, strict=True)
-    fed = {node for node, spec in pairs if spec.kind is InputKind.BATCH}
+    fed = {node for node, spec in pairs if spec.kind in FROM_BATCH}
     for node in nodes:
         if not (fed.isdisjoint(node.all_input_nodes) or reads_shape_only(node) or is_size(node)):
             fed.add(node)

@@ -389,6 +389,9 @@ class DecoderConfig(ModelConfig):
         out_std = self.init_std / math.sqrt(2 * self.n_layers)
         return ResidualSpec(self.dim, self.norm_eps, self.init_std, out_std, self.kernels, self.dropout)
 
+    def find_units(self) -> tuple[str, ...]:
+        return ("embedding", *(f"layers.{number}" for number in range(self.n_layers)), "head")
+
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""
         moe = self.find_moe()

@@ -120,7 +120,7 @@ class Decoder(Model):
         raise NotImplementedError
 
     def units(self) -> list[Unit]:
-        return [Unit("embedding"), *blocks_of("layers", self.layers), Unit("head")]
+        return [Unit("embedding"), *blocks_of("layers", self.layers, others=1), Unit("head")]
 
     @property
     def batch_spec(self) -> Mapping[str, BatchTensor]:
@@ -208,7 +208,7 @@ class Decoder(Model):
         """
         h, stats = self.run_blocks(tokens, positions, segments, call, seed, token_index)
         loss = call(self.head, h, labels, valid_tokens)
-        metrics = {"expert_load": torch.stack([each.load for each in stats])} if stats else {}
+        metrics = {"expert_load": self.stack_load(stats, tokens.device)} if stats else {}
         if self.load_balance is None or not torch.is_grad_enabled():
             return StepOutput(loss, loss, metrics)
         if sequences is None:
@@ -260,18 +260,25 @@ class Decoder(Model):
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
         cache: DecoderCache | None = None,
-    ) -> tuple[Tensor, list[RouterStats]]:
-        """The stream after the last block, and what each router did."""
+    ) -> tuple[Tensor, list[RouterStats | None]]:
+        """The stream after the last block, and what each router did; None for a router of another pipeline stage."""
         cos, sin = self.rope(tokens.shape[1], positions)
         h = call(self.embedding, tokens)
-        stats: list[RouterStats] = []
+        stats: list[RouterStats | None] = []
         for number, (block, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             table = segments.get(f"{kind.name}_segments")
             more = () if cache is None else (cache.layers[number],)
             h, found = call(block, h, cos, sin, table, seed, token_index, *more)
-            if found is not None:
+            if block.moe is not None:
                 stats.append(found)
         return h, stats
+
+    def stack_load(self, stats: Sequence[RouterStats | None], device: torch.device) -> Tensor:
+        """The experts' load, int64 [MoE layers, experts]; zeros where a layer is on another pipeline stage."""
+        moe = self.config.find_moe()
+        assert moe is not None
+        nothing = None if all(stats) else torch.zeros(moe.n_experts, dtype=torch.int64, device=device)
+        return torch.stack([nothing if each is None else each.load for each in stats])  # type: ignore[misc]
 
 
 def build_load_balance(config: DecoderConfig, n_layers: int) -> LoadBalance | None:

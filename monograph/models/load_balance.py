@@ -61,12 +61,25 @@ class LoadBalance(nn.Module, Configurable):
         }
         return {name: weight for name, weight in found.items() if weight}
 
-    def forward(self, stats: Sequence[RouterStats], seq_len: int, sequences: Tensor) -> dict[str, Tensor]:
+    def forward(self, stats: Sequence[RouterStats | None], seq_len: int, sequences: Tensor) -> dict[str, Tensor]:
         """This call's share of every loss, without its coefficient: name -> fp32 [MoE layers].
 
         `seq_len` counts the tokens that a rank reads of a sequence; `sequences` counts those of the whole update.
-        Summed over micro-batches and ranks the shares are means over sequences.
+        Summed over micro-batches and ranks the shares are means over sequences. Layers without
+        statistics are on another pipeline stage, and have the share 0 here.
         """
+        present = [each for each in stats if each is not None]
+        if not present:
+            return {name: torch.zeros(len(stats), device=sequences.device) for name in self.coefficients}
+        losses = self.compute_shares(present, seq_len, sequences)
+        if len(present) == len(stats):
+            return losses
+        first = next(number for number, each in enumerate(stats) if each is not None)
+        room = (first, len(stats) - first - len(present))  # layers of one stage follow each other
+        return {name: torch.nn.functional.pad(value, room) for name, value in losses.items()}
+
+    def compute_shares(self, stats: Sequence[RouterStats], seq_len: int, sequences: Tensor) -> dict[str, Tensor]:
+        """The shares of these layers."""
         scale = (sequences.to(torch.float32) * (seq_len * self.sequence_parts)).reciprocal()
         losses: dict[str, Tensor] = {}
         if self.config.needs_counts:

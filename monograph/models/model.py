@@ -25,7 +25,7 @@ The tensors of a micro-batch (`batch_spec`) and the counts of the whole update (
 `forward`, by name. Everything else has a default here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -91,11 +91,14 @@ class Unit:
     carry: tuple[str, ...] = ("h",)
     """Names of its leading results, which are the leading arguments of the next unit: all that goes from unit to unit,
     and where a pipeline is split. The last unit hands on nothing."""
+    others: int = 0
+    """How many results follow the carry. On a pipeline rank that does not run the unit they are None, and the last unit
+    returns 0: `forward` computes what it can without them, and its metrics are sums over stages."""
 
 
-def blocks_of(path: str, blocks: nn.ModuleList, *, carry: tuple[str, ...] = ("h",)) -> list[Unit]:
-    """A unit for every entry of a list of blocks, which hand on values of these names."""
-    return [Unit(f"{path}.{number}", is_block=True, carry=carry) for number in range(len(blocks))]
+def blocks_of(path: str, blocks: nn.ModuleList, *, carry: tuple[str, ...] = ("h",), others: int = 0) -> list[Unit]:
+    """A unit for every entry of a list of blocks, which hand on values of these names and return `others` more."""
+    return [Unit(f"{path}.{number}", is_block=True, carry=carry, others=others) for number in range(len(blocks))]
 
 
 def call_module(module: nn.Module, *args: Any) -> Any:
@@ -198,7 +201,7 @@ def find_scalars(model: Model) -> tuple[str, ...]:
     return (*model.normalizers, SEED) if model.draws_random else tuple(model.normalizers)
 
 
-def find_unit(name: str, units: Mapping[str, Any]) -> str:
+def find_unit(name: str, units: Collection[str]) -> str:
     """The path of the unit that a module, or a parameter, belongs to; empty where it belongs to none."""
     path = name
     while path and path not in units:

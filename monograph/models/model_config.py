@@ -41,6 +41,10 @@ class ModelConfig(Configurable.Config):
         rope = getattr(self, "rope", None)
         return None if rope is None else SequenceLimit("model.rope.max_seq_len", rope.max_seq_len)
 
+    def find_units(self) -> tuple[str, ...] | None:
+        """The paths of the units that the model will have, where that is known before it is built."""
+        return None
+
     def find_moe(self) -> Any:
         """The settings of its experts; None when it has none."""
         return None

@@ -64,10 +64,10 @@ def exchange_tokens(_model: Model, _path: str, module: nn.Module, mesh: Mesh, _c
 
 
 def reduce_counts(_model: Model, _path: str, balance: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
-    """Sum the router's counts over the ranks that hold slices of the same sequences, or over all for scope `global`."""
+    """Sum the router's counts over ranks with slices of the same sequences, or over all data for scope `global`."""
     assert isinstance(balance, LoadBalance)
     balance.sequence_parts = mesh.cp
-    group = Group.WORLD if balance.config.scope == "global" else Group.SEQUENCE
+    group = Group.STAGE if balance.config.scope == "global" else Group.SEQUENCE
     if mesh.group_size(group) > 1:
         balance.sum_counts = CountReduction(group)
 

@@ -6,6 +6,8 @@ from typing import Literal
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
+from monograph.parallel.pipeline.builtin import check_name
+from monograph.parallel.pipeline.stages import AUTO
 
 ContextMethod = Literal["all_gather", "ulysses"]
 _DEGREES = (
@@ -33,7 +35,13 @@ class ParallelismConfig(Configurable.Config):
     expert_tensor_parallel_degree: int = 1
     """Devices that share each expert's matrices: 1, or the tensor-parallel degree."""
     pipeline_parallel_degree: int = 1
-    """Stages the layers are divided into (not available yet)."""
+    """Ranks that the layers are divided among, one after the other."""
+    pipeline_schedule: str = "1f1b"
+    """Who runs what when: gpipe, 1f1b, interleaved_1f1b, zero_bubble, zbv, or the path of a .csv file of your own."""
+    pipeline_stages: tuple[str, ...] = ("auto",)
+    """auto divides by cost; or the first unit of every stage but the first, such as layers.4 layers.8."""
+    pipeline_virtual_stages: int = 0
+    """Stages per rank; 0 takes what the schedule needs: 2 for interleaved_1f1b and zbv, else 1."""
     context_parallel_degree: int = 1
     """Devices that share each sequence: every one has a part of its tokens, in all layers."""
     context_parallel_method: ContextMethod = "all_gather"
@@ -57,10 +65,21 @@ class ParallelismConfig(Configurable.Config):
                 why="it counts devices",
                 do="write 1 or more, or -1 for all that are left",
             )
-        if self.pipeline_parallel_degree != 1:
-            raise ConfigError(
-                f"pipeline_parallel_degree is {self.pipeline_parallel_degree}",
-                why="the axis is reserved but nothing runs along it yet",
-                do="--parallelism.pipeline_parallel_degree 1",
-            )
+        self.check_pipeline()
         check_range(self, "timeout_seconds", 0.001, 1e8, why="torch waits a whole number of milliseconds")
+
+    def check_pipeline(self) -> None:
+        """The names and numbers of a pipeline; whether they fit a model and its batch is known later."""
+        check_name(self.pipeline_schedule)
+        if self.pipeline_virtual_stages < 0:
+            raise ConfigError(
+                f"pipeline_virtual_stages is {self.pipeline_virtual_stages}",
+                why="it counts stages",
+                do="write 1 or more, or 0 for what the schedule needs",
+            )
+        if not self.pipeline_stages or (AUTO in self.pipeline_stages and self.pipeline_stages != (AUTO,)):
+            raise ConfigError(
+                f"pipeline_stages is {' '.join(self.pipeline_stages) or 'empty'}",
+                why="it is auto, or the first unit of every stage but the first",
+                do="--parallelism.pipeline_stages auto, or for example layers.4 layers.8",
+            )

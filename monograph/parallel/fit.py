@@ -10,6 +10,9 @@ from monograph.errors import ConfigError
 from monograph.models.model_config import DividedSize, ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.mesh import Mesh, plan_mesh
+from monograph.parallel.pipeline.build import build_schedule
+from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.stages import plan_stages
 
 _FIELDS = {
     Axis.TP: "tensor_parallel_degree",
@@ -52,6 +55,12 @@ def plan_fitting_mesh(
             why=f"it must be a multiple of {mesh.data_parts} x {local_batch_size} = {together}",
             do=f"--training.global_batch_size {nearest}",
         )
+    if mesh.pp > 1:
+        micro_batches = 1 if global_batch_size == -1 else global_batch_size // together
+        schedule = plan_schedule(parallelism, micro_batches)
+        units = model.find_units()
+        if units is not None:
+            plan_stages(units, [1.0] * len(units), schedule.stages, parallelism.pipeline_stages)
     return mesh
 
 
@@ -79,6 +88,16 @@ def check_exchanged_heads(mesh: Mesh, shares: list[DividedSize]) -> None:
                 why=f"with method ulysses ranks exchange tokens for heads, and {mesh.cp} cannot share {here} heads",
                 do="--parallelism.context_parallel_method all_gather",
             )
+
+
+def plan_schedule(parallelism: ParallelismConfig, micro_batches: int) -> Schedule:
+    """The checked schedule of a run with this many micro-batches an update."""
+    return build_schedule(
+        parallelism.pipeline_schedule,
+        ranks=parallelism.pipeline_parallel_degree,
+        virtual_stages=parallelism.pipeline_virtual_stages,
+        micro_batches=micro_batches,
+    )
 
 
 def _check_shares(mesh: Mesh, axis: Axis, shares: list[DividedSize]) -> None:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from monograph.axes import COORDS, Group
+from monograph.axes import COORDS, POINT_TO_POINT, Group
 from monograph.compat.ops import abort_process_groups, alias_process_group, fake_store, remove_group_alias
 from monograph.errors import ConfigError
 from monograph.log import get_log
@@ -69,7 +69,8 @@ class Groups:
             native = self._native[group] = dist.new_group(
                 list(ranks), timeout=self._limit, use_local_synchronization=True
             )
-            self._serving[group] = _serve_with_gloo(native, device) if is_gloo else native
+            is_plain = not is_gloo or group in POINT_TO_POINT
+            self._serving[group] = native if is_plain else _serve_with_gloo(native, device)
             alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
 
     def process_group(self, group: Group) -> dist.ProcessGroup:
@@ -142,19 +143,30 @@ class Groups:
 
         Only values travel, unless they differ: then the texts do, and the error shows the first line that differs.
         """
+        self._check_same(what, value, text, first_of=lambda _: 0)
+
+    def check_same_on_stage(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
+        """The same among the ranks that have the same pipeline coordinate; all ranks call it equally often."""
+        per_stage = self.mesh.group_size(Group.STAGE)
+        self._check_same(what, value, text, first_of=lambda rank: rank // per_stage * per_stage)
+
+    def _check_same(
+        self, what: str, value: str, text: Callable[[], str] | None, *, first_of: Callable[[int], int]
+    ) -> None:
         if not self.has_peers:
             return
         values: list[str] = [""] * self.mesh.world_size
         dist.all_gather_object(values, value, group=self.checkpoint_group())
-        others = [rank for rank, other in enumerate(values) if other != values[0]]
+        others = [rank for rank, other in enumerate(values) if other != values[first_of(rank)]]
         if others:
+            first = first_of(others[0])
             why = "all ranks run the same program on the same configuration"
             if text is not None:
                 texts: list[str] = [""] * self.mesh.world_size
                 dist.all_gather_object(texts, text(), group=self.checkpoint_group())
-                why += "; " + find_first_difference(texts[0], texts[others[0]])
+                why += "; " + find_first_difference(texts[first], texts[others[0]])
             raise ConfigError(
-                f"{what} of rank {others[0]} is not that of rank 0",
+                f"{what} of rank {others[0]} is not that of rank {first}",
                 why=why,
                 do="start every rank with the same command, code and files",
             )

@@ -93,6 +93,7 @@ class Mesh:
             Group.SEQUENCE: self.cp * self.tp,
             Group.BATCH: self.dp_replicate * self.fsdp,
             Group.SHARDS: self.shards,
+            Group.STAGE: self.dp_replicate * self.shards,
             Group.WORLD: self.world_size,
         }
         return sizes[group] if group in sizes else self.degree(_ALONG[group])
@@ -103,6 +104,7 @@ class Mesh:
             Group.SEQUENCE: (Axis.CP, Axis.TP),
             Group.BATCH: (Axis.DP_REPLICATE, Axis.FSDP),
             Group.SHARDS: (Axis.FSDP, Axis.TP),
+            Group.STAGE: (Axis.DP_REPLICATE, Axis.FSDP, Axis.TP),
         }
         axes = _DENSE_VIEW if group is Group.WORLD else moving.get(group) or (_ALONG[group],)
         return 1 + sum((self.degree(axis) - 1) * self.stride(axis) for axis in axes)
@@ -122,6 +124,8 @@ _ALONG = {
     Group.ETP: Axis.ETP,
     Group.CP: Axis.CP,
     Group.PP: Axis.PP,
+    Group.PP_UP: Axis.PP,
+    Group.PP_DOWN: Axis.PP,
 }
 """The axis each group runs along."""
 
@@ -141,6 +145,7 @@ _FIXED: dict[Group, tuple[Axis, ...]] = {
     Group.SEQUENCE: (Axis.PP, Axis.DP_REPLICATE, Axis.DP_SHARD),
     Group.BATCH: (Axis.PP, Axis.TP),
     Group.SHARDS: (Axis.PP, Axis.DP_REPLICATE),
+    Group.STAGE: (Axis.PP,),
     Group.WORLD: (),
 }
 """The coordinates that all members of a group share."""

@@ -1,12 +1,13 @@
 """Sums over the mesh that surround a step: token counts, losses, gradient norms, expert loads."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from monograph.axes import Group
 from monograph.compat.ops import count_members
+from monograph.kernels.square_sum import square_sum
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.param_table import ParamTable
 
@@ -26,6 +27,27 @@ def compute_grad_norm(table: ParamTable, gradients: Mapping[str, Tensor]) -> Ten
     squares = table.squares(gradients)
     cut = _sum(squares[0], Group.SHARDS)
     replicated = _sum(squares[1], Group.FSDP_SCATTER)
+    return torch.sqrt(cut + replicated)
+
+
+def all_reduce_over_pipeline(value: Tensor) -> Tensor:
+    """The sum over the ranks of a pipeline, of which one alone has a number other than zero: that number."""
+    return _sum(value, Group.PP)
+
+
+def compute_pipeline_grad_norm(table: ParamTable, own: Collection[str], gradients: Mapping[str, Tensor]) -> Tensor:
+    """The same norm where each pipeline rank has some of the slots in `table`, and counts those in `own`.
+
+    Squares are summed slot by slot and added in the order of the whole table, as on one device.
+    """
+    device = next(iter(gradients.values())).device
+    sums = [
+        square_sum([gradients[slot.name]] if slot.name in own else [], device).reshape(()) for slot in table.trained
+    ]
+    squares = all_reduce_over_pipeline(torch.stack(sums))
+    is_replicated = torch.tensor([slot.is_replicated_over_tp for slot in table.trained], device=device)
+    cut = _sum(squares[~is_replicated].sum(), Group.SHARDS)
+    replicated = _sum(squares[is_replicated].sum(), Group.FSDP_SCATTER)
     return torch.sqrt(cut + replicated)
 
 

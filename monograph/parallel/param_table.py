@@ -6,7 +6,7 @@ saved, never counted in a norm and never seen by compute.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +122,12 @@ class ParamTable:
         """The parameters one unit uses, by their name within it; a tied one shows up in both of its units."""
         prefix = f"{unit}."
         return [(name[len(prefix) :], slot) for slot in self.slots for name in slot.names if name.startswith(prefix)]
+
+    def of_units(self, units: Collection[str]) -> "ParamTable":
+        """The table of some units alone, such as those of a pipeline stage; a tied slot is in that of each."""
+        return ParamTable(
+            [slot for slot in self.slots if any(find_unit(name, units) for name in slot.names)], self.mesh
+        )
 
     def gather_full(self, slot: Slot, shards: Mapping[int, Tensor]) -> Tensor:
         """The global tensor from the shards of all ranks: what tests and `verify` compare."""

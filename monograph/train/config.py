@@ -16,6 +16,7 @@ from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
 from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
+from monograph.train.pipeline_limits import check_pipeline_limits
 from monograph.train.unused_settings import check_unused
 
 Precision = Literal["float32", "bfloat16"]
@@ -251,6 +252,7 @@ class TrainerConfig(Configurable.Config):
                 why="FSDP2 communicates inside of hooks, where what a rank sends cannot be compared",
                 do="--compile.mode graph, or --compile.mode eager --parallelism.fsdp graph",
             )
+        check_pipeline_limits(self)
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,

@@ -202,6 +202,11 @@ RULES = (
     ),
     EffectRule("passes.*", _unless("compile.mode", "graph"), "--compile.mode graph"),
     EffectRule(
+        "parallelism.pipeline_schedule parallelism.pipeline_stages parallelism.pipeline_virtual_stages",
+        _while("parallelism.pipeline_parallel_degree", 1),
+        "--parallelism.pipeline_parallel_degree 2",
+    ),
+    EffectRule(
         "passes.overlap_experts.*",
         _while("compile.expert_overlap.strategy", "off"),
         "--compile.expert_overlap.strategy trace",

@@ -119,13 +119,6 @@ def test_degrees_that_do_not_fit_are_refused_with_the_numbers_and_what_would_fit
     assert advice in caught.value.do
 
 
-def test_an_axis_without_an_implementation_exists_and_is_refused():
-    with pytest.raises(ConfigError, match="pipeline_parallel_degree is 2") as caught:
-        ParallelismConfig(pipeline_parallel_degree=2).check()
-    assert "reserved" in caught.value.why
-    assert Mesh(pp=2).world_size == 2
-
-
 def test_what_tests_draw_from_holds_every_small_mesh():
     found = all_meshes(8)
     assert len(found) == len(set(found)) > 30

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from monograph.errors import DataError
+from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, find_device, train
@@ -72,6 +73,14 @@ def see_graph(config: TrainerConfig) -> str:
     mesh = plan_run_mesh(config, count_ranks(config.parallelism))
     with fake_groups(mesh, 0, CPU) as groups:
         return prepare(config, groups).capture_and_pass().graph.text(folded=False)
+
+
+def see_pipeline(config: TrainerConfig) -> str:
+    """What rank 0 of the mesh that the degrees ask for runs, and when."""
+    mesh = plan_run_mesh(config, count_ranks(config.parallelism))
+    with fake_groups(mesh, 0, CPU) as groups:
+        step = build_step(config, groups)
+        return f"{step.schedule.text()} {step.plan}" if isinstance(step, PipelineStep) else "one graph"
 
 
 def see_step(config: TrainerConfig) -> Any:

@@ -16,6 +16,7 @@ from tests.train.field_effects import (
     see_determinism,
     see_device,
     see_graph,
+    see_pipeline,
     see_run,
     see_step,
     see_stream,
@@ -174,7 +175,12 @@ def step_flips() -> Iterator[Flip]:
     yield Flip("compile.backend", "eager", see_step, layer, is_long=True, **llama)
     yield Flip("compile.components", ("model", "loss"), see_step, layer, is_long=True, **llama)
     yield Flip("parallelism.fsdp", "fsdp2", see_step, {"parallelism.fsdp": "graph"}, **llama)
-    yield Flip("parallelism.pipeline_parallel_degree", 2, is_refused=True, **llama)
+    yield Flip("parallelism.pipeline_parallel_degree", 2, see_pipeline, GRAPH, **llama)
+    piped = {**GRAPH, "parallelism.pipeline_parallel_degree": 2, "training.global_batch_size": 4}
+    yield Flip("parallelism.pipeline_schedule", "gpipe", see_pipeline, piped, **llama)
+    yield Flip("parallelism.pipeline_stages", ("head",), see_pipeline, piped, **llama)
+    given = {**piped, "parallelism.pipeline_schedule": "interleaved_1f1b"}
+    yield Flip("parallelism.pipeline_virtual_stages", 1, see_pipeline, given, **llama)
     yield Flip("debug.device", "cuda", see_device, **llama)
 
 

@@ -1,0 +1,144 @@
+"""Runs a rank's list of actions: calls the stages' programs, posts sends and receives, waits for what is missing."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from monograph.execute.pipeline.links import Links, Pending, Specs
+from monograph.execute.pipeline.stage_program import HANDED_ON, Box
+from monograph.graph.signature import InputKind, OutputKind
+from monograph.parallel.pipeline.actions import Action, ActionKind
+from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.transfers import GRADIENT_MAKERS, find_receive
+
+RunPart = Callable[[ActionKind, Box], None]
+Fill = Callable[[Box, InputKind, Mapping[str, Tensor]], None]
+
+
+@dataclass(frozen=True)
+class StageInterface:
+    """What the runtime needs of a stage on this rank."""
+
+    run: RunPart
+    fill: Fill
+    carry_in: Specs
+    """What comes from the stage before."""
+    gradients_in: Specs
+    """The gradients that come from the stage after: of what it hands on and has one."""
+
+
+@dataclass
+class RunTimes:
+    """Where the time of an update went on this rank."""
+
+    busy_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """Action, start and end, in seconds since the update began."""
+
+    @property
+    def bubble(self) -> float:
+        """The part of the time in which nothing was computed."""
+        total = self.busy_seconds + self.wait_seconds
+        return self.wait_seconds / total if total else 0.0
+
+
+class PipelineRun:
+    """One run of a schedule on one rank."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        stages: Mapping[int, StageInterface],
+        links: Links,
+        batches: Sequence[Mapping[str, Tensor]],
+        scalars: Mapping[str, Tensor],
+    ) -> None:
+        self.schedule, self.rank, self.stages, self.links = schedule, rank, stages, links
+        self.batches, self.scalars = batches, scalars
+        self.boxes: dict[tuple[int, int], Box] = {}
+        self.arriving: dict[Action, Pending] = {}
+        self.leaving: list[Pending] = []
+        self.results: dict[tuple[int, int, OutputKind], dict[str, Tensor]] = {}
+        """What stages hand on, until it is sent."""
+        self.times = RunTimes()
+
+    def run(self) -> RunTimes:
+        """All actions, then all sends that are still under way."""
+        start = time.perf_counter()
+        for action in self.schedule.actions[self.rank]:
+            if action.kind in (ActionKind.RECV_CARRY, ActionKind.RECV_GRAD):
+                self.post_receive(action)
+            elif action.is_transfer:
+                self.post_send(action)
+            else:
+                for part in action.parts:
+                    self.compute(part, start)
+        for pending in self.leaving:
+            self.links.wait(pending, f"the end of the update, where {pending.what} is under way,")
+        self.times.wait_seconds = time.perf_counter() - start - self.times.busy_seconds
+        return self.times
+
+    def post_receive(self, action: Action) -> None:
+        """Start a receive."""
+        stage = self.stages[action.stage]
+        specs = stage.carry_in if action.kind is ActionKind.RECV_CARRY else stage.gradients_in
+        peer = self.schedule.stage_ranks[action.partner.stage]
+        self.arriving[action] = self.links.receive(str(action.partner), peer, specs)
+
+    def post_send(self, action: Action) -> None:
+        """Start a send; those that are complete by now are not looked for until the end."""
+        kind = OutputKind.CARRY if action.kind is ActionKind.SEND_CARRY else OutputKind.CARRY_GRADIENT
+        peer = self.schedule.stage_ranks[action.partner.stage]
+        values = self.results.pop((action.stage, action.micro_batch, kind))
+        self.leaving.append(self.links.send(str(action.partner), peer, values))
+
+    def compute(self, part: Action, start: float) -> None:
+        """Wait for an action's input, and run it."""
+        box = self.find_box(part)
+        receive = find_receive(part, self.schedule.stage_ranks)
+        if receive is not None:
+            kind = InputKind.CARRY if receive.kind is ActionKind.RECV_CARRY else InputKind.CARRY_GRADIENT
+            values = self.links.wait(self.arriving.pop(receive), str(part))
+            self.stages[part.stage].fill(box, kind, values)
+        begin = time.perf_counter()
+        self.stages[part.stage].run(part.kind, box)
+        end = time.perf_counter()
+        self.times.busy_seconds += end - begin
+        self.times.spans.append((str(part), begin - start, end - start))
+        self.hand_over(part)
+        if part.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
+            del self.boxes[part.stage, part.micro_batch]
+
+    def find_box(self, part: Action) -> Box:
+        """The values of a micro-batch on a stage; made when its forward begins."""
+        key = part.stage, part.micro_batch
+        if part.kind is ActionKind.FORWARD:
+            box = self.boxes.setdefault(key, {})
+            stage = self.stages[part.stage]
+            stage.fill(box, InputKind.BATCH, self.batches[part.micro_batch])
+            stage.fill(box, InputKind.SCALAR, self.scalars)
+        return self.boxes[key]
+
+    def hand_over(self, part: Action) -> None:
+        """Give a result to the next or the previous stage where that is on this rank, or keep it to be sent."""
+        if part.kind is ActionKind.FORWARD:
+            to, kind, given = part.stage + 1, OutputKind.CARRY, InputKind.CARRY
+        elif part.kind in GRADIENT_MAKERS:
+            to, kind, given = part.stage - 1, OutputKind.CARRY_GRADIENT, InputKind.CARRY_GRADIENT
+        else:
+            return
+        values = self.take_results(part.stage, part.micro_batch, kind)
+        if to in self.stages:
+            self.stages[to].fill(self.boxes.setdefault((to, part.micro_batch), {}), given, values)
+        elif 0 <= to < self.schedule.stages:
+            self.results[part.stage, part.micro_batch, kind] = values
+
+    def take_results(self, stage: int, micro_batch: int, kind: OutputKind) -> dict[str, Tensor]:
+        """What a stage hands on, by name."""
+        box, prefix = self.boxes[stage, micro_batch], HANDED_ON[kind]
+        names = [key for key in box if key.startswith(prefix)]
+        return {name.removeprefix(prefix): box.pop(name).contiguous() for name in names}

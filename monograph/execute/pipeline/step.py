@@ -1,0 +1,191 @@
+"""The step of a pipeline rank: runs its part of a schedule, and what surrounds an update over all stages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from monograph.axes import Axis
+from monograph.capture.capture import GraphKind
+from monograph.capture.source import StepSource
+from monograph.errors import ConfigError
+from monograph.execute.base import MeshStep, sum_in_order
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.pipeline.links import Links
+from monograph.execute.pipeline.runtime import PipelineRun, RunTimes, StageInterface
+from monograph.execute.pipeline.stage_program import StageProgram
+from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied
+from monograph.graph.signature import OutputKind, OutputSpec
+from monograph.models.model import Model
+from monograph.parallel.groups import Groups
+from monograph.parallel.mesh_reductions import (
+    all_reduce_over_data,
+    all_reduce_over_pipeline,
+    compute_pipeline_grad_norm,
+)
+from monograph.parallel.param_table import ParamTable
+from monograph.parallel.pipeline.actions import forward
+from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.stages import StagePlan
+from monograph.parallel.pipeline.transfers import with_transfers
+from monograph.passes.runner import OptimizedGraph
+
+
+class StageOutputs:
+    """Takes the outputs of a rank's programs: losses, metrics, gradients."""
+
+    def __init__(self, step: "PipelineStep", gradients: StageGradients, *, has_loss: bool) -> None:
+        self.step, self.gradients, self.has_loss = step, gradients, has_loss
+
+    def take(self, spec: OutputSpec, value: Tensor) -> None:
+        """One output, the moment it is computed."""
+        if spec.kind is OutputKind.METRIC:
+            self.step.metrics.add(spec.name, value)
+        elif spec.kind is OutputKind.GRADIENT:
+            self.gradients.add(spec.name, value)
+        else:
+            self.take_loss(spec, value)
+
+    def take_loss(self, spec: OutputSpec, value: Tensor) -> None:
+        """The loss alone: all that an evaluation yields, and on the last stage only."""
+        if spec.kind is OutputKind.LOSS and self.has_loss:
+            self.step.losses.append(value.clone())
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A stage on this rank: what it was captured from, its graphs and programs."""
+
+    source: StepSource
+    graphs: Mapping[GraphKind, OptimizedGraph]
+    program: StageProgram
+    evaluation: StageProgram | None
+    gradients: StageGradients
+    training: StageInterface
+    evaluating: StageInterface | None
+
+
+class PipelineStep(MeshStep):
+    """Runs the stages of this rank, from their captured graphs."""
+
+    weight_cache: CastWeightCache
+
+    def __init__(
+        self,
+        model: Model,
+        table: ParamTable,
+        groups: Groups,
+        plan: StagePlan,
+        schedule: Schedule,
+        parameters: Mapping[str, Tensor],
+        cache: CastWeightCache,
+        tied: Sequence[TiedSlot],
+        *,
+        seed: int,
+    ) -> None:
+        super().__init__(model, table, groups, seed=seed)
+        self.whole = table
+        self.pipeline_rank = groups.mesh.coordinate(groups.rank, Axis.PP)
+        own_units = {unit for stage in schedule.stages_of(self.pipeline_rank) for unit in plan.stages[stage]}
+        self.table = table.of_units(own_units)
+        self.counted = {slot.name for slot in table if slot.unit in own_units}
+        """Slots whose gradients this rank counts in the norm: a tied one is counted by its first stage."""
+        self.plan, self.schedule, self.parameters, self.weight_cache = plan, schedule, parameters, cache
+        self.tied = tied
+        self.links = Links(groups)
+        self.stages: dict[int, PipelineStage] = {}
+        self.losses: list[Tensor] = []
+        self.times = RunTimes()
+
+    @property
+    def graph(self) -> object:
+        """The captured step of this rank's first stage."""
+        return next(iter(self.stages.values())).graphs["step"].graph
+
+    @property
+    def ran_passes(self) -> Sequence[str]:
+        """Names of the passes that ran on any stage of this rank."""
+        names = (name for stage in self.stages.values() for name in stage.graphs["step"].ran)
+        return list(dict.fromkeys(names))
+
+    @property
+    def compiled_graphs(self) -> int | None:
+        """Parts that a compiler was given, on this rank."""
+        return sum(stage.graphs["step"].graph.compiled for stage in self.stages.values()) or None
+
+    def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        if len(batches) != self.schedule.micro_batches:
+            raise ConfigError(
+                f"an update of {len(batches)} micro-batches is given to a schedule for {self.schedule.micro_batches}",
+                why="a schedule lists all actions of an update",
+                do="keep training.global_batch_size as it was planned",
+            )
+        return self.train_on([self.prepare(batch) for batch in batches], scalars)
+
+    def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        return self.evaluate_on([self.prepare(batch) for batch in batches], scalars)
+
+    def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        return self.train_on([inputs], scalars)
+
+    def run_evaluation(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        return self.evaluate_on([inputs], scalars)
+
+    def train_on(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """Add the gradients of prepared micro-batches; the loss, where the last stage is."""
+        self.weight_cache.refresh(is_updated=True)
+        stages = {number: stage.training for number, stage in self.stages.items()}
+        self.losses = []
+        run = PipelineRun(self.schedule, self.pipeline_rank, stages, self.links, batches, scalars)
+        self.times = run.run()
+        parts = {number: stage.gradients.apart for number, stage in self.stages.items()}
+        add_tied(self.tied, parts, self.schedule.stage_ranks, self.links)
+        return self.take_loss()
+
+    @torch.no_grad()
+    def evaluate_on(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
+        """The loss of prepared micro-batches, where the last stage is."""
+        stages = {number: stage.evaluating for number, stage in self.stages.items() if stage.evaluating is not None}
+        if len(stages) != len(self.stages):
+            raise ConfigError(
+                "validator.interval is 0, so no evaluation was captured",
+                why="graph mode captures it with the step, before training begins",
+                do="--validator.interval 100",
+            )
+        self.weight_cache.refresh(is_updated=True)
+        self.losses = []
+        schedule = build_forward_schedule(self.schedule, len(batches))
+        PipelineRun(schedule, self.pipeline_rank, stages, self.links, batches, scalars).run()
+        return self.take_loss()
+
+    def take_loss(self) -> Tensor:
+        """The sum of the last stage's losses, the first micro-batch first; 0 on ranks without that stage."""
+        losses, self.losses = self.losses, []
+        return sum_in_order(losses) if losses else torch.zeros((), device=self.device)
+
+    def total_loss(self, share: Tensor) -> Tensor:
+        """The loss of the whole update, on every rank."""
+        return all_reduce_over_data(all_reduce_over_pipeline(share))
+
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of the whole gradient, every element of every stage counted once."""
+        gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in self.trained.items()}
+        return compute_pipeline_grad_norm(self.whole, self.counted, gradients)
+
+    def close(self) -> None:
+        """Release what was captured, while the groups it communicates over still exist."""
+        for stage in self.stages.values():
+            for program in (stage.program, stage.evaluation):
+                if program is not None:
+                    program.close()
+        self.stages = {}
+
+
+def build_forward_schedule(schedule: Schedule, micro_batches: int) -> Schedule:
+    """The forwards alone, stage by stage: what an evaluation runs."""
+    rows = tuple(
+        tuple(forward(stage, number) for stage in schedule.stages_of(rank) for number in range(micro_batches))
+        for rank in range(schedule.ranks)
+    )
+    return with_transfers(Schedule("evaluation", schedule.stage_ranks, micro_batches, rows))

@@ -1,0 +1,111 @@
+"""Slots that several stages use, such as a tied embedding: each stage sums its own gradients over an update.
+
+Once an update the sums are exchanged between the ranks that have the slot, and added in the order of the stages. So
+every rank has the same total, whatever the schedule, and the slot's copies stay equal.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from monograph.capture.stage import CarrySpec
+from monograph.execute.base import sum_in_order
+from monograph.execute.gradients import Gradients
+from monograph.execute.pipeline.links import Links
+from monograph.parallel.param_table import ParamTable, Slot
+from monograph.parallel.pipeline.stages import StagePlan
+
+
+@dataclass(frozen=True)
+class TiedSlot:
+    """A slot and the stages that use it, in order."""
+
+    slot: Slot
+    stages: tuple[int, ...]
+
+
+def find_tied(table: ParamTable, plan: StagePlan) -> list[TiedSlot]:
+    """The trained slots of more than one stage, in the order of the table."""
+    holders = [table.of_units(units) for units in plan.stages]
+    found = []
+    for slot in table.trained:
+        stages = tuple(number for number, held in enumerate(holders) if slot in held.slots)
+        if len(stages) > 1:
+            found.append(TiedSlot(slot, stages))
+    return found
+
+
+class StageGradients(Gradients):
+    """Adds a stage's gradients to the shards' `.grad`; those of tied slots are added up apart."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], tied: Sequence[TiedSlot], *, keeps_dtype: bool) -> None:
+        names = {each.slot.name for each in tied}
+        super().__init__(
+            {name: value for name, value in parameters.items() if name not in names}, keeps_dtype=keeps_dtype
+        )
+        self.apart = {name: TiedPart(value) for name, value in parameters.items() if name in names}
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        if name in self.apart:
+            self.apart[name].add(gradient)
+        else:
+            super().add(name, gradient)
+
+
+class TiedPart:
+    """One stage's share of the gradient of a tied slot."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self.value: Tensor | None = None
+
+    def add(self, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient."""
+        wide = gradient.to(self.parameter.dtype)
+        self.value = wide.clone() if self.value is None else self.value.add_(wide)
+
+    def take(self) -> Tensor:
+        """The sum since the last call."""
+        value, self.value = self.value, None
+        return torch.zeros_like(self.parameter) if value is None else value
+
+
+def add_tied(
+    tied: Sequence[TiedSlot], parts: Mapping[int, Mapping[str, TiedPart]], stage_ranks: Sequence[int], links: Links
+) -> None:
+    """Exchange and add the shares of all tied slots; `parts` has those of this rank's stages."""
+    pending = []
+    for each in tied:
+        name = each.slot.name
+        own = {stage: parts[stage][name].take() for stage in each.stages if stage in parts}
+        if not own:
+            continue
+        parameter = next(parts[stage][name].parameter for stage in own)
+        peers = sorted({stage_ranks[stage] for stage in each.stages} - {links.own})
+        what = f"the gradient of {name}"
+        sends = [links.send(what, peer, _named(own)) for peer in peers]
+        form = CarrySpec(tuple(parameter.shape), parameter.dtype, parameter.stride())
+        receives = [
+            links.receive(what, peer, {_key(s): form for s in each.stages if stage_ranks[s] == peer}) for peer in peers
+        ]
+        pending.append((each, parameter, own, sends, receives))
+    for each, parameter, own, sends, receives in pending:
+        shares = _named(own)
+        for receive in receives:
+            shares |= links.wait(receive, "the sum of gradients of tied parameters")
+        ordered = [shares[_key(stage)] for stage in each.stages]
+        total = sum_in_order(ordered)
+        for send in sends:
+            links.wait(send, "the sum of gradients of tied parameters")
+        before = parameter.grad
+        parameter.grad = total if before is None else before + total
+
+
+def _key(stage: int) -> str:
+    return f"{stage:06d}"
+
+
+def _named(own: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    return {_key(stage): value for stage, value in own.items()}

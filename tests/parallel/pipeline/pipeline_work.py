@@ -1,0 +1,95 @@
+"""What ranks do in the tests of pipelines: updates from a config, with everything that can be compared."""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+from monograph.execute.device import deterministic_kernels
+from monograph.execute.pipeline.step import PipelineStep
+from monograph.parallel.groups import joined_groups
+from monograph.run import build_step
+from monograph.train.data.cursor import Cursor
+from monograph.train.layout import plan_run_mesh
+from monograph.train.update import add_gradients, apply_update
+
+EMBEDDING, OUTPUT = "embedding.weight", "head.output.weight"
+
+
+@dataclass
+class Updates:
+    """The numbers of a few updates on one rank."""
+
+    losses: list = field(default_factory=list)
+    norms: list = field(default_factory=list)
+    metrics: list = field(default_factory=list)
+    evaluations: list = field(default_factory=list)
+    parameters: dict = field(default_factory=dict)
+    buffers: dict = field(default_factory=dict)
+
+
+def make_updates(config, count, is_tied_apart=False):
+    """Updates with clipping, as the trainer makes them, from `config`'s own data.
+
+    With `is_tied_apart` the model has two matrices in place of a tied one, with the same values: each sums its own
+    gradient over an update, and both get the sum. What a pipeline promises for tied slots, made by hand.
+    """
+    mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
+    with deterministic_kernels(True), joined_groups(mesh, torch.device("cpu"), timeout_seconds=60) as groups:
+        step = build_step(config, groups)
+        try:
+            return _make_updates(step, config, count, is_tied_apart)
+        finally:
+            step.close()
+
+
+def _make_updates(step, config, count, is_tied_apart):
+    found = Updates()
+    if is_tied_apart:
+        with torch.no_grad():
+            step.parameters[OUTPUT].copy_(step.parameters[EMBEDDING])
+    optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
+    part, parts = step.data_part
+    sizes = {
+        "local_batch_size": config.training.local_batch_size,
+        "global_batch_size": config.training.global_batch_size,
+    }
+    with open_data(config).batches(Cursor(), **sizes, part=part, parts=parts) as batches:
+        for _ in range(count):
+            chosen = [next(batches) for _ in range(sizes["global_batch_size"] // sizes["local_batch_size"] // parts)]
+            loss = add_gradients(step, chosen)
+            if is_tied_apart:
+                add_tied(step)
+            updated = apply_update(step, optimizer, loss=loss, lr=0.01, max_norm=1.0)
+            found.losses.append(loss.item())
+            found.norms.append(updated.grad_norm.item())
+            found.metrics.append({name: value.clone() for name, value in updated.metrics.items()})
+        if config.validator.interval:
+            held_out = [next(batches).tensors for _ in range(3)]
+            scalars = step.compute_scalars(held_out)
+            found.evaluations.append(step.total_loss(step.evaluate_all(held_out, scalars)).item())
+    found.parameters = {name: value.detach().clone() for name, value in step.parameters.items()}
+    found.buffers = {name: value.clone() for name, value in step.model.named_buffers() if "coords" not in name}
+    if isinstance(step, PipelineStep):
+        assert not step.losses and step.times.busy_seconds > 0
+    return found
+
+
+def add_tied(step):
+    """Both copies of a tied matrix get the sum; the gradient norm counts it once."""
+    parameters = step.parameters
+    total = parameters[EMBEDDING].grad + parameters[OUTPUT].grad
+    parameters[EMBEDDING].grad, parameters[OUTPUT].grad = total, total.clone()
+    names = [slot.name for slot in step.table.trained if slot.name != OUTPUT]
+    squares = torch.stack([parameters[name].grad.float().square().sum() for name in names]).sum()
+    step.grad_norm = lambda: torch.sqrt(squares)
+
+
+def open_data(config):
+    return config.dataloader.build(
+        tokenizer=config.tokenizer.build(),
+        seq_len=config.training.seq_len,
+        vocab_size=config.model.find_vocab_size(),
+        seed=1,
+        split="train",
+    )

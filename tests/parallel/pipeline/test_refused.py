@@ -1,0 +1,74 @@
+"""What a pipeline cannot do is refused in words, before torch is even imported where that is possible."""
+
+import subprocess
+import sys
+
+import pytest
+
+from monograph.commands.checks import check_bench, check_precompile, check_ranks
+from monograph.config.configurable import check_config
+from monograph.config.leaves import replace_leaf
+from monograph.errors import ConfigError
+from monograph.recipes.catalog import load_recipe
+
+PIPED = {"parallelism.pipeline_parallel_degree": 2, "training.global_batch_size": 16}
+
+
+def configure(changes):
+    config = load_recipe("deepseek_v3_debugmodel")
+    for path, value in {**PIPED, **changes}.items():
+        config = replace_leaf(config, path, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compile.mode": "layer"}, "compile.mode is layer"),
+        ({"compile.artifact": "somewhere"}, "compile.artifact is given"),
+        ({"compile.cuda_graph": "require"}, "compile.cuda_graph is require"),
+        ({"passes.on": ("compile_whole",)}, "the pass compile_whole"),
+        ({"parallelism.pipeline_schedule": "2f2b"}, "no pipeline schedule '2f2b'"),
+        ({"parallelism.pipeline_schedule": "missing.csv"}, "cannot be read"),
+        ({"parallelism.pipeline_stages": ("auto", "head")}, "pipeline_stages is auto head"),
+        ({"parallelism.pipeline_stages": ("layer.3",)}, "has no unit 'layer.3'"),
+        ({"parallelism.pipeline_virtual_stages": -1}, "pipeline_virtual_stages is -1"),
+        ({"parallelism.pipeline_virtual_stages": 2}, "has 2 stages per rank"),
+        ({"parallelism.pipeline_schedule": "gpipe", "parallelism.pipeline_virtual_stages": 40}, "the model has"),
+        ({"parallelism.context_parallel_degree": 2}, "the degrees ask for 4 ranks"),
+        ({"parallelism.pipeline_parallel_degree": 3}, "the degrees ask for 3 ranks"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_is_refused_by_the_field_that_asks_for_it(changes, words):
+    config = configure(changes)
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+        check_ranks(config, ranks=2)
+    assert words in str(caught.value)
+    assert caught.value.do
+
+
+@pytest.mark.parametrize(
+    ("check", "more", "command"),
+    [
+        (check_precompile, {"out": "nowhere", "ranks": 2, "overwrite": False}, "precompile"),
+        (check_bench, {"balanced_routing": False}, "bench"),
+    ],
+)
+def test_commands_without_an_answer_for_pipelines_say_so(check, more, command):
+    with pytest.raises(ConfigError, match=f"monograph {command}"):
+        check(configure({}), **more)
+
+
+def test_a_schedule_that_does_not_fit_is_refused_within_two_seconds_and_without_torch():
+    code = (
+        "import sys\n"
+        "from monograph.cli import main\n"
+        "code = main(['train', 'llama3_debugmodel', '--ranks', '2', '--parallelism.pipeline_parallel_degree', '2',"
+        " '--parallelism.pipeline_schedule', 'interleaved_1f1b', '--training.global_batch_size', '20'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "5 micro-batches for 2 pipeline ranks" in done.stderr

@@ -1,0 +1,128 @@
+"""Pipelines on real ranks: the bits of one device that accumulates the same micro-batches."""
+
+import functools
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kit.ranks import pool
+from tests.kit.tiny import tiny
+from tests.parallel.pipeline.pipeline_work import EMBEDDING, OUTPUT, make_updates
+
+SHORT = {
+    "pp": "pipeline_parallel_degree",
+    "cp": "context_parallel_degree",
+    "schedule": "pipeline_schedule",
+    "virtual": "pipeline_virtual_stages",
+    "stages": "pipeline_stages",
+}
+_HELD = tempfile.TemporaryDirectory(prefix="monograph-pipeline-")
+
+
+def configure(model, micro_batches, changes=(), **degrees):
+    parts = degrees.get("shard", 1) * degrees.get("replicate", 1)
+    small = {"compile.mode": "graph", "training.global_batch_size": micro_batches * parts, "model.n_layers": 5}
+    named = {SHORT.get(name, name): value for name, value in degrees.items()}
+    return tiny(model, Path(_HELD.name), {**small, **dict(changes)}, **named)
+
+
+@functools.cache
+def one_device(model, micro_batches, updates, changes=(), *, is_tied_apart=False, **degrees):
+    if is_tied_apart:
+        changes = (*changes, ("model.tied_embeddings", False))
+    ranks = math.prod(degrees.get(name, 1) for name in ("shard", "replicate", "tp", "cp"))
+    config = configure(model, micro_batches, changes, **degrees)
+    return pool.run(ranks, make_updates, config, updates, is_tied_apart)
+
+
+def check_bits(reference, ranks):
+    """Every rank has the reference's losses and norms, and its share of the parameters."""
+    per_stage = len(reference)
+    for rank, found in enumerate(ranks):
+        wanted = reference[rank % per_stage]
+        assert found.losses == wanted.losses
+        assert found.norms == wanted.norms
+        assert found.evaluations == wanted.evaluations
+        for name, value in found.parameters.items():
+            assert torch.equal(value, wanted.parameters[name]), f"{name} on rank {rank}"
+        for name, value in found.buffers.items():
+            assert torch.equal(value, wanted.buffers[name]), f"{name} on rank {rank}"
+        for ours, theirs in zip(found.metrics, wanted.metrics, strict=True):
+            assert ours.keys() == theirs.keys()
+            if "expert_load" in ours:
+                assert torch.equal(ours["expert_load"], theirs["expert_load"])
+            for name in ours.keys() - {"expert_load"}:  # summed stage by stage
+                torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=0)
+    names = {name for found in ranks for name in found.parameters}
+    assert names == {name for found in reference for name in found.parameters} - {OUTPUT} | (names & {OUTPUT})
+
+
+def compare(model, micro_batches, updates=3, changes=(), *, pp, is_tied=False, schedule="1f1b", **degrees):
+    mesh = {name: value for name, value in degrees.items() if name in ("shard", "replicate", "cp", "tp", "ep", "etp")}
+    reference = one_device(model, micro_batches, updates, changes, is_tied_apart=is_tied, **mesh)
+    config = configure(model, micro_batches, changes, pp=pp, schedule=schedule, **degrees)
+    found = pool.run(pp * len(reference), make_updates, config, updates)
+    check_bits(reference, found)
+    return found
+
+
+VALIDATED = (("validator.interval", 1),)
+
+
+def test_two_stages_with_experts_balancing_losses_and_evaluation_have_the_bits_of_one_device():
+    found = compare("deepseek_v3", 4, changes=VALIDATED, pp=2)
+    assert len(found[0].parameters) != len(found[0].parameters | found[1].parameters), "each rank has its stage alone"
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zero_bubble", "zbv"])
+def test_every_schedule_has_the_bits_of_one_device(schedule):
+    compare("deepseek_v3", 4, changes=VALIDATED, pp=2, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_tied_matrix_on_two_stages_or_twice_on_one_rank_sums_each_use_over_the_update(schedule):
+    found = compare("qwen3", 4, pp=2, schedule=schedule, is_tied=True)
+    holders = [each for each in found if EMBEDDING in each.parameters]
+    assert len(holders) == (2 if schedule == "1f1b" else 1)
+
+
+def test_fewer_micro_batches_than_stages_and_uneven_stages_have_the_bits_of_one_device():
+    compare("llama3", 2, pp=4, stages=("layers.0", "layers.3", "head"))
+
+
+def test_a_pipeline_of_sharded_data_parallel_ranks_has_the_bits_of_those_ranks_without_it():
+    compare("deepseek_v3", 2, pp=2, shard=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["llama3", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("pp", "schedule", "virtual"),
+    [(pp, name, 0) for pp in (2, 4) for name in ("gpipe", "1f1b", "zero_bubble")]
+    + [(2, "interleaved_1f1b", 2), (2, "zbv", 2), (4, "interleaved_1f1b", 2), (4, "zbv", 2), (2, "gpipe", 2)],
+)
+def test_ten_updates_of_every_model_and_schedule_have_the_bits_of_one_device(model, pp, schedule, virtual):
+    layers = (("model.n_layers", 6),)
+    compare(model, 4, 10, layers, pp=pp, schedule=schedule, virtual=virtual, is_tied=model == "qwen3_moe")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"tp": 2},
+        {"replicate": 2},
+        {"shard": 2, "ep": 2},
+        {"shard": 2, "tp": 2},
+        {"tp": 2, "ep": 2, "etp": 1},
+        {"tp": 2, "etp": 2},
+        {"cp": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_a_pipeline_over_a_mesh_has_the_bits_of_that_mesh_without_it(degrees, schedule):
+    compare("deepseek_v3", 4, 3, pp=2, schedule=schedule, **degrees)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed_docs
 
-.PHONY: setup train check test test-long test-fuzz docs clean
+.PHONY: setup train check test test-long test-faults test-fuzz docs clean
 
 setup: $(STAMP)
 
@@ -27,11 +27,15 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_house.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not faults"
 
 # The same promises on more models and meshes; minutes more than a change should have to wait for.
 test-long: $(STAMP) $(DOCS_STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "long and not faults"
+
+# Kills, stops, broken disks, lost nodes, on real ranks and agents; one file after the other, because they measure times.
+test-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
 
 # Every fuzzer in turn, by count or until its time is up; a failure prints its seed and the command that repeats it.
 FUZZ_SECONDS ?= 600

@@ -114,6 +114,8 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
             request = read_request(words, make_options(command), uses=command.uses)
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
+        if "words" in keywords:
+            keywords["words"] = [*keywords["words"], *(word for module in imports for word in (_IMPORT, module))]
     elif command.arguments is not None:
         positional = (read_arguments(command.arguments, command.positional, rest, optional=command.optional),)
     elif rest:
@@ -121,8 +123,7 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
     if command.check is not None:
         command.check(*positional, **keywords)
     if command.has_ranks and keywords["ranks"] > 0:
-        words = [*keywords["words"], *(word for module in imports for word in (_IMPORT, module))]
-        return load_reference(LAUNCHER)([command.name, *words], keywords["ranks"], *positional)
+        return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
     return load_reference(command.function)(*positional, **keywords) or 0
 
 

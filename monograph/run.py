@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
@@ -40,6 +41,7 @@ from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
 from monograph.parallel.fit import plan_schedule
+from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, build_table
@@ -329,8 +331,9 @@ def train(config: TrainerConfig) -> Summary:
     with deterministic_kernels(config.debug.deterministic):
         with startup.phase("set-up"):
             device = find_device(config.debug.device)
-        limit = config.parallelism.timeout_seconds
-        with joined_groups(mesh, device, timeout_seconds=limit) as groups, ExitStack() as stack:
+        limit, flight = config.parallelism.timeout_seconds, Path(config.job.dump_folder) / FLIGHT_FOLDER
+        joined = joined_groups(mesh, device, timeout_seconds=limit, flight_folder=flight)
+        with joined as groups, ExitStack() as stack:
             with startup.phase("set-up"):
                 groups.check_same("the configuration", dump_json(config))
                 set_up_log(level=config.debug.log_level, holds=True)

@@ -68,13 +68,6 @@ def test_the_readme_shows_the_session_as_the_program_prints_it():
         assert text in README and text in source
 
 
-def test_the_slurm_script_runs_a_command_that_exists(in_the_repository):
-    script = (ROOT / "examples" / "slurm.sh").read_text()
-    subprocess.run(["bash", "-n", ROOT / "examples" / "slurm.sh"], check=True)
-    (words,) = re.findall(r"-m monograph (.*?)\s*\"\$@\"", script.replace("\\\n", " "))
-    check_command(shlex.split(words.replace('"$RECIPE"', "llama3_8b").replace('"$FOLDER"', "outputs")))
-
-
 def test_the_tour_of_how_it_works_runs():
     tour = subprocess.run(
         [sys.executable, ROOT / "docs" / "how_it_works.py"], cwd=ROOT, capture_output=True, text=True, timeout=300

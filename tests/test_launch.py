@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monograph.launch import find_first_failure
+from monograph.launch.local import find_first_failure
 from tests.kit.paced import find_processes, wait_until
 from tests.kit.runs import differing, find_steps, read_exact, read_records, read_step
 

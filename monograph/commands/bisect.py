@@ -12,7 +12,7 @@ from monograph.commands.on_ranks import start_rank
 from monograph.commands.terminal import print_plain
 from monograph.errors import EXIT_FAILED
 from monograph.execute.device import deterministic_kernels, find_device
-from monograph.launch import launch
+from monograph.launch.local import launch
 from monograph.log import set_up_log
 from monograph.parallel.groups import joined_groups
 from monograph.train.layout import plan_run_mesh

@@ -1,4 +1,4 @@
-"""Commands that run on one rank or many, as one of the ranks runs them; monograph/launch.py starts several."""
+"""Commands that run on one rank or many, as one of the ranks runs them; monograph/launch/local.py starts several."""
 
 import ctypes
 import os

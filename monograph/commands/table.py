@@ -18,6 +18,7 @@ from monograph.commands.arguments import (
     DataPackArguments,
     GoodputArguments,
     InspectOptions,
+    LaunchOptions,
     MachineMeasureArguments,
     MachineShowArguments,
     PassesArguments,
@@ -72,7 +73,7 @@ class Command:
     """Those of `positional` that may be left out."""
 
 
-LAUNCHER = "monograph.launch:launch"
+LAUNCHER = "monograph.launch.local:launch"
 """Starts the ranks of a command."""
 
 COMMANDS = (
@@ -170,6 +171,15 @@ COMMANDS = (
         function="monograph.commands.compare:compare",
         arguments=CompareArguments,
         positional=("left", "right"),
+    ),
+    Command(
+        name="launch",
+        usage="RECIPE --on slurm|kubernetes|skypilot|torchrun --nodes N --gpus-per-node G [--section.field value ...]",
+        summary="Print, write or submit the job file that trains on several nodes.",
+        function="monograph.commands.launch_job:launch_job",
+        takes_recipe=True,
+        needs=("recipe", "words"),
+        arguments=LaunchOptions,
     ),
     Command(
         name="goodput",

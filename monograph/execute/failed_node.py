@@ -21,4 +21,5 @@ def find_failed_node(error: BaseException, graph: Graph) -> Node | None:
 def describe_failed_node(node: Node) -> str:
     """Where a node is in the model, and what it calls."""
     tag = tag_of(node)
-    return f"in {tag.path or 'no module'}, {tag.direction}: {node.target}"
+    where = tag.path or tag.unit or tag.slot or (f"block {tag.block}" if tag.block is not None else "no module")
+    return f"in {where}, {tag.direction}: {node.target}"

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from monograph.compat.ops import abort_process_groups, alias_process_group, fake
 from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.error_file import record_failure
+from monograph.parallel.flight import set_up_flight, write_flight
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
@@ -67,7 +69,7 @@ class Groups:
         for group in Group:
             ranks = mesh.members(group, rank)
             native = self._native[group] = dist.new_group(
-                list(ranks), timeout=self._limit, use_local_synchronization=True
+                list(ranks), timeout=self._limit, use_local_synchronization=True, group_desc=group.value
             )
             is_plain = not is_gloo or group in POINT_TO_POINT
             self._serving[group] = native if is_plain else _serve_with_gloo(native, device)
@@ -196,9 +198,15 @@ def _serve_with_gloo(native: dist.ProcessGroup, device: torch.device) -> dist.Pr
 
 
 @contextmanager
-def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 300.0) -> Iterator[Groups]:
-    """Join the ranks a launcher started (or be the only one), and leave in order whatever happens."""
+def joined_groups(
+    mesh: Mesh, device: torch.device, *, timeout_seconds: float = 300.0, flight_folder: Path | None = None
+) -> Iterator[Groups]:
+    """Join the ranks a launcher started (or be the only one), and leave in order whatever happens.
+
+    After a failure, each rank reports what its collectives were doing to `flight_folder`.
+    """
     rank = int(os.environ.get("RANK", "0"))
+    set_up_flight(flight_folder)
     started_here = not dist.is_initialized()
     _free_groups_at_exit()
     if started_here:
@@ -217,6 +225,7 @@ def joined_groups(mesh: Mesh, device: torch.device, *, timeout_seconds: float = 
         yield groups
     except BaseException as error:
         record_failure(error)
+        write_flight(flight_folder, rank, mesh.world_size, error)
         leave = abort_process_groups  # destroying waits for kernels, which may wait for a peer that is gone
         raise
     finally:

@@ -20,6 +20,8 @@ from monograph.line_file import LineFile
 from monograph.locks.folder_lock import LOCK_NAME, FolderLock
 from monograph.locks.lock_file import InUse
 from monograph.log import get_log, write_log_to
+from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
+from monograph.parallel.flight import make_flight_folder
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
 from monograph.train.checkpoint.choose import AUTO
@@ -73,6 +75,7 @@ class RunFolder:
         _decide_on_rank_zero(groups, lambda: self._take_over(start))
         self.is_claimed = True
         _make(self.path)
+        make_flight_folder(self.path / FLIGHT_FOLDER, groups.rank)
         write_log_to(self.path / "logs" / f"rank-{groups.rank}.log")
         if self.lock is not None:
             described = to_json(self.config)

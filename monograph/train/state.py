@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from monograph.config.json_form import to_json
+from monograph.errors import ConfigError
 from monograph.models.model_config import ModelConfig
+from monograph.train.config import TrainingConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.optimizer import Optimizer
@@ -32,7 +34,7 @@ def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors | read_rng(step.device)
 
 
-def collect_values(position: Position, data: DataLoader, model: ModelConfig) -> dict[str, Any]:
+def collect_values(position: Position, data: DataLoader, model: ModelConfig, *, global_batch: int) -> dict[str, Any]:
     """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same.
 
     The model's config makes the checkpoint a model by itself, for export and for fine-tuning.
@@ -42,6 +44,7 @@ def collect_values(position: Position, data: DataLoader, model: ModelConfig) -> 
         "tokens": position.tokens,
         "cursor": position.cursor.to_json(),
         "data": data.fingerprint(),
+        "global_batch": global_batch,
         "model": to_json(model),
     }
 
@@ -50,6 +53,21 @@ def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     """The position a checkpoint was saved at, refused when the data is not the data it was counted on."""
     data.check_fingerprint(values["data"])
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
+
+
+def check_global_batch(values: Mapping[str, Any], training: TrainingConfig, *, now: int) -> None:
+    """Refuse a global batch that changed by itself: with -1 it follows the number of ranks, and so would the training.
+
+    Whoever writes another number wants it. Checkpoints of earlier versions do not say what theirs was.
+    """
+    before = values.get("global_batch", now)
+    if before != now and training.global_batch_size == -1:
+        raise ConfigError(
+            f"training.global_batch_size is -1, which is {now} sequences on these ranks; the checkpoint was saved with "
+            f"{before}",
+            why="another number of ranks would change the training",
+            do=f"--training.global_batch_size {before} keeps it, --training.global_batch_size {now} changes it",
+        )
 
 
 def seed_rng(seed: int) -> None:

@@ -37,6 +37,7 @@ from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_sto
 from monograph.train.startup import Startup
 from monograph.train.state import (
     Position,
+    check_global_batch,
     collect_tensors,
     collect_values,
     restore_position,
@@ -148,6 +149,7 @@ class Trainer(Configurable):
             return
         is_own = loaded.path.resolve().parent == self.checkpoints.folder.resolve()
         self.start = RunStart(step=loaded.step, loaded=loaded.path, is_continued=is_own)
+        check_global_batch(loaded.values, self.config.training, now=self.global_batch)
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
@@ -293,7 +295,7 @@ class Trainer(Configurable):
 
     def _save(self) -> None:
         self._saved_step = self.position.step
-        values = collect_values(self.position, self.data, self.config.model)
+        values = collect_values(self.position, self.data, self.config.model, global_batch=self.global_batch)
         self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:

@@ -3,9 +3,10 @@
 import itertools
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph.train.trainer
 from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.param_table import ParamTable
-from monograph.run import build_step, build_trainer
+from monograph.run import build_step, build_trainer, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -198,3 +200,31 @@ def train_into_nan(config: TrainerConfig, rank: int, step: int) -> tuple[str, Tr
         except TrainingFailed as error:
             return str(error), collect(trainer, groups)
     return "", Trained()
+
+
+def train_and_hang(config: TrainerConfig, victim: int, at_step: int, folder: Path) -> None:
+    """Train until one rank is stopped by SIGSTOP; the others note when they gave up. Somebody kills it later."""
+    original = monograph.train.trainer.add_gradients
+    calls = itertools.count(1)
+
+    class StopInBlock(TorchDispatchMode):
+        """Stop at the first matmul of the model's block."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.mm.default:
+                (folder / "stopped").write_text(str(time.time()))
+                subprocess.Popen(["sh", "-c", f"sleep 7; kill -9 {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return func(*args, **(kwargs or {}))
+
+    def stop(step: Any, batches: Any) -> Tensor:
+        is_due = next(calls) == at_step and int(os.environ["RANK"]) == victim
+        with StopInBlock() if is_due else nullcontext():
+            return original(step, batches)
+
+    try:
+        with patch.object(monograph.train.trainer, "add_gradients", stop):
+            train(config)
+    except BaseException:
+        (folder / "aborted").write_text(str(time.time()))
+        raise

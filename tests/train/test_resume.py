@@ -3,13 +3,16 @@
 import random
 import shutil
 import time
+from unittest import mock
 
 import pytest
 import torch
 
-from monograph.errors import CheckpointError, DataError
+from monograph.errors import CheckpointError, ConfigError, DataError
 from monograph.run import train
 from monograph.train.adamw import AdamW
+from monograph.train.config import TrainingConfig
+from monograph.train.state import Position, check_global_batch, collect_values
 from tests.kit.runs import differing, find_steps, read_exact, read_records, read_step, read_values, tiny_run
 from tests.train.processes import KILLED, WriteFailures, kill, run, start, wait_until
 
@@ -214,3 +217,14 @@ def test_random_numbers_go_on_after_a_resume_where_they_had_stopped(tmp_path, mo
     torch.rand(7)
     train(make_quick_run(tmp_path / "halves", training__steps=4, checkpoint__load="latest"))
     assert drawn == whole and len({*whole}) == 4
+
+
+def test_a_global_batch_that_would_change_with_the_ranks_is_refused_unless_it_is_written(tmp_path):
+    position, data, model = Position(step=3), mock.Mock(), tiny_run(tmp_path).model
+    data.fingerprint.return_value = "same"
+    values = collect_values(position, data, model, global_batch=8)
+    check_global_batch(values, TrainingConfig(), now=8)
+    check_global_batch(values, TrainingConfig(global_batch_size=4), now=4)
+    check_global_batch({}, TrainingConfig(), now=4)
+    with pytest.raises(ConfigError, match=r"--training\.global_batch_size 8 keeps it"):
+        check_global_batch(values, TrainingConfig(), now=4)

@@ -24,13 +24,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.log import set_up_log
+from monograph.parallel.flight import FOLDER, describe_flights
 from monograph.train.command_line import RANKS_VARIABLE
 from monograph.train.config import TrainerConfig
 from monograph.train.folder import check_run_folder
 from monograph.train.launch_logs import LaunchLogs
 from monograph.train.signals import StoppedOnRequest
 
-_SECONDS_TO_SAVE = 600
+SECONDS_TO_SAVE = 600
 """How long ranks may take to end after they were asked to: a checkpoint of a large model takes its time."""
 _SECONDS_TO_FOLLOW = 20
 """Once one rank has failed, the launcher kills the others after 30 s; what was killed sooner was not killed by it."""
@@ -54,7 +55,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     """Run `monograph WORDS` on `ranks` local ranks; the exit code is that of the rank that failed first, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.environ[RANKS_VARIABLE] = str(ranks)
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     os.environ.setdefault(STACKS_VARIABLE, "1")
     set_up_log(level=config.debug.log_level)
     if words[0] == "train":
@@ -69,11 +70,14 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
         raise ConfigError(
             f"job.dump_folder is {folder}", why=f"it cannot be written: {error}", do="choose another folder"
         ) from None
+    begin = time.time()
     try:
         failure = _run_ranks(words, ranks, logs, label)
         if failure is None or failure.code == StoppedOnRequest.exit_code:
             return failure.code if failure else 0
         _show_reason(failure, logs)
+        for text in describe_flights(folder / FOLDER, since=begin):
+            _print(text)
         kept = staged.settle(is_kept=failure.code != EXIT_WRONG_INPUT) if staged else logs
         if kept.exists():
             _print(f"the logs of all ranks are in {kept}")

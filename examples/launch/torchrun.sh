@@ -1,0 +1,18 @@
+#!/bin/bash
+# monograph launch llama3_8b --on torchrun --nodes 2 --gpus_per_node 8
+# note: parameters and optimizer state take 6.0 of 80 GB on H100 (--machine names another); monograph inspect estimates the whole step
+set -euo pipefail
+
+# export NCCL_DEBUG=WARN           # INFO says which network it found
+# export NCCL_SOCKET_IFNAME=eth0   # the interface that nodes meet over, when there are several
+# export NCCL_IB_HCA=mlx5          # InfiniBand adapters to use
+# export FI_PROVIDER=efa           # AWS: libfabric over EFA
+# export FI_EFA_USE_DEVICE_RDMA=1  # AWS: GPUs read and write the network themselves
+
+# On each of the 2 nodes: HEAD=address-of-the-first-node bash job.sh
+HEAD=${HEAD:?the address of the first node}
+exec python -m monograph.launch.agent \
+    --nnodes 2 --nproc-per-node 8 \
+    --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id "${RUN_ID:-llama3-8b}" \
+    --max-restarts 3 --log-dir outputs/llama3_8b/logs \
+    -m monograph train llama3_8b --job.dump_folder outputs/llama3_8b --checkpoint.load auto

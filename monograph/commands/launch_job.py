@@ -1,0 +1,123 @@
+"""`monograph launch`: the job file of an engine, made from a recipe and its mesh; printed, written or submitted."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from monograph.commands.terminal import make_console, print_plain
+from monograph.errors import ConfigError, MonographError
+from monograph.launch import kubernetes, skypilot, slurm, torchrun
+from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_words
+from monograph.recipes.size import count_parameters
+from monograph.train.config import TrainerConfig
+from monograph.whole_file import write_whole
+
+RENDER = {
+    "slurm": slurm.render,
+    "kubernetes": kubernetes.render,
+    "skypilot": skypilot.render,
+    "torchrun": torchrun.render,
+}
+SUBMIT = {"slurm": ["sbatch"], "kubernetes": ["kubectl", "apply", "-f"], "skypilot": ["sky", "jobs", "launch", "--yes"]}
+"""The command that a job file is handed to, as its last argument."""
+
+
+def launch_job(config: TrainerConfig, *, recipe: str, words: list[str], **options: Any) -> int:
+    """Check, then print the job file, write it to --out, or --submit it."""
+    job = plan_job(config, recipe=recipe, words=words, **options)
+    text = RENDER[options["on"]](job)
+    for note in job.notes:
+        make_console(stderr=True).print(f"note: {note}")
+    if options["out"]:
+        write_whole(Path(options["out"]), text)
+        print_plain(f"written: {options['out']}")
+    if options["submit"]:
+        return submit(options["on"], text, job)
+    if not options["out"]:
+        print_plain(text.rstrip("\n"))
+    return 0
+
+
+def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options: Any) -> Job:
+    """The job, once everything is known to fit."""
+    nodes, ranks = options["nodes"], options["gpus_per_node"]
+    min_nodes = options["min_nodes"] or nodes
+    mesh = check_nodes(config, nodes=nodes, min_nodes=min_nodes, ranks_per_node=ranks)
+    size = count_parameters(config.model)
+    memory = check_memory(config, mesh, size.total if size else None)
+    if options["on"] == "skypilot" and config.debug.device != "cpu" and not options["accelerators"]:
+        raise ConfigError(
+            "--accelerators is missing", why="SkyPilot rents machines by their GPUs", do="--accelerators H100"
+        )
+    check_folder(options["on"], config.job.dump_folder, options["mount"])
+    notes = find_notes(config, mesh, ranks_per_node=ranks) + ([memory] if memory else [])
+    shown = [f"--{name} {shlex.quote(str(options[name]))}" for name in ("on", "nodes", "gpus_per_node")]
+    return Job(
+        name=options["name"] or make_name(recipe),
+        nodes=nodes,
+        min_nodes=min_nodes,
+        ranks_per_node=ranks,
+        has_gpus=config.debug.device != "cpu",
+        words=plan_words(words, config),
+        folder=config.job.dump_folder,
+        command=f"monograph launch {shlex.join(words)} {' '.join(shown)}",
+        notes=tuple(notes),
+        **{
+            name: options[name]
+            for name in (
+                *("python", "port", "max_restarts", "time", "partition", "account", "image", "volume_claim"),
+                *("mount", "accelerators", "infra"),
+            )
+        },
+    )
+
+
+def check_folder(engine: str, folder: str, mount: str) -> None:
+    """Refuse a run's folder that the engine would lose with the node: a restart would begin at step 1."""
+    if engine not in ("kubernetes", "skypilot"):
+        return
+    if not Path(folder).is_absolute() or (mount and not Path(folder).is_relative_to(mount)):
+        below = mount or "/shared"
+        raise ConfigError(
+            f"job.dump_folder is {folder}, which is not below {mount or 'a mounted volume'}",
+            why="what lies elsewhere in a container or on a node is gone with it",
+            do=f"--mount {below} --job.dump_folder {below}/{Path(folder).name}"
+            + (" --volume_claim NAME" if engine == "kubernetes" else ""),
+        )
+
+
+def make_name(recipe: str) -> str:
+    """A recipe's name as all engines accept it: lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", recipe.rpartition(":")[2].lower()).strip("-") or "monograph"
+
+
+def submit(engine: str, text: str, job: Job) -> int:
+    """Hand the file to the engine's own command; its exit code is ours."""
+    if engine == "torchrun":
+        if job.nodes > 1:
+            raise ConfigError(
+                f"--submit on torchrun with {job.nodes} nodes",
+                why="nobody starts the agents on the other nodes",
+                do="--out job.sh, and run it on every node: HEAD=address bash job.sh",
+            )
+        return subprocess.run(["bash", "-c", text], check=False).returncode
+    command = SUBMIT[engine]
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"--submit needs {command[0]}, which is not on the PATH",
+            why=f"it hands the job to {engine}",
+            do="submit from a machine that has it, or leave --submit out and use the printed file",
+        )
+    with tempfile.TemporaryDirectory(prefix="monograph-launch-") as folder:
+        path = Path(folder) / f"{job.name}.{'sh' if engine == 'slurm' else 'yaml'}"
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.flush()
+        code = subprocess.run([*command, str(path)], check=False).returncode
+    if code:
+        raise MonographError(f"{shlex.join(command)} ended with exit code {code}", do="see its output above")
+    return 0

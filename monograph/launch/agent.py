@@ -1,0 +1,73 @@
+"""One node's agent: torch's elastic launcher, with the exit codes that schedulers act on.
+
+    python -m monograph.launch.agent --nnodes 2 --nproc-per-node 8 ... -m monograph train RECIPE ...
+
+It takes torchrun's own arguments and starts ranks in the same way. torchrun itself ends with 1 whatever happened; this
+ends with 75 when the ranks were asked to stop and have saved, else with the code of the rank that failed first. After a
+failure it says what the collectives of all ranks were doing.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, get_args_parser
+
+from monograph.crash import STACKS_VARIABLE, describe_exit
+from monograph.errors import EXIT_FAILED
+from monograph.launch.local import SECONDS_TO_SAVE, find_first_failure
+from monograph.log import get_log, set_up_log
+from monograph.parallel.flight import FOLDER, describe_flights
+from monograph.train.signals import StoppedOnRequest
+
+log = get_log("agent")
+_STOPPED = StoppedOnRequest.exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this node's ranks until the job is over; returns an exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
+    os.environ.setdefault(STACKS_VARIABLE, "1")
+    set_up_log()
+    given = get_args_parser().parse_args(arguments)
+    config, command, words = config_from_args(given)
+    folder = Path(given.log_dir) if given.log_dir else None
+    begin = time.time_ns()
+    try:
+        elastic_launch(config, command)(*words)
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        if set(codes.values()) == {_STOPPED}:
+            return _STOPPED
+        first = find_first_failure(error.failures)
+        log.error("rank %d failed first: it %s", first, describe_exit(codes[first]))
+        _explain_hang(folder, since=begin / 1e9)
+        return 128 - codes[first] if codes[first] < 0 else codes[first]
+    except SignalException as stopped:
+        failed = [path for path in find_notes(folder, since=begin) if StoppedOnRequest.__name__ not in path.read_text()]
+        log.info("%s: the ranks of this node have ended", stopped.sigval.name)
+        return EXIT_FAILED if failed else _STOPPED
+    return 0
+
+
+def find_notes(folder: Path | None, *, since: int) -> list[Path]:
+    """What ranks of this agent noted about how they failed."""
+    found = folder.rglob("error.json") if folder is not None else []
+    return [path for path in found if path.stat().st_mtime_ns >= since]
+
+
+def _explain_hang(folder: Path | None, *, since: float) -> None:
+    """Say what the ranks' collectives were doing; `folder` is `logs` of the run's folder, as job files write it."""
+    if folder is not None:
+        for line in describe_flights(folder.parent / FOLDER, since=since):
+            log.error("%s", line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A TrainingRuntime and a TrainJob for Kubeflow Trainer v2; its JobSet starts one pod with one agent a node."""
+
+import shlex
+
+from monograph.launch.environment import describe_head, make_choices
+from monograph.launch.job import EXIT_REQUEUE, SECONDS_TO_SAVE, Job
+
+API = "trainer.kubeflow.org/v1alpha1"
+
+
+def render(job: Job) -> str:
+    """Both resources, for `kubectl apply`."""
+    return "\n".join([*describe_head(job), *_runtime(job), "---", *_train_job(job)]) + "\n"
+
+
+def _runtime(job: Job) -> list[str]:
+    """How the job's pods look: restarts, exit codes, volumes, shared memory."""
+    claim = [
+        "                    - name: shared",
+        "                      persistentVolumeClaim:",
+        f"                        claimName: {job.volume_claim}",
+    ]
+    mount = ["                        - name: shared", f"                          mountPath: {job.mount}"]
+    return [
+        f"apiVersion: {API}",
+        "kind: TrainingRuntime",
+        "metadata:",
+        f"  name: {job.name}",
+        "  labels:",
+        "    trainer.kubeflow.org/framework: torch",
+        "spec:",
+        "  mlPolicy:",
+        f"    numNodes: {job.nodes}",
+        "    torch: {}",
+        "  template:",
+        "    spec:",
+        "      failurePolicy:",
+        f"        maxRestarts: {job.max_restarts}",
+        "      replicatedJobs:",
+        "        - name: node",
+        "          template:",
+        "            metadata:",
+        "              labels:",
+        "                trainer.kubeflow.org/trainjob-ancestor-step: trainer",
+        "            spec:",
+        f"              backoffLimit: {job.max_restarts * job.nodes}",
+        f"              # {EXIT_REQUEUE}: asked to stop, and saved. That is no failure, nor is a drained node.",
+        "              podFailurePolicy:",
+        "                rules:",
+        "                  - action: Ignore",
+        "                    onPodConditions:",
+        "                      - type: DisruptionTarget",
+        '                        status: "True"',
+        "                  - action: Ignore",
+        "                    onExitCodes:",
+        "                      containerName: node",
+        "                      operator: In",
+        f"                      values: [{EXIT_REQUEUE}]",
+        "              template:",
+        "                spec:",
+        "                  restartPolicy: Never",
+        f"                  terminationGracePeriodSeconds: {SECONDS_TO_SAVE}",
+        "                  containers:",
+        "                    - name: node",
+        f"                      image: {job.image}",
+        "                      volumeMounts:",
+        "                        - name: shm",
+        "                          mountPath: /dev/shm",
+        *(mount if job.volume_claim else []),
+        "                  volumes:",
+        "                    - name: shm",
+        "                      emptyDir:",
+        "                        medium: Memory",
+        *(claim if job.volume_claim else []),
+    ]
+
+
+def _train_job(job: Job) -> list[str]:
+    """The job itself. The runtime's torch policy sets PET_MASTER_ADDR and PET_MASTER_PORT in every pod."""
+    agent = job.agent(endpoint='"$PET_MASTER_ADDR:$PET_MASTER_PORT"', run_id=shlex.quote(job.name))
+    shell = [" ".join(words) for words in agent]
+    body = [f"{text} \\" for text in shell[:-1]] + [shell[-1]]
+    gpus = [
+        "    resourcesPerNode:",
+        "      requests:",
+        f"        nvidia.com/gpu: {job.ranks_per_node}",
+        "      limits:",
+        f"        nvidia.com/gpu: {job.ranks_per_node}",
+    ]
+    return [
+        f"apiVersion: {API}",
+        "kind: TrainJob",
+        "metadata:",
+        f"  name: {job.name}",
+        "spec:",
+        "  runtimeRef:",
+        "    apiGroup: trainer.kubeflow.org",
+        "    kind: TrainingRuntime",
+        f"    name: {job.name}",
+        "  trainer:",
+        f"    image: {job.image}",
+        f"    numNodes: {job.nodes}",
+        *(gpus if job.has_gpus else []),
+        "    env:",
+        "      - name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+        f'        value: "{SECONDS_TO_SAVE - 30}"',
+        *(f"      {line}" for line in make_choices('- {{name: {name}, value: "{value}"}}')),
+        "    command:",
+        "      - /bin/bash",
+        "      - -c",
+        "      - |",
+        *(f"        {'' if index == 0 else '    '}{line}" for index, line in enumerate([f"exec {body[0]}", *body[1:]])),
+    ]

@@ -1,0 +1,39 @@
+"""A task for SkyPilot's managed jobs: it finds machines, starts one agent a node, and recovers what is lost."""
+
+from monograph.launch.environment import describe_head, make_choices
+from monograph.launch.job import EXIT_REQUEUE, Job
+
+
+def render(job: Job) -> str:
+    """The task, for `sky jobs launch`."""
+    agent = [" ".join(words) for words in job.agent(endpoint=f'"$HEAD:{job.port}"', run_id='"$SKYPILOT_TASK_ID"')]
+    lines = [
+        *describe_head(job),
+        f"name: {job.name}",
+        f"num_nodes: {job.nodes}",
+        "workdir: .",
+        "resources:",
+        *([f"  accelerators: {job.accelerators}:{job.ranks_per_node}"] if job.has_gpus else ["  cpus: 8+"]),
+        *([f"  infra: {job.infra}"] if job.infra else []),
+        "  network_tier: best",
+        "  # use_spot: true                # cheaper, and taken away at any time; the job goes on elsewhere",
+        "  job_recovery:",
+        f"    max_restarts_on_errors: {job.max_restarts}",
+        f"    recover_on_exit_codes: [{EXIT_REQUEUE}]",
+        f"# The run's folder, {job.folder}, must be on storage that all nodes share and that outlives them:",
+        "# file_mounts:",
+        f"#   {job.mount or '/shared'}:",
+        "#     source: s3://my-bucket      # or gs://, r2://",
+        "#     mode: MOUNT_CACHED",
+        "envs:",
+        '  OMP_NUM_THREADS: "1"',
+        *(f"  {line}" for line in make_choices('{name}: "{value}"')),
+        "setup: |",
+        "  pip install .",
+        "run: |",
+        '  HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        f"  {agent[0]} \\",
+        *(f"      {line} \\" for line in agent[1:-1]),
+        f"      {agent[-1]}",
+    ]
+    return "\n".join(lines) + "\n"

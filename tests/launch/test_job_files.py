@@ -1,0 +1,141 @@
+"""`monograph launch`: job files are as the examples show, valid for their engines, refused where they cannot work."""
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from monograph.cli import main
+from tests.docs.commands import check_command
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "launch"
+SHARED = ("--mount", "/shared", "--job.dump_folder", "/shared/llama3_8b")
+JOBS = {
+    "slurm.sh": ("slurm", "--time", "12:00:00"),
+    "torchrun.sh": ("torchrun",),
+    "kubernetes.yaml": ("kubernetes", "--image", "registry/monograph:0.1", "--volume_claim", "shared", *SHARED),
+    "skypilot.yaml": ("skypilot", "--accelerators", "H100", *SHARED),
+}
+ELASTIC = ("--min-nodes", "1", "--training.global_batch_size", "16")
+
+
+def launch(capsys, engine, *words, recipe="llama3_8b"):
+    """What the command prints; on an error, its exit code and text."""
+    code = main(["launch", recipe, "--on", engine, *words])
+    said = capsys.readouterr()
+    return said.out if code == 0 else (code, said.err)
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_the_examples_are_what_the_command_prints(file, capsys):
+    engine, *words = JOBS[file]
+    printed = launch(capsys, engine, "--nodes", "2", "--gpus-per-node", "8", *words)
+    if os.environ.get("UPDATE_GOLDENS"):
+        (EXAMPLES / file).write_text(printed)
+    assert (EXAMPLES / file).read_text() == printed
+
+
+@pytest.mark.parametrize("file", JOBS)
+@pytest.mark.parametrize("extra", [(), ELASTIC, ("--debug.device", "cpu"), ("--name", "x1", "--max-restarts", "0")])
+def test_job_files_are_valid_for_their_engine(file, extra, capsys):
+    engine, *words = JOBS[file]
+    printed = launch(capsys, engine, "--nodes", "2", "--gpus-per-node", "8", *words, *extra)
+    if file.endswith(".yaml"):
+        schema = json.loads((Path(__file__).parent / "schemas" / f"{engine}.json").read_text())
+        documents = list(yaml.safe_load_all(printed))
+        assert len(documents) == (2 if engine == "kubernetes" else 1)
+        for document in documents:
+            jsonschema.validate(document, schema)
+        last = documents[-1]
+        script = last["run"] if engine == "skypilot" else last["spec"]["trainer"]["command"][-1]
+    else:
+        script = printed
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    (line,) = [each for each in script.replace("\\\n", " ").splitlines() if "-m monograph train" in each]
+    words = shlex.split(line.partition("-m monograph ")[2])
+    check_command(words)
+    assert words[-2:] == ["--checkpoint.load", "auto"]
+    assert ("--nnodes 1:2" in line) == (extra == ELASTIC)
+
+
+def test_what_the_user_wrote_about_resuming_stays(capsys):
+    words = ("--nodes", "1", "--gpus-per-node", "2", "--checkpoint.load", "latest", "--job.dump_folder", "/data/a b")
+    printed = launch(capsys, "torchrun", *words)
+    assert "--checkpoint.load latest --job.dump_folder '/data/a b'\n" in printed and "auto" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("slurm --nodes 0", "--nodes must be >= 1"),
+        ("slrum", "did you mean 'slurm'"),
+        ("slurm --nodes 3 --gpus-per-node 8 --parallelism.data_parallel_shard_degree 16", "24"),
+        ("slurm --nodes 2 --min-nodes 1 --training.global_batch_size -1", "--training.global_batch_size 16"),
+        ("slurm --nodes 2 --min-nodes 1 --training.global_batch_size 24", "global_batch_size 24"),
+        ("slurm --nodes 3 --min-nodes 1 --training.global_batch_size 24", "does not fit 2 nodes"),
+        ("slurm --nodes 1 --min-nodes 2", "never more nodes"),
+        ("slurm --image x", "--image while --on is slurm"),
+        ("kubernetes", "--image is missing"),
+        ("kubernetes --image x --job.dump_folder outputs", "gone with it"),
+        ("kubernetes --image x --mount /m --job.dump_folder /m/run", "--volume_claim"),
+        ("skypilot --job.dump_folder /shared/run", "--accelerators is missing"),
+        ("slurm --name Has_Capitals", "lower case"),
+        ("slurm --port 70000", "--port"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_printed(words, expected, capsys):
+    start = time.monotonic()
+    code, said = launch(capsys, *words.split())
+    assert code == 2 and expected in said, said
+    assert time.monotonic() - start < 2
+
+
+def test_a_model_whose_state_does_not_fit_the_devices_is_refused_with_the_numbers(capsys):
+    code, said = launch(capsys, "slurm", "--nodes", "2", recipe="deepseek_v3_671b")
+    assert code == 2 and "80 GB of H100" in said and "more --nodes" in said
+    assert "80 GB" in launch(capsys, "slurm", "--nodes", "64", recipe="deepseek_v3_671b")
+    assert "186 GB on GB200" in launch(
+        capsys, "slurm", "--nodes", "64", "--machine", "gb200", recipe="deepseek_v3_671b"
+    )
+
+
+def test_groups_that_leave_a_node_are_noted_with_the_degree_that_would_not(capsys):
+    words = ("--nodes", "4", "--gpus-per-node", "4", "--parallelism.tensor_parallel_degree", "8")
+    assert "--parallelism.tensor_parallel_degree 4 keeps them inside" in launch(capsys, "slurm", *words)
+    assert "keeps them inside" not in launch(capsys, "slurm", *words, "--machine", "gb200")
+    assert "keeps them inside" not in launch(capsys, "slurm", "--nodes", "4", "--gpus-per-node", "8", *words[4:])
+
+
+def test_a_job_without_checkpoints_is_noted(capsys):
+    assert "every restart begins at step 1" in launch(capsys, "slurm", "--checkpoint.enabled", "false")
+
+
+def test_submitting_needs_the_engine_and_torchrun_needs_one_node(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, said = launch(capsys, "slurm", "--submit")
+    assert code == 2 and "sbatch, which is not on the PATH" in said
+    code, said = launch(capsys, "torchrun", "--nodes", "2", "--submit")
+    assert code == 2 and "run it on every node" in said
+
+
+@pytest.mark.parametrize(("engine", "tool"), [("slurm", "sbatch"), ("kubernetes", "kubectl"), ("skypilot", "sky")])
+def test_submitting_hands_the_printed_file_to_the_engine(engine, tool, capsys, monkeypatch, tmp_path):
+    stub = tmp_path / tool
+    stub.write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/words\ncp "${{!#}}" {tmp_path}/file\nexit ${{CODE:-0}}\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = next(words for name, *words in JOBS.values() if name == engine)
+    printed = launch(capsys, engine, *words)
+    assert main(["launch", "llama3_8b", "--on", engine, *words, "--submit", "--out", str(tmp_path / "kept")]) == 0
+    assert (tmp_path / "file").read_text() == (tmp_path / "kept").read_text() == printed
+    capsys.readouterr()
+    monkeypatch.setenv("CODE", "3")
+    code, said = launch(capsys, engine, *words, "--submit")
+    assert code == 1 and "exit code 3" in said

@@ -36,12 +36,21 @@ LATENT = {
     "n_group": 2,
     "topk_group": 1,
 }
+SINKS = {
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 FAMILIES = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 8, **EXPERTS}),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "gpt_oss": ("GptOss", SINKS),
 }
 
 

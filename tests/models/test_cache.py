@@ -14,6 +14,7 @@ FAMILIES = (
     "qwen3_debugmodel",
     "qwen3_debugmodel_moe",
     "deepseek_v3_debugmodel",
+    "gpt_oss_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24

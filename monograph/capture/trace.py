@@ -181,6 +181,10 @@ _UNDONE = {
 """What undoes what: the role of a forward node -> the role of the backward nodes that inherit from it."""
 
 
+_STATED = (Role.CONTEXT_ALL_GATHER, Role.CONTEXT_REDUCE_SCATTER)
+"""Roles that backward states where it has them: most of what undoes a node with such a role does something else."""
+
+
 def find_role(facts: Mapping[str, Any], direction: Direction) -> Role | None:
     """A node's role; backward nodes have the one that undoes their forward node's."""
     if ROLE not in facts:
@@ -233,7 +237,8 @@ def tag_nodes(graph: torch.fx.Graph, units: Mapping[str, int | None]) -> None:
             facts |= find_chunk_of_sum(node)
         elif direction is Direction.BACKWARD:
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
-            facts = {key: inherited[key] for key in (PATH, REGION, ROLE, SLOT, CHUNK) if key in inherited} | facts
+            keys = (PATH, REGION, SLOT, CHUNK) if inherited.get(ROLE) in _STATED else (PATH, REGION, ROLE, SLOT, CHUNK)
+            facts = {key: inherited[key] for key in keys if key in inherited} | facts
         role = find_role(facts, direction)
         unit = find_unit(facts.get(SLOT) or facts.get(PATH, ""), units)
         set_tag(

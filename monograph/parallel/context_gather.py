@@ -98,7 +98,8 @@ class _AttendGathered(Function):
             given = (grad.contiguous(), queries.contiguous(), keys, values, segments[:, number], sinks)
             found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
         first, second = found
-        of_k, of_v = (scatter_gradients(first[index], second[index], degree) for index in (1, 2))
+        scattered = [start_scatters(first[index], second[index], degree) for index in (1, 2)]
+        of_k, of_v = (torch.cat([finish(each).squeeze(0) for each in halves], SEQUENCE) for halves in scattered)
         of_sinks = None if sinks is None else first[3] + second[3]
         of_q = torch.cat([first[0], second[0]], SEQUENCE)
         return of_q, cast(of_k, k.dtype), cast(of_v, v.dtype), None, of_sinks, None, None
@@ -145,8 +146,8 @@ def put_in_order(gathered: Tensor, *, is_reversed: bool) -> Tensor:
     return torch.cat(slices[::-1] if is_reversed else slices, SEQUENCE)
 
 
-def scatter_gradients(first: Tensor, second: Tensor, degree: int) -> Tensor:
-    """This rank's part of the gradient of keys, or values, from those that both calls gave: fp32."""
+def start_scatters(first: Tensor, second: Tensor, degree: int) -> list[Tensor]:
+    """Start to sum the gradients of keys, or values, that both calls gave, in fp32; every rank gets its two slices."""
     first, second = first.to(torch.float32), second.to(torch.float32)
     half = second.shape[SEQUENCE] // 2
     low, high = second.split(half, SEQUENCE)
@@ -156,11 +157,10 @@ def scatter_gradients(first: Tensor, second: Tensor, degree: int) -> Tensor:
         earlier, later = first.split(half, SEQUENCE)
         low, high = earlier + low, later + high
     with annotate_role(Role.CONTEXT_REDUCE_SCATTER):
-        started = [
+        return [
             start_reduce_scatter(by_rank(each, degree, is_reversed=number == 1), degree, Group.CP.value)
             for number, each in enumerate((low, high))
         ]
-        return torch.cat([finish(each).squeeze(0) for each in started], SEQUENCE)
 
 
 def by_rank(value: Tensor, degree: int, *, is_reversed: bool) -> Tensor:

@@ -120,10 +120,10 @@ def second_slices_in_rank_order() -> Iterator[None]:
 @contextmanager
 def gradients_of_the_first_call() -> Iterator[None]:
     """Of the gradients of keys, those that the second slice of queries gave are lost."""
-    honest = monograph.parallel.context_gather.scatter_gradients
+    honest = monograph.parallel.context_gather.start_scatters
 
-    def scatter(first: Tensor, second: Tensor, degree: int) -> Tensor:
+    def scatter(first: Tensor, second: Tensor, degree: int) -> list[Tensor]:
         return honest(first, torch.zeros_like(second), degree)
 
-    with patch.object(monograph.parallel.context_gather, "scatter_gradients", scatter):
+    with patch.object(monograph.parallel.context_gather, "start_scatters", scatter):
         yield

@@ -61,9 +61,10 @@ def find_extra_passes(config: BaseConfig) -> Sequence[Any]:
     return passes.extra if passes is not None else ()
 
 
-def describe_mesh(mesh: Mesh) -> dict[str, Any]:
-    """The degree of every axis, and how sequences are shared."""
-    return {"world": mesh.world_size, **dataclasses.asdict(mesh)}
+def describe_mesh(mesh: Mesh) -> dict[str, int]:
+    """The degree of every axis. How sequences are shared is in the configuration."""
+    degrees = {name: value for name, value in dataclasses.asdict(mesh).items() if isinstance(value, int)}
+    return {"world": mesh.world_size, **degrees}
 
 
 def describe_groups(mesh: Mesh) -> dict[str, int]:

@@ -30,6 +30,9 @@ CHUNKABLE_ROLES = (
     Role.COUNT_ALL_TO_ALL,
     Role.SEQUENCE_ALL_GATHER,
     Role.SEQUENCE_REDUCE_SCATTER,
+    Role.CONTEXT_ALL_GATHER,
+    Role.CONTEXT_REDUCE_SCATTER,
+    Role.CONTEXT_ALL_TO_ALL,
 )
 """Collectives that a chunk may make for itself."""
 

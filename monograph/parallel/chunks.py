@@ -8,8 +8,8 @@ an unchunked capture has to give the same bits. So every choice that touches a b
 - a parameter's gradient is the sum over chunks in the order backward makes them, n - 1, ..., 0, in the reduce dtype.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from monograph.errors import ConfigError
 from monograph.models.load_balance import RouterStats
 from monograph.models.model import Model
 from monograph.parallel.overlap_config import ExpertOverlapConfig
+from monograph.parallel.replaced_forward import replaced_forward
+from monograph.parallel.sequence_chunks import check_sequence_chunks, earlier_keys_kept
 
 Pieces = dict[str, Tensor]
 
@@ -92,9 +94,10 @@ class Chunks:
         """The module's result and its router's statistics, from one call for each chunk."""
         given = self.cut_arguments(args)
         found = []
-        for chunk, pieces in enumerate(parts):
-            with annotate_chunk(chunk):
-                found.append(torch.func.functional_call(self.root, pieces, given[chunk]))
+        with earlier_keys_kept(self.root) if self.dim == 1 else nullcontext():
+            for chunk, pieces in enumerate(parts):
+                with annotate_chunk(chunk):
+                    found.append(torch.func.functional_call(self.root, pieces, given[chunk]))
         stats = merge_stats([stats for _, stats in found], is_batch=self.dim == 0)
         return _Join.apply(self.dim, *(result for result, _ in found)), stats
 
@@ -149,6 +152,8 @@ def find_chunks(model: Model, overlap: ExpertOverlapConfig) -> dict[nn.Module, C
         where = f"{path}.{prefix}".rstrip(".")
         if overlap.selects(where):
             dim = 0 if overlap.chunk_dim == "batch" else 1
+            if dim == 1:
+                check_sequence_chunks(where, root)
             is_first = overlap.grad_sum == "before_reduce"
             found[unit] = Chunks(where, root, prefix, dim, overlap.num_chunks, is_first)
     if not found:
@@ -159,24 +164,6 @@ def find_chunks(model: Model, overlap: ExpertOverlapConfig) -> dict[nn.Module, C
             do=f"--compile.expert_overlap.modules '{blocks[0].rpartition('.')[0]}.*'" if blocks else "",
         )
     return found
-
-
-@contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module's forward is another function; inside of that, it is its own again."""
-
-    def outer(*args: Any) -> Any:
-        del module.__dict__["forward"]
-        try:
-            return forward(*args)
-        finally:
-            module.__dict__["forward"] = outer
-
-    module.__dict__["forward"] = outer
-    try:
-        yield
-    finally:
-        module.__dict__.pop("forward", None)
 
 
 def add_in_order(values: Sequence[Tensor]) -> Tensor:

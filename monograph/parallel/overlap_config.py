@@ -18,7 +18,7 @@ class ExpertOverlapConfig(Configurable.Config):
     strategy: Literal["off", "trace", "graph"] = "off"
     """trace: modules are called once per chunk, in eager mode too; graph: a pass cuts the captured step."""
     chunk_dim: Literal["batch", "seq"] = "batch"
-    """What is cut: the sequences of a micro-batch, or (for experts alone) the tokens of every sequence."""
+    """What is cut: the sequences of a micro-batch, or the tokens of every sequence."""
     modules: str = "layers.*"
     """The modules: `layers.*` for whole blocks, `layers.*.moe` for the experts in them, or one of either."""
     num_chunks: int = 2
@@ -56,11 +56,11 @@ class ExpertOverlapConfig(Configurable.Config):
                 why="with fewer than two chunks there is nothing to overlap",
                 do="write 2 or more, or --compile.expert_overlap.strategy off",
             )
-        if self.is_on and self.chunk_dim == "seq" and self.has_blocks:
+        if self.strategy == "graph" and self.chunk_dim == "seq" and self.has_blocks:
             raise ConfigError(
-                f"chunk_dim is seq and modules is {self.modules!r}, which covers attention",
-                why="attention needs all tokens of a sequence at once",
-                do="--compile.expert_overlap.modules 'layers.*.moe', or --compile.expert_overlap.chunk_dim batch",
+                f"strategy is graph, chunk_dim is seq and modules is {self.modules!r}, which covers attention",
+                why="a chunk sees the keys of those before it: chunks are not alike, and no pass can make them of one",
+                do="--compile.expert_overlap.strategy trace, or --compile.expert_overlap.modules 'layers.*.moe'",
             )
 
     def check_run(
@@ -72,6 +72,7 @@ class ExpertOverlapConfig(Configurable.Config):
         sequences: int,
         tokens: int,
         tensor_ranks: int,
+        context_ranks: int,
         expert_ranks: int,
         off: tuple[str, ...],
     ) -> None:
@@ -102,20 +103,28 @@ class ExpertOverlapConfig(Configurable.Config):
                 why="the strategy asks for the pass",
                 do="take chunk_experts out of passes.off, or --compile.expert_overlap.strategy off",
             )
-        self.check_extent(sequences=sequences, tokens=tokens, tensor_ranks=tensor_ranks)
+        if self.chunk_dim == "seq" and self.has_blocks and tensor_ranks * context_ranks > 1:
+            axis = "tensor" if tensor_ranks > 1 else "context"
+            raise ConfigError(
+                f"compile.expert_overlap cuts sequences of whole blocks, and parallelism.{axis}_parallel_degree is "
+                f"{tensor_ranks if tensor_ranks > 1 else context_ranks}",
+                why="a rank has a part of every sequence, and parts of it do not follow each other on all ranks",
+                do="--compile.expert_overlap.modules 'layers.*.moe', or --compile.expert_overlap.chunk_dim batch",
+            )
+        self.check_extent(sequences=sequences, tokens=tokens, ranks=tensor_ranks * context_ranks)
 
-    def check_extent(self, *, sequences: int, tokens: int, tensor_ranks: int) -> None:
+    def check_extent(self, *, sequences: int, tokens: int, ranks: int) -> None:
         """Refuse a micro-batch of `sequences` x `tokens` that cannot be cut into equal parts."""
         if self.chunk_dim == "batch":
             extent, name = sequences, "training.local_batch_size"
         else:
-            extent, name = tokens // tensor_ranks, "training.seq_len"
+            extent, name = tokens // ranks, "training.seq_len"
         per_chunk = extent // self.num_chunks
         least = 2 if self.strategy == "graph" else 1
         if extent % self.num_chunks == 0 and per_chunk >= least:
             return
-        shared = f" over {tensor_ranks} tensor-parallel ranks" if self.chunk_dim == "seq" and tensor_ranks > 1 else ""
-        unit = self.num_chunks * (tensor_ranks if self.chunk_dim == "seq" else 1)
+        shared = f" over {ranks} ranks" if self.chunk_dim == "seq" and ranks > 1 else ""
+        unit = self.num_chunks * (ranks if self.chunk_dim == "seq" else 1)
         whole = tokens if self.chunk_dim == "seq" else sequences
         fits = max(unit * least, whole // unit * unit)
         why = f"{extent} cannot be cut into {self.num_chunks} equal parts"

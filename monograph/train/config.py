@@ -261,6 +261,7 @@ class TrainerConfig(Configurable.Config):
             sequences=self.training.local_batch_size,
             tokens=self.training.seq_len,
             tensor_ranks=self.parallelism.tensor_parallel_degree,
+            context_ranks=self.parallelism.context_parallel_degree,
             expert_ranks=self.parallelism.expert_parallel_degree,
             off=self.passes.off,
         )

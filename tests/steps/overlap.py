@@ -14,6 +14,7 @@ from tests.execute.updates import CPU, differences, make_updates, small
 ROUTINGS = ((), (0,), (2, 3))
 MODES = {
     "block batch": {"modules": "layers.*", "chunk_dim": "batch"},
+    "block seq": {"modules": "layers.*", "chunk_dim": "seq"},
     "experts batch": {"modules": "layers.*.moe", "chunk_dim": "batch"},
     "experts seq": {"modules": "layers.*.moe", "chunk_dim": "seq"},
 }

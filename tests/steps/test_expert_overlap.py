@@ -39,6 +39,17 @@ def test_spread_experts_that_take_turns_are_eager_chunking_bit_for_bit(tmp_path)
         assert found == {name: [] for name in ways}
 
 
+@pytest.mark.parametrize(
+    ("model", "chunks"), [("qwen3_moe", 2), pytest.param("deepseek_v3", 4, marks=pytest.mark.long)]
+)
+def test_blocks_cut_along_the_sequence_are_eager_chunking_bit_for_bit(tmp_path, model, chunks):
+    """Chunk j sees the keys of chunks 0 to j, of packed documents."""
+    ways = {"trace": {"strategy": "trace", **OFF}}
+    options = {**MODES["block seq"], "num_chunks": chunks}
+    documents = {"model.mask": "document"}
+    assert compare_strategies(model, str(tmp_path), options, ways, ((), (2, 3)), documents) == {"trace": []}
+
+
 def compare_on_ranks(model, folder, options, ways, degrees):
     return compare_strategies(model, folder, options, ways, ((), (2, 3)), **degrees)
 

@@ -1,6 +1,7 @@
 """What an artifact and a run must have in common besides the configuration, as JSON: table, inputs, machine."""
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -58,7 +59,8 @@ def describe_machine(device: torch.device, *, is_compiled: bool, planned_for: Ma
     """
     found: dict[str, Any] = {"device": device.type}
     if planned_for is not None:
-        found |= {f"{PLANNED_FOR}.{name}": value for name, value in dataclasses.asdict(planned_for).items()}
+        planned = json.loads(json.dumps(dataclasses.asdict(planned_for)))  # as it is read: tuples become lists
+        found |= {f"{PLANNED_FOR}.{name}": value for name, value in planned.items()}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         found |= {"capability": f"{major}.{minor}", "cuda": torch.version.cuda, "driver": find_cuda_driver()}

@@ -20,7 +20,6 @@ def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
         job=JobConfig(dump_folder=f"outputs/{name}"),
         training=TrainingConfig(steps=100, seq_len=256, local_batch_size=4, dtype="float32", compute_dtype="float32"),
         optimizer=AdamWConfig(lr=1e-3),
-        lr_scheduler=WarmupDecayConfig(warmup_steps=10),
         metrics=MetricsConfig(log_interval=10),
         validator=ValidatorConfig(interval=50, steps=4),
         checkpoint=CheckpointConfig(interval=0, save_last=True),

@@ -244,6 +244,8 @@ class TrainerConfig(Configurable.Config):
                 why="it has no compiled form",
                 do="leave optimizer out of --compile.components",
             )
+        length = "lr_scheduler.total_steps" if self.lr_scheduler.total_steps else "training.steps"
+        self.lr_scheduler.check_length(self.lr_scheduler.total_steps or self.training.steps, length)
         self.check_graph_mode()
         if self.debug.replay_every and not self.has_explicit_collectives:
             raise ConfigError(

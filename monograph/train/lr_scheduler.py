@@ -32,7 +32,7 @@ class WarmupDecay(LrScheduler):
         super().__init__(config, peak=peak, steps=steps)
         self.shape = config.decay
         self.floor = config.min_factor
-        self.warmup = min(config.warmup_steps, steps)
+        self.warmup = config.count_warmup(steps)
         self.decay_steps = round((steps - self.warmup) * config.decay_fraction)
         self.decay_start = steps - self.decay_steps
 

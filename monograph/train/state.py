@@ -9,11 +9,12 @@ from torch import Tensor
 
 from monograph.config.json_form import to_json
 from monograph.errors import ConfigError
-from monograph.models.model_config import ModelConfig
-from monograph.train.config import TrainingConfig
+from monograph.train.config import TrainerConfig, TrainingConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
+from monograph.train.lr_plan import LrPlan
 from monograph.train.optimizer import Optimizer
+from monograph.train.saved_settings import describe_settings
 from monograph.train.step import Step
 
 
@@ -34,10 +35,13 @@ def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors | read_rng(step.device)
 
 
-def collect_values(position: Position, data: DataLoader, model: ModelConfig, *, global_batch: int) -> dict[str, Any]:
+def collect_values(
+    position: Position, data: DataLoader, config: TrainerConfig, plan: LrPlan, *, global_batch: int
+) -> dict[str, Any]:
     """The plain values of a checkpoint; the data's fingerprint proves on resume that the cursor means the same.
 
-    The model's config makes the checkpoint a model by itself, for export and for fine-tuning.
+    The model's config makes the checkpoint a model by itself, for export and for fine-tuning. The other settings are
+    compared with those of a run that continues, and the plan of the learning rate is continued with it.
     """
     return {
         "step": position.step,
@@ -45,7 +49,9 @@ def collect_values(position: Position, data: DataLoader, model: ModelConfig, *, 
         "cursor": position.cursor.to_json(),
         "data": data.fingerprint(),
         "global_batch": global_batch,
-        "model": to_json(model),
+        "model": to_json(config.model),
+        "settings": describe_settings(config),
+        "lr_plan": plan.to_json(),
     }
 
 

@@ -48,7 +48,7 @@ def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> lis
     """What to try next, as (text, command); each command works as it stands."""
     changes = {"training.steps": str(2 * max(summary.steps, config.training.steps))}
     if summary.checkpoint is not None:
-        changes["checkpoint.load"] = "latest"
+        changes |= {"checkpoint.load": "latest", "lr_scheduler.on_extend": "redecay"}
         text = "train on"
     else:
         text = "train longer, with a checkpoint at the end"

@@ -31,8 +31,10 @@ from monograph.train.goodput import (
     summarize,
 )
 from monograph.train.load_monitor import LoadMonitor
+from monograph.train.lr_plan import plan_lr
 from monograph.train.measure import Speed, StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
+from monograph.train.saved_settings import check_model, find_setting_changes
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
 from monograph.train.startup import Startup
 from monograph.train.state import (
@@ -100,7 +102,7 @@ class Trainer(Configurable):
         self.optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
         if step.backend is not None and "optimizer" in config.compile.components:
             self.optimizer.compile(step.backend)
-        self.scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=training.steps)
+        self.lr_plan = plan_lr(config.lr_scheduler, peak=config.optimizer.lr, steps=training.steps).plan
         self.is_rank_zero = groups.rank == 0
         self.groups = groups
         self.checkpoints = config.checkpoint.build(
@@ -141,18 +143,37 @@ class Trainer(Configurable):
         """Continue from the checkpoint the config asks for, if it asks for one."""
         seed_rng(self.config.debug.seed)
         tensors = collect_tensors(self.step, self.optimizer)
-        loaded = self.checkpoints.resume(tensors)
+        loaded = self.checkpoints.resume(tensors, check=self._compare_settings)
         if loaded is None:
             return
         self.start = RunStart(loaded=loaded.path)
         if loaded.model_only:
             return
         is_own = loaded.path.resolve().parent == self.checkpoints.folder.resolve()
-        self.start = RunStart(step=loaded.step, loaded=loaded.path, is_continued=is_own)
+        changes = find_setting_changes(loaded.values, self.config)
+        self.start = RunStart(step=loaded.step, loaded=loaded.path, is_continued=is_own, changes=changes)
         check_global_batch(loaded.values, self.config.training, now=self.global_batch)
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
+
+    def _compare_settings(self, values: Mapping[str, Any], path: Path, *, model_only: bool) -> None:
+        """Refuse a checkpoint of another model or schedule before it is read; say which other settings changed."""
+        check_model(values, self.config, path)
+        if model_only:
+            return
+        for change in find_setting_changes(values, self.config):
+            log.info("saved run -> this run: %s", change)
+        planned = plan_lr(
+            self.config.lr_scheduler,
+            peak=self.config.optimizer.lr,
+            steps=self.config.training.steps,
+            done=values["step"],
+            saved=values.get("lr_plan"),
+        )
+        self.lr_plan = planned.plan
+        if planned.note:
+            log.info("%s", planned.note)
 
     def train(self) -> Summary:
         """Make the remaining updates; whatever happens, files are closed and started saves are finished."""
@@ -244,7 +265,7 @@ class Trainer(Configurable):
         """Every micro-batch's gradients, the norm, the biases, the weights."""
         training = self.config.training
         loss = add_gradients(self.step, chosen)
-        lr = self.scheduler.lr(number)
+        lr = self.lr_plan.lr(number)
         updated = apply_update(self.step, self.optimizer, loss=loss, lr=lr, max_norm=training.max_norm)
         tokens = self.global_batch * training.seq_len
         self.position.step = number
@@ -295,7 +316,9 @@ class Trainer(Configurable):
 
     def _save(self) -> None:
         self._saved_step = self.position.step
-        values = collect_values(self.position, self.data, self.config.model, global_batch=self.global_batch)
+        values = collect_values(
+            self.position, self.data, self.config, self.lr_plan, global_batch=self.global_batch
+        )
         self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:

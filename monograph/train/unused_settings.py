@@ -108,6 +108,11 @@ def _neither_saved_nor_loaded(config: Any) -> str:
     return "" if is_used else "checkpoint.enabled is false and checkpoint.load is empty"
 
 
+def _nothing_loaded(config: Any) -> str:
+    is_used = config.checkpoint.load or config.checkpoint.initial_load_path
+    return "" if is_used else "checkpoint.load is empty"
+
+
 def _validated_elsewhere(config: Any) -> str:
     name = config.dataloader.validation_dataset
     return f"dataloader.validation_dataset is {name}" if name else ""
@@ -227,6 +232,8 @@ RULES = (
         "--checkpoint.enabled true",
         is_strict=False,
     ),
+    EffectRule("lr_scheduler.on_extend", _while("checkpoint.load", ""), "--checkpoint.load latest", is_strict=False),
+    EffectRule("checkpoint.allow_model_changes", _nothing_loaded, "--checkpoint.load latest", is_strict=False),
     EffectRule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
     EffectRule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
     EffectRule(

@@ -79,7 +79,7 @@ def tiny_run(folder: Path, changes: Mapping[str, Any] | None = None, *, model: s
     for path, value in {
         **quiet,
         **small,
-        "lr_scheduler.warmup_steps": 2,
+        "lr_scheduler.warmup_steps": min(2, (changes or {}).get("training.steps", 3)),
         "job.dump_folder": str(folder),
         **(changes or {}),
     }.items():

@@ -48,6 +48,9 @@ SHOWN_BY = {
     "checkpoint.on_error": "train/checkpoint/test_background.py::"
     "test_a_failed_save_stops_the_run_when_that_was_asked_for",
     "checkpoint.initial_load_path": "test_model_from.py::test_the_first_step_computes_with_the_weights_of_the_folder",
+    "checkpoint.allow_model_changes": "train/test_continued_settings.py::"
+    "test_weights_of_another_model_are_taken_when_that_is_allowed",
+    "lr_scheduler.on_extend": "train/test_lr_plan.py::test_a_run_that_is_extended_does_what_was_decided",
     "checkpoint.load_model_only": "train/test_resume.py::"
     "test_weights_alone_start_a_new_run_and_the_earlier_numbers_stay",
     "metrics.rank_times_interval": "train/test_slow_ranks.py::"
@@ -168,7 +171,13 @@ def step_flips() -> Iterator[Flip]:
     for name, value in {"lr": 0.1, "beta1": 0.5, "beta2": 0.5, "eps": 0.1, "weight_decay": 0.9}.items():
         yield Flip(f"optimizer.{name}", value, **llama)
     yield Flip("optimizer.implementation", "for_loop", see_trainer, **llama)
-    for name, value in {"warmup_steps": 0, "decay": "linear", "decay_fraction": 0.5, "min_factor": 0.5}.items():
+    for name, value in {
+        "warmup_steps": 0,
+        "decay": "linear",
+        "decay_fraction": 0.5,
+        "min_factor": 0.5,
+        "total_steps": 6,
+    }.items():
         yield Flip(f"lr_scheduler.{name}", value, given={"training.steps": 12}, **llama)
     yield Flip("compile.mode", "graph", see_step, **llama)
     layer = {"compile.mode": "layer", "compile.backend": "aot_eager"}

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monograph.errors import ConfigError
 from monograph.train.lr_scheduler_config import WarmupDecayConfig
+from tests.kit.runs import tiny_run
 
 SHAPES = ("constant", "linear", "cosine", "sqrt")
 
@@ -57,9 +59,17 @@ def test_a_decay_of_part_of_the_run_leaves_the_rest_at_the_peak():
     assert scheduler.lr(100) == pytest.approx(0.55, rel=1e-12)
 
 
-def test_a_warmup_longer_than_the_run_ends_at_the_peak():
-    scheduler = build(steps=4, warmup_steps=1000, decay="cosine")
-    assert [scheduler.lr(step) for step in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
+def test_a_warmup_that_is_left_open_is_a_tenth_of_the_schedule():
+    scheduler = build(steps=50, warmup_steps=-1, decay="constant")
+    assert [scheduler.lr(step) for step in range(1, 7)] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+    assert build(steps=3, warmup_steps=-1, decay="constant").lr(1) == 1.0
+
+
+@pytest.mark.parametrize("changes", [{"training.steps": 4}, {"lr_scheduler.total_steps": 4}], ids=str)
+def test_a_warmup_longer_than_the_schedule_is_refused(changes, tmp_path):
+    run = {"training.steps": 20, "lr_scheduler.warmup_steps": 5}
+    with pytest.raises(ConfigError, match=r"lr_scheduler.warmup_steps is 5 and \S+steps is 4"):
+        tiny_run(tmp_path, run | changes)
 
 
 @given(
@@ -70,6 +80,7 @@ def test_a_warmup_longer_than_the_run_ends_at_the_peak():
     decay=st.sampled_from(SHAPES),
 )
 def test_the_rate_rises_once_then_falls_once_and_stays_between_floor_and_peak(steps, warmup, floor, fraction, decay):
+    warmup = min(warmup, steps)
     scheduler = build(steps, warmup_steps=warmup, min_factor=floor, decay_fraction=fraction, decay=decay)
     factors = [scheduler.factor(step) for step in range(1, steps + 1)]
     top = min(warmup, steps)

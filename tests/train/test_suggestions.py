@@ -103,7 +103,7 @@ def test_ranks_started_by_the_command_are_started_again_by_it(tmp_path):
     line = CommandLine(["recipe", "--training.steps", "2"], 4)
     saved = make_summary(checkpoint=tmp_path)
     assert dict(find_next(saved, tiny_run(tmp_path), line))["train on"] == (
-        "monograph train recipe --ranks 4 --training.steps 6 --checkpoint.load latest"
+        "monograph train recipe --ranks 4 --training.steps 6 --checkpoint.load latest --lr_scheduler.on_extend redecay"
     )
     under = CommandLine(["recipe"], is_launched=True)
     assert (

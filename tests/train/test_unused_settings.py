@@ -97,6 +97,8 @@ REFUSED = [
     (LLAMA, "--checkpoint.keep_last 7", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.async_save true", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.on_error stop", "--checkpoint.enabled false", "checkpoint.enabled", ""),
+    (LLAMA, "--lr_scheduler.on_extend hold", "", "checkpoint.load", "--checkpoint.load latest"),
+    (LLAMA, "--checkpoint.allow_model_changes true", "", "checkpoint.load", "--checkpoint.load latest"),
     (LLAMA, "--checkpoint.folder there", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--validator.steps 7", "--validator.interval 0", "validator.interval", ""),
     (LLAMA, "--dataloader.validation_dataset t.txt", "--validator.interval 0", "validator.interval", ""),

@@ -34,6 +34,9 @@ class CheckpointConfig(Configurable.Config):
     """Weights to start from where `load` asks for no checkpoint or finds none: a Hugging Face folder, an import, a
     checkpoint, or a folder of checkpoints for the newest good one. --model.from sets it."""
 
+    allow_model_changes: bool = False
+    """Load weights although the model's settings (RoPE, norms, heads, ...) are not those they were trained with."""
+
     def check(self) -> None:
         if not self.folder:
             raise ConfigError("folder is empty", why="checkpoints need a place", do="--checkpoint.enabled False")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,12 @@ class Loaded:
 class _Failure:
     step: int
     error: Exception
+
+
+class ValuesCheck(Protocol):
+    """Raises when a checkpoint's plain values do not fit the run that loads it."""
+
+    def __call__(self, values: Mapping[str, Any], path: Path, *, model_only: bool) -> None: ...
 
 
 class CheckpointManager(Configurable):
@@ -122,9 +128,17 @@ class CheckpointManager(Configurable):
         self._pending = self._pool.submit(self._write, step, dict(tensors), planner, values)
 
     def load(
-        self, which: str | int | Path, tensors: Mapping[str, torch.Tensor], *, model_only: bool | None = None
+        self,
+        which: str | int | Path,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        model_only: bool | None = None,
+        check: ValuesCheck | None = None,
     ) -> Loaded:
-        """Fill `tensors` in place from `latest`, a step number or a path, after everything has been verified."""
+        """Fill `tensors` in place from `latest`, a step number or a path, after everything has been verified.
+
+        `check` may refuse the checkpoint by its values.
+        """
         self._settle()
         start = time.perf_counter()
         model_only = self.config.load_model_only if model_only is None else model_only
@@ -132,6 +146,8 @@ class CheckpointManager(Configurable):
         path, manifest = choose(self._store, which, self._ranks)
         self._warn_of_writers(path.parent, path, *(path / name for name in manifest.files))
         check_request(path, manifest, self._merge_requests(wanted), model_only=model_only)
+        if check is not None:
+            check(manifest.values, path, model_only=model_only)
         self._fill(path, SafetensorsReader(path, manifest), wanted)
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
         if model_only:
@@ -139,22 +155,24 @@ class CheckpointManager(Configurable):
         self._run = manifest.run
         return Loaded(manifest.step, dict(manifest.values), path, False)
 
-    def resume(self, tensors: Mapping[str, torch.Tensor]) -> Loaded | None:
+    def resume(self, tensors: Mapping[str, torch.Tensor], *, check: ValuesCheck | None = None) -> Loaded | None:
         """Load what the config asks for; None when the run is to start from scratch."""
         which, start = self.config.load, self.config.initial_load_path
         if which and self.config.enabled and not self._is_open:
             self._ranks.run_on_rank0(self._store.put_back)
         if which and (which != AUTO or self._ranks.broadcast_object(self._store.find_all())):
-            return self.load(which, tensors)
+            return self.load(which, tensors, check=check)
         if which:
             log.info("%s: starting from %s", describe_choices(self._store), start or "scratch")
-        return self.load_weights(Path(start), tensors) if start else None
+        return self.load_weights(Path(start), tensors, check=check) if start else None
 
-    def load_weights(self, source: Path, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+    def load_weights(
+        self, source: Path, tensors: Mapping[str, torch.Tensor], *, check: ValuesCheck | None = None
+    ) -> Loaded:
         """Fill the weights among `tensors` from a checkpoint, a folder of them, or a Hugging Face folder."""
         is_hf = not is_checkpoint(source) and (source / CONFIG_NAME).is_file()
         if not self._ranks.broadcast_object(is_hf):
-            return self.load(source, tensors, model_only=True)
+            return self.load(source, tensors, model_only=True, check=check)
         begin = time.perf_counter()
         wanted = {name: tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)}
         reader = self._ranks.run_on_all_ranks(lambda: HfStorageReader(HfWeights(source)))

@@ -160,7 +160,7 @@ def read_tokens(config: TrainerConfig) -> dict[str, Any]:
 def load_each(config: TrainerConfig, paths: list[Path]) -> list[Trained]:
     """Load one checkpoint after another into the same live state."""
     with joined(config) as groups:
-        trainer = build_trainer(config, groups, Startup(), RunFolder(Path(config.job.dump_folder)))
+        trainer = build_trainer(config, groups, Startup(), RunFolder(config))
         found = []
         for path in paths:
             trainer.checkpoints.load(path, collect_tensors(trainer.step, trainer.optimizer))

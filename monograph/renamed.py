@@ -18,6 +18,7 @@ RENAMED = {
     "fuse_products": "fuse_swiglu_epilogue",
     # other fields
     "slice_tokens": "chunk_tokens",
+    "validation_dataset": "validation_datasets",
 }
 """Old name -> new name: of a field or a pass."""
 

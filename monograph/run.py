@@ -106,7 +106,7 @@ def build_graph_step(
     with startup.phase("model"):
         source, settings = build_source(config, groups, probe=probe)
     facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
-    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.validator.interval else ("step",)
+    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.needs_evaluation() else ("step",)
     if artifact is not None:
         with startup.phase("artifact"):
             graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, kinds, groups)
@@ -287,7 +287,7 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
             seed=config.debug.seed,
             split="train",
         )
-        held_out = data.with_split("validation") if config.validator.interval else None
+        validation_sets = data.open_validation_sets() if config.validator.interval else {}
     step = build_step(config, groups, startup)
     promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
     folder.write_numerics(promise)
@@ -303,7 +303,7 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         trainer: Trainer = config.build(
             step=step,
             data=data,
-            held_out=held_out,
+            validation_sets=validation_sets,
             folder=folder,
             startup=startup,
             flops=flops,

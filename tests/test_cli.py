@@ -77,7 +77,7 @@ INCONSISTENT = {
     "llama3_debugmodel --training.dtype bfloat16": "compute_dtype is float32",
     "llama3_debugmodel --optimizer.lr 0": "lr is 0",
     "llama3_debugmodel --optimizer.beta2 1": "beta2 is 1",
-    "llama3_debugmodel --lr_scheduler.warmup_steps -1": "warmup_steps is -1",
+    "llama3_debugmodel --lr_scheduler.warmup_steps -2": "warmup_steps is -2",
     "llama3_debugmodel --lr_scheduler.min_factor 2": "min_factor is 2",
     "llama3_debugmodel --metrics.log_interval 0": "log_interval is 0",
     "llama3_debugmodel --profiler.every 1": "windows would overlap",

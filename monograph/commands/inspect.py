@@ -103,7 +103,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
         final = collect_graph(graph, facts)
         peaks = {"a step": final["cost"]["peak_bytes"]}
-        if config.validator.interval:
+        if config.needs_evaluation():
             example = make_example(config, source)
             evaluation = capture_and_optimize(source, example, facts, passes, kind="evaluation", is_measured=False)
             peaks["an evaluation"] = measure(evaluation.graph, facts).peak_bytes

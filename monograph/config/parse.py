@@ -35,9 +35,16 @@ def parse_words(words: Sequence[str], annotation: Any) -> Any:
         word = words[0].strip()
         if word and _CLOSING.get(word[0]) == word[-1]:
             return _fit_any(_read_literal(word), containers)
-    if any(find_container(each) and is_callable_type(find_element(each, 0)) for each in find_members(annotation)):
+    if _is_plain_list(annotation):
         words = [part.strip() for word in words for part in word.split(",") if part.strip()]
     return _parse_with_tyro(words, annotation)
+
+
+def _is_plain_list(annotation: Any) -> bool:
+    """Whether the value is a list of single values, which commas may separate as well as spaces."""
+    members = find_members(annotation)
+    lists = [each for each in members if find_container(each) not in (None, dict)]
+    return bool(lists) and str not in members and not any(find_container(find_element(each, 0)) for each in lists)
 
 
 def is_nothing(words: Sequence[str]) -> bool:

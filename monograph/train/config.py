@@ -288,6 +288,11 @@ class TrainerConfig(Configurable.Config):
         """Whether every collective of a step is addressed by a logical group, where it can be observed."""
         return self.compile.mode == "graph" or self.parallelism.fsdp == "graph"
 
+    def needs_evaluation(self) -> bool:
+        """Whether the run computes losses without gradients besides its steps."""
+        loader = self.dataloader
+        return self.validator.interval > 0 or (loader.has_mixture() and loader.source_loss_interval > 0)
+
     def plan_optimizer(self) -> OptimizerConfig:
         """The optimizer with everything decided that it leaves to `compile.numerics`."""
         return self.optimizer.plan(self.compile.numerics)

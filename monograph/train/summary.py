@@ -34,8 +34,8 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
         rows.append(("peak memory", f"{last['peak_memory_gib']:.2f} GiB"))
     else:
         rows.append(("loss", "no step was left to do"))
-    if summary.validation_loss is not None:
-        rows.append(("held-out loss", f"{summary.validation_loss:.4f}"))
+    if summary.validation is not None:
+        rows.append(("validation", summary.validation.describe().removeprefix("validation ")))
     if summary.goodput is not None:
         rows.append(("goodput", summary.goodput.describe()))
     rows.append(("checkpoint", str(summary.checkpoint or f"none ({_explain_none(config.checkpoint)})")))

@@ -36,6 +36,7 @@ from monograph.train.measure import Speed, StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
 from monograph.train.saved_settings import check_model, find_setting_changes
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
+from monograph.train.source_loss import SourceLosses
 from monograph.train.startup import Startup
 from monograph.train.state import (
     Position,
@@ -49,6 +50,7 @@ from monograph.train.state import (
 from monograph.train.step import Step
 from monograph.train.step_checks import StepChecks
 from monograph.train.update import add_gradients, apply_update
+from monograph.train.validate import Validation
 
 log = get_log("trainer")
 
@@ -65,7 +67,7 @@ class Summary:
     first: Mapping[str, Any]
     last: Mapping[str, Any]
     tokens_per_second: float
-    validation_loss: float | None
+    validation: Validation | None
     checkpoint: Path | None
     metrics: Path
     missing: list[str]
@@ -86,7 +88,7 @@ class Trainer(Configurable):
         *,
         step: Step,
         data: DataLoader,
-        held_out: DataLoader | None,
+        validation_sets: Mapping[str, DataLoader],
         folder: RunFolder,
         startup: Startup,
         flops: FlopsPerToken,
@@ -111,10 +113,14 @@ class Trainer(Configurable):
         self.metrics = config.metrics.build(folder=folder.path, run=to_json(config), is_writer=self.is_rank_zero)
         self.profiler = config.profiler.build(folder=folder.path / "traces", rank=groups.rank)
         self.validator = None
-        if held_out is not None:
+        if validation_sets:
             self.validator = config.validator.build(
-                step=step, loader=held_out, local_batch_size=training.local_batch_size
+                step=step, sets=validation_sets, local_batch_size=training.local_batch_size
             )
+        names = data.mixture.names if data.mixture is not None else ()
+        self.source_losses = SourceLosses(
+            names, interval=config.dataloader.source_loss_interval, step=step, groups=groups
+        )
         _, parts = step.data_part
         self.global_batch = training.global_batch_size
         if self.global_batch == -1:
@@ -134,7 +140,7 @@ class Trainer(Configurable):
         self.checks = StepChecks(config, step=step, groups=groups, goodput=self.goodput)
         self.position = Position()
         self._saved_step = 0
-        self.validation_loss: float | None = None
+        self.validation: Validation | None = None
         self.speed = Speed()
         self._missing: list[str] = []
         self.start = RunStart()
@@ -238,9 +244,9 @@ class Trainer(Configurable):
         if self.validator is not None and self.validator.is_due(number, last):
             self._publish(self.meter.flush(), view)
             with self.goodput.phase(VALIDATION):
-                self.validation_loss = self.validator.loss()
-            self.metrics.write({"step": number, "validation_loss": self.validation_loss})
-            log.info("step %d: validation loss %.4f", number, self.validation_loss)
+                self.validation = self.validator.run()
+            self.metrics.write({"step": number, **self.validation.to_record()})
+            log.info("step %d: %s", number, self.validation.describe())
             self.meter.start()
         if self.checkpoints.is_due(number, last=number == last):
             self._publish(self.meter.flush(), view)
@@ -265,6 +271,7 @@ class Trainer(Configurable):
         """Every micro-batch's gradients, the norm, the biases, the weights."""
         training = self.config.training
         loss = add_gradients(self.step, chosen)
+        by_source = self.source_losses.measure(chosen) if self.source_losses.is_due(number) else {}
         lr = self.lr_plan.lr(number)
         updated = apply_update(self.step, self.optimizer, loss=loss, lr=lr, max_norm=training.max_norm)
         tokens = self.global_batch * training.seq_len
@@ -272,6 +279,10 @@ class Trainer(Configurable):
         self.position.tokens += tokens
         self.position.cursor = self.position.cursor.advance(self.global_batch, self.data.samples_per_epoch)
         known: dict[str, Any] = {"lr": lr, "tokens": self.position.tokens, "cursor": self.position.cursor.to_json()}
+        if by_source:
+            known["source_loss"] = by_source
+        if self.data.mixture is not None:
+            known["source_samples"] = self.data.mixture.count_seen(self.position.cursor.sample)
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
         known |= {"time": round(time.time(), 3), "goodput": self.goodput.read()}
@@ -348,7 +359,7 @@ class Trainer(Configurable):
             first=self.speed.first,
             last=self.speed.last,
             tokens_per_second=self.speed.tokens_per_second(self.global_batch * self.config.training.seq_len),
-            validation_loss=self.validation_loss,
+            validation=self.validation,
             checkpoint=self._checkpoint,
             metrics=self.metrics.path,
             missing=[

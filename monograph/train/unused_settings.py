@@ -16,6 +16,7 @@ from monograph.config.origins import find_defaults
 from monograph.config.text import format_words
 from monograph.errors import ConfigError
 from monograph.train.data.config import BUILTIN, HUB_PREFIX, LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
+from monograph.train.data.named import parse_mixture, parse_validation_sets
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,27 @@ def _nothing_loaded(config: Any) -> str:
 
 
 def _validated_elsewhere(config: Any) -> str:
-    name = config.dataloader.validation_dataset
-    return f"dataloader.validation_dataset is {name}" if name else ""
+    names = format_words(config.dataloader.validation_datasets)
+    return f"dataloader.validation_datasets is {names}" if names else ""
 
 
 def _chosen_by_class(config: Any) -> str:
     source = config.dataloader.source
+    if source is None and config.dataloader.mixture:
+        return f"dataloader.mixture is {format_words(config.dataloader.mixture)}"
     return f"dataloader.source is {type(source).__qualname__}" if source is not None else ""
+
+
+def _one_source(config: Any) -> str:
+    return "" if config.dataloader.has_mixture() else "dataloader.mixture is empty"
 
 
 def _find_named(config: Any) -> list[str]:
     """The datasets that are read by their names."""
     loader = config.dataloader
-    return [name for name in ("" if loader.source is not None else loader.dataset, loader.validation_dataset) if name]
+    named = [*parse_mixture(loader.mixture), *parse_validation_sets(loader.validation_datasets)]
+    is_read = loader.source is None and not loader.mixture
+    return [*([loader.dataset] if is_read else []), *(each.dataset for each in named)]
 
 
 def _not_streamed(config: Any) -> str:
@@ -237,10 +246,13 @@ RULES = (
     EffectRule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
     EffectRule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
     EffectRule(
-        "dataloader.validation_dataset", _while("validator.interval", 0), "--validator.interval 50", is_strict=False
+        "dataloader.validation_datasets", _while("validator.interval", 0), "--validator.interval 50", is_strict=False
     ),
-    EffectRule("dataloader.dataset", _chosen_by_class, "no --dataloader.source"),
-    EffectRule("dataloader.held_out_fraction", _validated_elsewhere, "--dataloader.validation_dataset ''"),
+    EffectRule("dataloader.dataset", _chosen_by_class, "no --dataloader.source and no --dataloader.mixture"),
+    EffectRule("dataloader.held_out_fraction", _validated_elsewhere, "no --dataloader.validation_datasets"),
+    EffectRule(
+        "dataloader.source_loss_interval", _one_source, "--dataloader.mixture web=0.7:data/web code=0.3:data/code"
+    ),
     EffectRule("profiler.steps profiler.every", _while("profiler.start", 0), "--profiler.start 10"),
     EffectRule("profiler.start", _late_profile, "a start within the run"),
     EffectRule("metrics.expert_load_limit metrics.expert_load_patience", _no_experts, _some_experts),

@@ -48,6 +48,9 @@ SHOWN_BY = {
     "checkpoint.on_error": "train/checkpoint/test_background.py::"
     "test_a_failed_save_stops_the_run_when_that_was_asked_for",
     "checkpoint.initial_load_path": "test_model_from.py::test_the_first_step_computes_with_the_weights_of_the_folder",
+    "dataloader.mixture": "train/data/test_mixture.py::test_the_weights_hold_over_any_ten_thousand_samples",
+    "dataloader.source_loss_interval": "train/test_mixture_run.py::"
+    "test_the_loss_of_each_source_is_that_of_its_samples_in_the_update",
     "checkpoint.allow_model_changes": "train/test_continued_settings.py::"
     "test_weights_of_another_model_are_taken_when_that_is_allowed",
     "lr_scheduler.on_extend": "train/test_lr_plan.py::test_a_run_that_is_extended_does_what_was_decided",
@@ -240,11 +243,11 @@ def data_flips(folder: Path) -> Iterator[Flip]:
     llama: dict[str, Any] = {"see": see_batches, "model": "llama3"}
     yield Flip("dataloader.dataset", rows, **llama)
     yield Flip("dataloader.source", FileSourceConfig(path=rows), **llama)
-    yield Flip("dataloader.validation_dataset", rows, given={"validator.interval": 2}, **llama)
+    yield Flip("dataloader.validation_datasets", (rows,), given={"validator.interval": 2}, **llama)
     yield Flip("dataloader.held_out_fraction", 0.5, **llama)
     many = {"dataloader.dataset": rows, "dataloader.held_out_fraction": 0.3}
     yield Flip("dataloader.text_field", "other", given=many, **llama)
-    whole = {"dataloader.dataset": text, "dataloader.validation_dataset": rows, "validator.interval": 2}
+    whole = {"dataloader.dataset": text, "dataloader.validation_datasets": (rows,), "validator.interval": 2}
     yield Flip("dataloader.document_separator", "five", given=whole, **llama)
     yield Flip("dataloader.shuffle", False, **llama)
     yield Flip("dataloader.prefetch", 2, **llama)

@@ -89,7 +89,7 @@ def test_weights_that_were_only_the_start_are_not_loaded_again(empty, capsys):
 
 
 def make_summary(**changes):
-    values = dict(steps=2, first={}, last={}, tokens_per_second=1.0, validation_loss=None, checkpoint=None)
+    values = dict(steps=2, first={}, last={}, tokens_per_second=1.0, validation=None, checkpoint=None)
     return Summary(**values | dict(metrics=Path("m"), missing=[], is_rank_zero=True) | changes)
 
 

@@ -29,11 +29,11 @@ def test_validation_changes_nothing_about_training(tmp_path, model):
 def test_validation_comes_at_every_interval_and_at_the_end(tmp_path):
     summary = train(tiny_run(tmp_path, WATCHED))
     assert list(validations(tmp_path)) == [2, 4, 5]
-    assert summary.validation_loss == validations(tmp_path)[5]
+    assert summary.validation.loss == validations(tmp_path)[5]
 
 
 def test_a_run_may_validate_only_at_the_end():
-    validator = ValidatorConfig(interval=100).build(step=None, loader=None, local_batch_size=1)
+    validator = ValidatorConfig(interval=100).build(step=None, sets={}, local_batch_size=1)
     assert [step for step in range(1, 8) if validator.is_due(step, last=7)] == [7]
 
 
@@ -42,7 +42,7 @@ def test_evaluation_counts_no_tokens_keeps_no_gradients_and_moves_no_weights(tmp
         model, step = trainer.step.model, trainer.step
         before = {name: value.clone() for name, value in [*step.parameters.items(), *model.named_buffers()]}
         rng, mode = torch.get_rng_state(), model.training
-        first, second = trainer.validator.loss(), trainer.validator.loss()
+        first, second = trainer.validator.run(), trainer.validator.run()
         after = {name: value for name, value in [*step.parameters.items(), *model.named_buffers()]}
         assert differing(before, after) == []
         assert not step.metrics.values
@@ -56,7 +56,7 @@ def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tm
     dataset = str(write_texts(tmp_path / "texts.jsonl", texts))
     changes = {"dataloader.dataset": dataset, "dataloader.held_out_fraction": 0.3, "training.steps": 1}
     with open_trainer(tiny_run(tmp_path / "run", WATCHED | changes)) as trainer:
-        held_out = trainer.data.with_split("validation")
+        held_out = trainer.data.open_validation_sets()["validation"]
         with held_out.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
             chosen = [next(batches) for _ in range(3)]
         model = trainer.config.model.build()
@@ -68,4 +68,4 @@ def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tm
             losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
             valid += int((targets != -100).sum())
         assert valid < 3 * 2 * 32, "some tokens end a document, or the mean over all tokens would pass as well"
-        assert trainer.validator.loss() == pytest.approx(float(sum(losses)) / valid, rel=1e-6)
+        assert trainer.validator.run().loss == pytest.approx(float(sum(losses)) / valid, rel=1e-6)

@@ -4,7 +4,8 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.train.data.corpus import TokenCorpus
-from monograph.train.data.split import Split, find_members
+from monograph.train.data.hold_out import hold_out
+from monograph.train.data.split import Split, select
 from monograph.train.data.tokenizer import Tokenizer
 
 
@@ -28,17 +29,18 @@ def check_tokens(corpus: TokenCorpus, vocab_size: int | None) -> None:
         )
 
 
-def find_split(corpus: TokenCorpus, fraction: float, split: Split) -> np.ndarray:
-    """The documents of a split; an empty one is an error that says what to change."""
-    members = find_members(corpus.keys, fraction, split)
+def find_split(corpus: TokenCorpus, fraction: float, split: Split, seq_len: int) -> tuple[TokenCorpus, np.ndarray]:
+    """The documents of a split, and the corpus they are numbered in; an empty one is an error that says what to do."""
+    corpus, held_out = hold_out(corpus, fraction, seq_len)
+    members = select(held_out, split)
     if not len(members):
         raise DataError(
-            f"no document is held out for validation: {corpus.description}",
-            why=f"held_out_fraction is {fraction} of {corpus.document_count} documents; none is cut in two",
-            do="raise --dataloader.held_out_fraction, cut text files with --dataloader.document_separator, "
-            "or name files of their own with --dataloader.validation_dataset",
+            f"nothing is held out for validation: {corpus.description}",
+            why=f"held_out_fraction is {fraction}, and its {corpus.document_count} documents have "
+            f"{corpus.token_count} tokens for training.seq_len {seq_len}",
+            do="--validator.interval 0, or other data: --dataloader.validation_datasets PATH",
         )
-    return members
+    return corpus, members
 
 
 def check_length(token_count: int, document_count: int, seq_len: int, split: Split, description: str) -> None:

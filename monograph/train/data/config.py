@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
-from monograph.train.data.source_configs import DataSourceConfig
+from monograph.train.data.named import parse_mixture, parse_validation_sets
+from monograph.train.data.source_configs import DataSourceConfig, MixtureSourceConfig
 
 BUILTIN = "builtin"
 """The dataset that every machine has: the source files of Python's standard library."""
@@ -26,8 +27,13 @@ class DataLoaderConfig(Configurable.Config):
     """'builtin', a text/jsonl/parquet file, a folder of these, a folder of packed token shards, or 'hf:NAME'."""
     source: DataSourceConfig | None = None
     """Where samples come from, chosen by class (package.module:Class) in place of `dataset`."""
-    validation_dataset: str = ""
-    """Validate on this instead (same forms as dataset); empty holds documents of the dataset out."""
+    mixture: tuple[str, ...] = ()
+    """Several datasets in place of `dataset`, each as NAME=WEIGHT:DATASET; weights are shares of the samples."""
+    source_loss_interval: int = 100
+    """Steps between measurements of the training loss by source of a mixture (a forward for each); 0 for none."""
+    validation_datasets: tuple[str, ...] = ()
+    """Validate on these (same forms as dataset), each as NAME=DATASET, one alone without a name; empty holds documents
+    of the training data out, of each source of a mixture."""
     held_out_fraction: float = 0.02
     """Share of the documents kept for validation and never trained on; a document's text decides, not its place."""
     text_field: str = "text"
@@ -51,14 +57,22 @@ class DataLoaderConfig(Configurable.Config):
     stream_retries: int = 8
     """Attempts in a row, with growing pauses, before a failing stream ends the run."""
 
+    def has_mixture(self) -> bool:
+        """Whether samples come from several sources."""
+        return bool(self.mixture) or isinstance(self.source, MixtureSourceConfig)
+
     def check(self) -> None:
+        for entry in (*parse_mixture(self.mixture), *parse_validation_sets(self.validation_datasets)):
+            if entry.dataset == HUB_PREFIX:
+                raise ConfigError(f"{entry.name} is '{HUB_PREFIX}' without a name", do=f"{entry.name}={HUB_PREFIX}NAME")
+        if self.source_loss_interval < 0:
+            raise ConfigError(
+                f"source_loss_interval is {self.source_loss_interval}", why="it counts steps", do="write 0 for none"
+            )
         if not self.dataset:
             raise ConfigError("dataset is empty", do=f"--dataloader.dataset {BUILTIN}, a path, or {HUB_PREFIX}NAME")
-        for name in ("dataset", "validation_dataset"):
-            if getattr(self, name) == HUB_PREFIX:
-                raise ConfigError(
-                    f"{name} is '{HUB_PREFIX}' without a name", do=f"--dataloader.{name} {HUB_PREFIX}NAME"
-                )
+        if self.dataset == HUB_PREFIX:
+            raise ConfigError(f"dataset is '{HUB_PREFIX}' without a name", do=f"--dataloader.dataset {HUB_PREFIX}NAME")
         if not 0 <= self.held_out_fraction < 1:
             raise ConfigError(
                 f"held_out_fraction is {self.held_out_fraction}",

@@ -3,22 +3,30 @@
 from pathlib import Path
 
 from monograph.train.data.config import BUILTIN, HUB_PREFIX, DataLoaderConfig
+from monograph.train.data.named import parse_mixture
 from monograph.train.data.open_shards import is_shard_folder
 from monograph.train.data.source_configs import (
     BuiltinSourceConfig,
     DataSourceConfig,
     FileSourceConfig,
     HubSourceConfig,
+    MixturePartConfig,
+    MixtureSourceConfig,
     ShardSourceConfig,
 )
-from monograph.train.data.split import Split
 
 
-def choose_source(config: DataLoaderConfig, split: Split) -> DataSourceConfig:
-    """The source of a split: the one chosen by class, else the one that the dataset's name means."""
-    if split == "validation" and config.validation_dataset:
-        return find_source(config.validation_dataset, config)
-    return config.source if config.source is not None else find_source(config.dataset, config)
+def choose_source(config: DataLoaderConfig) -> DataSourceConfig:
+    """The source of the training data: chosen by class, a mixture, or what the dataset's name means."""
+    if config.source is not None:
+        return config.source
+    if config.mixture:
+        parts = [
+            MixturePartConfig(name=each.name, weight=each.weight, source=find_source(each.dataset, config))
+            for each in parse_mixture(config.mixture)
+        ]
+        return MixtureSourceConfig(parts=tuple(parts))
+    return find_source(config.dataset, config)
 
 
 def find_source(name: str, config: DataLoaderConfig) -> DataSourceConfig:

@@ -14,7 +14,9 @@ from monograph.log import get_log
 from monograph.train.data.batch import Batch, stack_samples
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.dataset_name import choose_source
+from monograph.train.data.dataset_name import choose_source, find_source
+from monograph.train.data.mixture import MixedSamples, MixtureSource
+from monograph.train.data.named import VALIDATION, parse_validation_sets
 from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.data.sample import Sample
 from monograph.train.data.source import DataSource, SamplePlan
@@ -42,10 +44,11 @@ class DataLoader(Configurable):
         seed: int,
         split: Split = "train",
         source: DataSource | None = None,
+        name: str = "",
     ) -> None:
-        """`source` takes the place of the one that the config names: one that is open already."""
-        self.config, self.split = config, split
-        is_whole = bool(config.validation_dataset)
+        """`source` takes the place of the one that the config names: one that is open already, called `name`."""
+        self.config, self.split, self.name = config, split, name or split
+        is_whole = bool(config.validation_datasets)
         self.plan = SamplePlan(
             tokenizer=tokenizer,
             seq_len=seq_len,
@@ -56,9 +59,9 @@ class DataLoader(Configurable):
             held_out_fraction=0.0 if is_whole else config.held_out_fraction,
             purpose=split,
         )
-        self.source: DataSource = source or choose_source(config, split).build()
+        self.source: DataSource = source or choose_source(config).build()
         self.samples = self.source.open(self.plan)
-        log.info("data: %s: %s; content hash %s", split, self.samples.description, self.samples.content_hash[:16])
+        log.info("data: %s: %s; content hash %s", self.name, self.samples.description, self.samples.content_hash[:16])
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -98,17 +101,38 @@ class DataLoader(Configurable):
 
         return Prefetcher(make, depth=self.config.prefetch, name=f"data {self.split}")
 
-    def with_split(self, split: Split) -> "DataLoader":
-        """The loader of the other split; what is loaded already is not loaded again."""
+    def open_validation_sets(self) -> dict[str, "DataLoader"]:
+        """What is validated on, by name: datasets of their own, or what is held out of each source.
+
+        What is loaded already is not loaded again.
+        """
+        named = parse_validation_sets(self.config.validation_datasets)
+        if named:
+            sources = {each.name: find_source(each.dataset, self.config).build() for each in named}
+            return {name: self._with_source(source, name) for name, source in sources.items()}
+        if isinstance(self.source, MixtureSource):
+            parts = zip(self.source.names, self.source.sources, strict=True)
+            return {name: self._with_source(source, name) for name, source in parts}
+        return {VALIDATION: self._with_source(self.source, VALIDATION)}
+
+    def _with_source(self, source: DataSource, name: str) -> "DataLoader":
+        """The validation data of a source."""
         return type(self)(
             self.config,
             tokenizer=self.plan.tokenizer,
             seq_len=self.plan.seq_len,
             vocab_size=self.plan.vocab_size,
             seed=self.plan.seed,
-            split=split,
-            source=None if self.config.validation_dataset else self.source,
+            split="validation",
+            source=source,
+            name=name,
         )
+
+    @property
+    def mixture(self) -> MixedSamples | None:
+        """How samples are taken from several sources; None when there is one."""
+        reader = self.samples.reader
+        return reader if isinstance(reader, MixedSamples) else None
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides which sample a cursor means. Belongs beside the cursor in a checkpoint."""

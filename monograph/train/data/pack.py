@@ -52,7 +52,7 @@ def find_flags(tokenizer: TokenizerConfig) -> list[str]:
 
 def choose_documents(config: DataLoaderConfig) -> TextSource:
     """The source of the documents; finished samples and tokens cannot be packed."""
-    source = choose_source(config, "train").build()
+    source = choose_source(config).build()
     if not isinstance(source, TextSource):
         raise DataError(f"{source.description} has no documents", why="only text is packed", do="train on it as it is")
     return source

@@ -77,3 +77,39 @@ class HubSourceConfig(StreamSourceConfig):
     """Field that holds a document's text."""
     retries: int = 8
     """Attempts in a row, with growing pauses, before a failing stream ends the run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MixturePartConfig(Configurable.Config):
+    """One source of a mixture."""
+
+    name: str
+    """What its loss is called."""
+    weight: float
+    """Its part of the samples, as a share of the sum of all weights."""
+    source: DataSourceConfig
+    """Where its samples come from."""
+
+    def check(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError(
+                f"weight is {self.weight}", why="it is a share of the samples", do="write a number above 0"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class MixtureSourceConfig(DataSourceConfig):
+    """Several sources with weights; in short: --dataloader.mixture NAME=WEIGHT:DATASET ..."""
+
+    owner: ClassVar[str] = "monograph.train.data.mixture:MixtureSource"
+    parts: tuple[MixturePartConfig, ...] = ()
+    """The sources."""
+
+    def check(self) -> None:
+        names = [part.name for part in self.parts]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"parts are called {', '.join(names) or 'nothing'}",
+                why="a mixture has one source or more, each with a name of its own",
+                do="name every part once",
+            )

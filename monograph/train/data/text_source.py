@@ -49,7 +49,7 @@ class TextSource(DataSource):
         check_vocab(plan.tokenizer, plan.vocab_size)
         corpus = self.corpus(plan.tokenizer)
         check_tokens(corpus, plan.vocab_size)
-        members = find_split(corpus, plan.held_out_fraction, plan.split)
+        corpus, members = find_split(corpus, plan.held_out_fraction, plan.split, plan.seq_len)
         samples = PackedSamples(corpus, members, seq_len=plan.seq_len, seed=plan.seed, shuffle=plan.shuffle)
         check_length(samples.token_count, len(members), plan.seq_len, plan.purpose, corpus.description)
         return OpenedSamples(

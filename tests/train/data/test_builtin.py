@@ -36,7 +36,7 @@ def test_two_loads_give_the_same_hash_and_samples():
 
 
 def test_there_is_something_to_validate_on():
-    assert build_loader("builtin", seq_len=64).with_split("validation").samples_per_epoch > 100
+    assert build_loader("builtin", seq_len=64).open_validation_sets()["validation"].samples_per_epoch > 100
 
 
 def test_an_order_of_files_does_not_depend_on_the_disk(tmp_path):

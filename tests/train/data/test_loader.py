@@ -106,7 +106,7 @@ def test_training_and_validation_share_no_document(tmp_path):
     texts = make_texts(100)
     path = write_texts(tmp_path / "t.jsonl", texts + texts[:30])  # some texts twice
     train = build_loader(path, held_out_fraction=0.3, seq_len=1)
-    held = train.with_split("validation")
+    held = train.open_validation_sets()["validation"]
     found = []
     for loader in (train, held):
         reader = loader.samples.reader
@@ -127,7 +127,7 @@ def test_the_other_split_is_the_one_that_is_built_from_scratch_and_loads_nothing
     train = build_loader(path, held_out_fraction=0.3)
     scratch = build_loader(path, held_out_fraction=0.3, split="validation")
     path.unlink()
-    shared = train.with_split("validation")
+    shared = train.open_validation_sets()["validation"]
     assert shared.samples.reader.corpus is train.samples.reader.corpus
     assert shared.samples.content_hash == scratch.samples.content_hash
     assert as_rows(shared.sample(0, 3)) == as_rows(scratch.sample(0, 3))
@@ -136,8 +136,8 @@ def test_the_other_split_is_the_one_that_is_built_from_scratch_and_loads_nothing
 def test_validation_can_have_files_of_its_own(tmp_path):
     texts = write_texts(tmp_path / "t.jsonl", make_texts(50))
     own = write_texts(tmp_path / "own.jsonl", ["z" * 100])
-    train = build_loader(texts, validation_dataset=str(own))
-    held = train.with_split("validation")
+    train = build_loader(texts, validation_datasets=(str(own),))
+    held = train.open_validation_sets()["validation"]
     assert train.samples_per_epoch == train.samples.reader.corpus.token_count // 16  # nothing is held out
     assert held.samples.reader.corpus.document_count == 1 and set(held.sample(0, 0)["tokens"].tolist()) <= {
         ord("z"),
@@ -233,9 +233,9 @@ def test_a_corpus_shorter_than_one_sequence_is_refused_with_numbers(tmp_path):
 
 def test_nothing_to_validate_on_is_refused(tmp_path):
     path = write_texts(tmp_path / "t.jsonl", make_texts(20))
-    with pytest.raises(DataError, match="no document is held out") as error:
+    with pytest.raises(DataError, match="nothing is held out") as error:
         build_loader(path, held_out_fraction=0.0, split="validation")
-    assert "--dataloader.held_out_fraction" in error.value.do
+    assert "--dataloader.validation_datasets" in error.value.do
 
 
 def test_half_a_character_is_refused_with_its_place(tmp_path):

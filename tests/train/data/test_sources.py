@@ -88,7 +88,7 @@ def test_any_number_of_parts_sees_the_same_samples_from_any_cursor(parts):
 
 def test_training_and_validation_share_no_sample_and_miss_none():
     train = open_latents(held_out_fraction=0.3, shuffle=False)
-    held = train.with_split("validation")
+    held = train.open_validation_sets()["validation"]
     seen = [{int(each.sample(0, n)["timesteps"]) for n in range(each.samples_per_epoch)} for each in (train, held)]
     assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(40)) and seen[1]
 

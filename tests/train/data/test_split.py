@@ -41,7 +41,14 @@ def test_one_document_alone_is_training_data():
     assert find_members(np.full(5, 3, np.uint64), 0.9, "train").tolist() == [0, 1, 2, 3, 4]
 
 
-@given(st.integers(0, 2**64 - 1), fractions)
+def test_of_several_texts_at_least_one_is_held_out():
+    keys = np.array([7, 5, 2**64 - 1, 5], np.uint64)
+    assert find_members(keys, 1e-19, "validation").tolist() == [1, 3], "with its copies"
+    assert find_members(keys, 1e-19, "train").tolist() == [0, 2]
+    assert not len(find_members(keys, 0.0, "validation"))
+
+
+@given(st.integers(1, 2**64 - 1), fractions)
 def test_a_stream_and_a_corpus_agree(key, fraction):
-    keys = np.array([key, 2**64 - 1], np.uint64)
+    keys = np.array([key, 0, 2**64 - 1], np.uint64)
     assert (0 in find_members(keys, fraction, "validation")) == is_held_out(key, fraction)

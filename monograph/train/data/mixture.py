@@ -1,0 +1,112 @@
+"""Several sources as one: samples in the proportion of weights, in an order that one global cursor decides."""
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from monograph.errors import DataError
+from monograph.train.data.batch import describe_sample
+from monograph.train.data.cursor import Cursor
+from monograph.train.data.interleave import Interleaving
+from monograph.train.data.permutation import find_seed
+from monograph.train.data.sample import Sample
+from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan, SampleReader
+from monograph.train.data.source_configs import MixtureSourceConfig
+
+SOURCE = "source"
+"""The number of the source that a sample comes from, among the arrays of the sample."""
+
+
+class MixtureSource(DataSource):
+    """Sources with weights."""
+
+    Config = MixtureSourceConfig
+
+    def __init__(self, config: MixtureSourceConfig) -> None:
+        super().__init__(config)
+        self.names = [part.name for part in config.parts]
+        self.sources: list[DataSource] = [part.source.build() for part in config.parts]
+
+    @property
+    def description(self) -> str:
+        """Which sources, with their shares."""
+        return ", ".join(f"{100 * share:.3g} % {name}" for name, share in self.find_shares().items())
+
+    def find_shares(self) -> dict[str, float]:
+        """The part of the samples that each source has."""
+        total = sum(part.weight for part in self.config.parts)
+        return {part.name: part.weight / total for part in self.config.parts}
+
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """The samples of a split of every source, interleaved."""
+        opened = []
+        for name, source in zip(self.names, self.sources, strict=True):
+            try:
+                opened.append(source.open(plan))
+            except DataError as error:
+                raise DataError(f"dataloader.mixture, {name}: {error.what}", why=error.why, do=error.do) from None
+        weights = [part.weight for part in self.config.parts]
+        hashes = [each.content_hash for each in opened]
+        sizes = [each.reader.samples_per_epoch for each in opened]
+        reader = MixedSamples([each.reader for each in opened], self.names, weights, plan.seed)
+        lines = "; ".join(f"{name}: {each.description}" for name, each in zip(self.names, opened, strict=True))
+        content_hash = hashlib.sha256(repr((self.names, weights, hashes, sizes)).encode("utf-8")).hexdigest()
+        return OpenedSamples(reader, content_hash, f"mixture of {self.description} ({lines})")
+
+
+class MixedSamples:
+    """The samples of a mixture. They have no end: each source begins again when it has been read."""
+
+    samples_per_epoch = None
+
+    def __init__(
+        self, readers: Sequence[SampleReader], names: Sequence[str], weights: Sequence[float], seed: int
+    ) -> None:
+        self.readers, self.names = readers, names
+        self.order = Interleaving(weights, find_seed("mixture", seed))
+
+    def sample(self, epoch: int, index: int) -> Sample:
+        """The sample number `index`, counted through all sources."""
+        number = self.order.find_source(index)
+        reader = self.readers[number]
+        cursor = Cursor().advance(self.order.count(index, number), reader.samples_per_epoch)
+        return self._mark(reader.sample(cursor.epoch, cursor.sample), number)
+
+    def read(self, cursor: Cursor, runs: Iterator[range], closing: threading.Event) -> Iterator[Sample]:
+        """The samples of each run, counted from the cursor; each source is read from front to back."""
+        wanted: list[deque[range]] = [deque() for _ in self.readers]
+        readers = [
+            reader.read(Cursor(), _take_all(waiting), closing)
+            for reader, waiting in zip(self.readers, wanted, strict=True)
+        ]
+        for run in runs:
+            for index in (cursor.sample + number for number in run):
+                number = self.order.find_source(index)
+                position = self.order.count(index, number)
+                wanted[number].append(range(position, position + 1))
+                found = next(readers[number], None)
+                if found is None:
+                    return
+                yield self._mark(found, number)
+
+    def count_seen(self, samples: int) -> dict[str, int]:
+        """How many of the first `samples` samples came from each source."""
+        return {name: self.order.count(samples, number) for number, name in enumerate(self.names)}
+
+    def _mark(self, sample: Sample, number: int) -> Sample:
+        if SOURCE in sample:
+            raise DataError(
+                f"samples of {self.names[number]} have an array called {SOURCE} ({describe_sample(sample)})",
+                why="a mixture notes there which source a sample comes from",
+                do="let the source use another name",
+            )
+        return {**sample, SOURCE: np.array(number, dtype=np.int64)}
+
+
+def _take_all(waiting: deque[range]) -> Iterator[range]:
+    """What is asked for, as it is asked for."""
+    while waiting:
+        yield waiting.popleft()

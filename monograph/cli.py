@@ -121,7 +121,8 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
     elif rest:
         raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
     if command.check is not None:
-        command.check(*positional, **keywords)
+        check = load_reference(command.check) if isinstance(command.check, str) else command.check
+        check(*positional, **keywords)
     if command.has_ranks and keywords["ranks"] > 0:
         return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
     return load_reference(command.function)(*positional, **keywords) or 0

@@ -6,6 +6,7 @@ A traceback is for our bugs only.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 from monograph.renamed import find_new_name
 
@@ -54,3 +55,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
         return f"it is called '{new}' now"
     nearest = find_nearest(name, choices)
     return f"did you mean '{nearest}'?" if nearest else f"choose one of: {', '.join(choices)}"
+
+
+def describe_install(extra: str, package: str) -> str:
+    """The command that installs an optional package: by the extra of this checkout, where there is one.
+
+    Never by our own name from a package index, where it may be a stranger's.
+    """
+    root = Path(__file__).resolve().parent.parent
+    return f"pip install -e '{root}[{extra}]'" if (root / "pyproject.toml").is_file() else f"pip install {package}"

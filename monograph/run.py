@@ -15,6 +15,7 @@ from monograph.capture.capture import GraphKind, capture
 from monograph.capture.source import StepSource
 from monograph.capture.step import OutputProbe, buffers_of
 from monograph.compat.compiler import start_workers
+from monograph.config.configurable import check_config
 from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.open import open_artifact, read_graphs
@@ -53,6 +54,7 @@ from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
+from monograph.train.preflight import check_before_start
 from monograph.train.signals import StoppedOnRequest
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
@@ -327,7 +329,9 @@ def describe(groups: Groups) -> str:
 def train(config: TrainerConfig) -> Summary:
     """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`."""
     startup = Startup()
+    check_config(config)
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
+    check_before_start(config)
     with deterministic_kernels(config.debug.deterministic):
         with startup.phase("set-up"):
             device = find_device(config.debug.device)

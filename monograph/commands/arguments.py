@@ -7,7 +7,7 @@ from typing import Literal
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
 from monograph.machine.choose import find_machine
-from monograph.passes.config import PassesConfig, split_names
+from monograph.passes.config import PassesConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
@@ -77,8 +77,8 @@ class ConfigOptions(Configurable.Config):
 class BenchOptions(Configurable.Config):
     """`monograph bench`."""
 
-    modes: str = "eager,layer,exact,fast"
-    """What is measured, separated by commas; the first is what the others are compared with."""
+    modes: tuple[str, ...] = ("eager", "layer", "exact", "fast")
+    """What is measured; the first is what the others are compared with."""
     steps: int = 20
     """Steps that count, of each mode."""
     warmup: int = 5
@@ -91,7 +91,7 @@ class BenchOptions(Configurable.Config):
     """Also profile each mode: traces and tables of kernel time by module and by kind go to this folder."""
 
     def check(self) -> None:
-        for mode in filter(None, map(str.strip, self.modes.split(","))):
+        for mode in self.modes:
             if mode not in BENCH_MODES:
                 why = f"modes are {', '.join(BENCH_MODES)}"
                 raise ConfigError(f"--modes has {mode!r}", why=why, do=did_you_mean(mode, BENCH_MODES))
@@ -339,9 +339,6 @@ class CheckPassArguments(Configurable.Config):
     """The pass, as package.module:Class."""
     model: tuple[str, ...] = ()
     """Recipes to try it on, with few layers and short sequences; empty takes three debug models."""
-
-    def __post_init__(self) -> None:
-        self.model = split_names(self.model)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,7 +21,7 @@ SHOWN_PATHS = 24
 def bench(
     config: TrainerConfig,
     *,
-    modes: str,
+    modes: tuple[str, ...],
     steps: int,
     warmup: int,
     balanced_routing: bool,
@@ -30,10 +30,9 @@ def bench(
     words: list[str],
 ) -> int:
     """Measure, print a table, write JSON when asked to."""
-    wanted = [mode.strip() for mode in modes.split(",") if mode.strip()]
     if balanced_routing:
         config = balance(config)
-    configs = {mode: reset_unused(each, flags=()) for mode, each in plan_modes(config, wanted).items()}
+    configs = {mode: reset_unused(each, flags=()) for mode, each in plan_modes(config, modes).items()}
     for each in configs.values():
         check_config(each)
     rows = run_modes(configs, steps=steps, warmup=warmup, profile=Path(profile) if profile else None)
@@ -47,7 +46,17 @@ def bench(
     if profile:
         console.print(f"traces for a browser (chrome://tracing, ui.perfetto.dev) are in {profile}")
     if out:
-        command = ["monograph", "bench", *words, "--modes", modes, "--steps", str(steps), "--warmup", str(warmup)]
+        command = [
+            "monograph",
+            "bench",
+            *words,
+            "--modes",
+            ",".join(modes),
+            "--steps",
+            str(steps),
+            "--warmup",
+            str(warmup),
+        ]
         write_json(Path(out), rows, command + ["--balanced-routing"] * balanced_routing)
     return 0
 

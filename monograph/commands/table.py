@@ -53,8 +53,9 @@ class Command:
     """One line for the list of commands."""
     function: str
     """"module:function", called with what the arguments say; it returns an exit code or None."""
-    check: Callable[..., None] | None = None
-    """Called with the same arguments before `function` is imported: refuses what can be refused without torch."""
+    check: Callable[..., None] | str | None = None
+    """Called with the same arguments before `function` is imported: refuses what can be refused without torch. As
+    "module:function" it is imported for this command alone."""
     has_ranks: bool = False
     """Whether `--ranks N` starts N ranks of the same command (LAUNCHER) instead of calling `function`."""
     takes_recipe: bool = False
@@ -82,7 +83,7 @@ COMMANDS = (
         usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
         summary="Train a model: a recipe's, or one that a folder holds.",
         function="monograph.commands.on_ranks:train",
-        check=check_ranks,
+        check="monograph.commands.check_train:check_train",
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),

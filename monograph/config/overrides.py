@@ -27,6 +27,10 @@ from monograph.config.text import format_words
 from monograph.errors import ConfigError, find_nearest
 from monograph.renamed import find_new_name, find_replacement
 
+_SYNONYMS = {"gpu": "cuda", "nvidia": "cuda", "fp32": "float32", "bf16": "bfloat16", "half": "bfloat16"}
+"""What people write for values that have another name here."""
+_CLASS_FIELDS = ("name", "type", "class", "kind")
+"""What other programs call the field that chooses a component; here its section does."""
 _SIMILAR = 0.45
 """Below this two names are different words, and suggesting one for the other would only confuse."""
 
@@ -197,7 +201,8 @@ def _suggest_choice(override: Override, leaf: Leaf) -> str:
         if get_origin(member) is Literal
         for choice in get_args(member)
     ]
-    nearest = find_nearest(override.words[0], choices)
+    word = _SYNONYMS.get(override.words[0].lower(), override.words[0])
+    nearest = word if word in choices else find_nearest(word, choices)
     return f"did you mean --{leaf.path} {nearest}?" if nearest else ""
 
 
@@ -219,6 +224,13 @@ def _make_unknown(override: Override, sections: Collection[str], paths: Sequence
         return ConfigError(str(override), why=f"there is no field {override.path}", do=do)
     if new := find_new_name(override.path, paths):
         return ConfigError(str(override), why=f"there is no field {override.path}", do=f"it is called --{new} now")
+    section, _, name = override.path.rpartition(".")
+    if section in sections and name in _CLASS_FIELDS:
+        return ConfigError(
+            str(override),
+            why=f"there is no field {override.path}: the section itself chooses the class",
+            do=f"--{section} package.module:Class",
+        )
     found = find_similar(override.path, paths)
     if not found:
         top = sorted({path.split(".")[0] for path in paths})

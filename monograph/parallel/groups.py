@@ -215,7 +215,8 @@ def joined_groups(
         if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         else:
-            store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
+            with _explained_rendezvous():
+                store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
             dist.init_process_group(
                 backend, store=_own_part(store, rank), rank=rank, world_size=world_size, timeout=limit
             )
@@ -232,6 +233,27 @@ def joined_groups(
         groups.close()
         if started_here:
             leave()
+
+
+@contextmanager
+def _explained_rendezvous() -> Iterator[None]:
+    """Say in words why ranks cannot find each other: what a launcher sets is missing, or its port is taken."""
+    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            "this process cannot join the other ranks",
+            why=str(error),
+            do="start with --ranks N or under torchrun; or unset RANK, WORLD_SIZE and MASTER_ADDR for one process",
+        ) from None
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        is_taken = "EADDRINUSE" in str(error) or "address already in use" in str(error)
+        raise ConfigError(
+            f"the ranks cannot meet at {where}",
+            why="another program uses that port" if is_taken else str(error).splitlines()[0],
+            do="choose another MASTER_PORT" if is_taken else "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs",
+        ) from None
 
 
 @functools.cache

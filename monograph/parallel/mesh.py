@@ -165,10 +165,10 @@ def plan_mesh(config: ParallelismConfig, world_size: int) -> Mesh:
     shard = config.data_parallel_shard_degree
     if shard == -1:
         if world_size % taken:
-            _refuse_world(fixed, taken, world_size)
+            _refuse_world(fixed, taken, world_size, ranks=_nearest_multiple(taken, world_size))
         shard = world_size // taken
     if shard * taken != world_size:
-        _refuse_world(fixed | {"data_parallel_shard_degree": shard}, shard * taken, world_size)
+        _refuse_world(fixed | {"data_parallel_shard_degree": shard}, shard * taken, world_size, ranks=shard * taken)
     mesh = Mesh(
         pp=config.pipeline_parallel_degree,
         dp_replicate=config.data_parallel_replicate_degree,
@@ -202,12 +202,12 @@ def check_expert_degrees(mesh: Mesh) -> None:
         )
 
 
-def _refuse_world(degrees: dict[str, int], product_of: int, world_size: int) -> None:
+def _refuse_world(degrees: dict[str, int], product_of: int, world_size: int, *, ranks: int) -> None:
     listed = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree != 1) or "one device"
     raise ConfigError(
         f"the degrees ask for {product_of} ranks ({listed}) but there are {world_size}",
         why="the mesh must use every rank exactly once",
-        do=f"start {_nearest_multiple(product_of, world_size)} ranks, or change the degrees",
+        do=f"--ranks {ranks} (or as many under torchrun), or change the degrees",
     )
 
 

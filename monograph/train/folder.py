@@ -24,7 +24,7 @@ from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.flight import make_flight_folder
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
-from monograph.train.checkpoint.choose import AUTO
+from monograph.train.checkpoint.config import AUTO
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store

@@ -64,7 +64,7 @@ def find_changes(saved: Mapping[str, Any], config: BaseConfig, prefix: str) -> l
     return found
 
 
-def check_model(values: Mapping[str, Any], config: TrainerConfig, source: Path) -> None:
+def check_model(values: Mapping[str, Any], config: TrainerConfig, source: Path, *, tells: bool = True) -> None:
     """Refuse weights that were trained with other model settings, unless that is allowed; then say which."""
     saved = values.get("model")
     if not isinstance(saved, Mapping):
@@ -77,7 +77,7 @@ def check_model(values: Mapping[str, Any], config: TrainerConfig, source: Path) 
             why="its weights were trained with them; with others they are another model",
             do="set them as saved, or --checkpoint.allow_model_changes true",
         )
-    for each in changes:
+    for each in changes if tells else ():
         log.warning("saved run -> this run: %s", each)
 
 

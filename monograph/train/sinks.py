@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, describe_install
 from monograph.train.write_failures import RetriedWrite, find_reason
 
 
@@ -104,5 +104,5 @@ def check_installed(packages: list[str]) -> None:
             raise ConfigError(
                 f"metrics.{package} is on but the package {package} is not installed",
                 why="it is an optional extra",
-                do=f"pip install 'monograph[{package}]', or --metrics.{package} false",
+                do=f"{describe_install(package, package)}, or --metrics.{package} false",
             )

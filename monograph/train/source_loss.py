@@ -8,7 +8,7 @@ from torch import Tensor
 from monograph.labels import IGNORED_LABEL
 from monograph.parallel.groups import Groups
 from monograph.train.data.batch import Batch
-from monograph.train.data.mixture import SOURCE
+from monograph.train.data.mixture import SOURCE, MixedSamples
 from monograph.train.step import Step
 
 
@@ -19,8 +19,9 @@ class SourceLosses:
     gradients: the same numbers in every mode and on every mesh. Data without labels has no such loss.
     """
 
-    def __init__(self, names: Sequence[str], *, interval: int, step: Step, groups: Groups) -> None:
-        self.names, self.interval, self.step, self.groups = names, interval, step, groups
+    def __init__(self, mixture: MixedSamples | None, *, interval: int, step: Step, groups: Groups) -> None:
+        self.names = mixture.names if mixture is not None else ()
+        self.interval, self.step, self.groups = interval, step, groups
 
     def is_due(self, number: int) -> bool:
         """Whether to measure at this step: the first one, and at every interval."""

@@ -13,7 +13,7 @@ from monograph.errors import MonographError
 from monograph.log import find_missing, get_log
 from monograph.models.flops import FlopsPerToken
 from monograph.parallel.groups import Groups
-from monograph.train.checkpoint.choose import AUTO, LATEST
+from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -117,19 +117,14 @@ class Trainer(Configurable):
             self.validator = config.validator.build(
                 step=step, sets=validation_sets, local_batch_size=training.local_batch_size
             )
-        names = data.mixture.names if data.mixture is not None else ()
-        self.source_losses = SourceLosses(
-            names, interval=config.dataloader.source_loss_interval, step=step, groups=groups
-        )
+        interval = config.dataloader.source_loss_interval
+        self.source_losses = SourceLosses(data.mixture, interval=interval, step=step, groups=groups)
         _, parts = step.data_part
         self.global_batch = training.global_batch_size
         if self.global_batch == -1:
             self.global_batch = training.local_batch_size * parts
         self.meter = StepMeter(
-            device=step.device,
-            flops=flops,
-            peak_flops=peak_flops,
-            world_size=groups.mesh.world_size,
+            device=step.device, flops=flops, peak_flops=peak_flops, world_size=groups.mesh.world_size
         )
         self.load_monitor = LoadMonitor(
             config.model.find_moe() if self.is_rank_zero else None,

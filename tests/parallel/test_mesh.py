@@ -93,9 +93,9 @@ def test_minus_one_takes_the_ranks_that_are_left():
 @pytest.mark.parametrize(
     ("degrees", "world", "said", "advice"),
     [
-        ({"tensor_parallel_degree": 3}, 4, "ask for 3 ranks (tensor_parallel_degree 3) but there are 4", "start 3"),
-        ({"data_parallel_shard_degree": 4, "tensor_parallel_degree": 2}, 6, "ask for 8 ranks", "start 8 ranks"),
-        ({"data_parallel_shard_degree": 2}, 5, "ask for 2 ranks", "start 4 ranks"),
+        ({"tensor_parallel_degree": 3}, 4, "ask for 3 ranks (tensor_parallel_degree 3) but there are 4", "--ranks 3"),
+        ({"data_parallel_shard_degree": 4, "tensor_parallel_degree": 2}, 6, "ask for 8 ranks", "--ranks 8 "),
+        ({"data_parallel_shard_degree": 2}, 5, "ask for 2 ranks", "--ranks 2 "),
         ({"expert_parallel_degree": 3}, 4, "expert_parallel_degree 3 x", "expert_parallel_degree 2"),
         ({"expert_parallel_degree": 8}, 4, "expert_parallel_degree 8 x", "expert_parallel_degree 4"),
         (

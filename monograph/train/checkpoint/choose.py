@@ -6,13 +6,11 @@ from pathlib import Path
 
 from monograph.errors import CheckpointError
 from monograph.log import get_log
+from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks
 from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint
 from monograph.train.checkpoint.verify import DamagedError, read_manifest, verify_checkpoint
-
-LATEST = "latest"
-AUTO = "auto"
 
 log = get_log(__name__)
 

@@ -6,6 +6,9 @@ from typing import ClassVar, Literal
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 
+LATEST, AUTO = "latest", "auto"
+"""Values of `load`: the newest good checkpoint of this run; the same, or none when there is none."""
+
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig(Configurable.Config):

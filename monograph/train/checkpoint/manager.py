@@ -21,8 +21,8 @@ from monograph.errors import CheckpointError
 from monograph.line_file import Steps
 from monograph.log import get_log
 from monograph.permissions import find_exposed
-from monograph.train.checkpoint.choose import AUTO, choose, find_latest
-from monograph.train.checkpoint.config import CheckpointConfig
+from monograph.train.checkpoint.choose import choose, find_latest
+from monograph.train.checkpoint.config import AUTO, CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_storage_reader import HfStorageReader

@@ -54,9 +54,13 @@ class Store:
 
     def put_back(self) -> None:
         """Undo a save that was killed while it replaced a checkpoint; a folder without one is not touched."""
-        if self.folder.is_dir() and any(_OLD_NAME.fullmatch(path.name) for path in self.folder.iterdir()):
+        if self.has_replaced():
             self.open()
             self.close()
+
+    def has_replaced(self) -> bool:
+        """Whether a save that was killed has left a checkpoint under another name, to be put back."""
+        return self.folder.is_dir() and any(_OLD_NAME.fullmatch(path.name) for path in self.folder.iterdir())
 
     def lock(self) -> None:
         """Refuse to share the folder with another writing process: two runs would delete each other's saves."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from monograph.errors import DataError
+from monograph.errors import DataError, did_you_mean
 from monograph.log import get_log
 from monograph.train.data.config import LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
 from monograph.train.data.document import Document, DocumentSource, find_text, missing_field
@@ -21,14 +21,20 @@ PARQUET_ROWS = 1024
 log = get_log(__name__)
 
 
-def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentSource:
-    """The documents of a file, or of every readable file in a folder, sorted by relative path."""
+def check_exists(path: Path) -> None:
+    """Refuse a path that leads nowhere."""
     if not path.exists():
+        near = did_you_mean(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError(
             f"the dataset '{path}' does not exist",
             why=f"looked for a file or folder at {path.absolute()}",
-            do="--dataloader.dataset with 'builtin', an existing file or folder, or 'hf:NAME'",
+            do=f"name 'builtin', an existing file or folder, or 'hf:NAME'{'; ' + near if 'mean' in near else ''}",
         )
+
+
+def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentSource:
+    """The documents of a file, or of every readable file in a folder, sorted by relative path."""
+    check_exists(path)
     files = find_files(path) if path.is_dir() else [path]
     for file in files:
         check_ending(file)

@@ -8,9 +8,10 @@ before; a dataset that changed meanwhile is an error, not other data.
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from monograph.errors import DataError, MonographError
+from monograph.errors import DataError, MonographError, describe_install
 from monograph.log import get_log
 from monograph.train.data.document import Document, find_text
 
@@ -136,14 +137,20 @@ def is_transient(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] in NETWORK_PACKAGES
 
 
+def check_hub_package(dataset: str) -> None:
+    """Refuse a dataset of the hub where the package that reads it is missing."""
+    if find_spec("datasets") is None:
+        raise DataError(
+            f"'{dataset}' needs the datasets package",
+            why="it is an optional extra",
+            do=describe_install("hf", "datasets"),
+        )
+
+
 def open_hub(name: str, *, subset: str, split: str, revision: str) -> RowFactory:
     """Streams a dataset of the Hugging Face hub (or a local copy that the library knows how to read)."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise DataError(
-            f"'hf:{name}' needs the datasets package", why=str(error), do="pip install 'monograph[hf]'"
-        ) from None
+    check_hub_package(f"hf:{name}")
+    from datasets import load_dataset
 
     def open_rows() -> Iterable[Mapping[str, Any]]:
         return load_dataset(name, subset or None, split=split, revision=revision or None, streaming=True)

@@ -1,4 +1,3 @@
-import builtins
 import itertools
 import threading
 import time
@@ -7,6 +6,7 @@ import numpy as np
 import pytest
 
 from monograph.errors import DataError
+from monograph.train.data import stream
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import find_source
@@ -254,14 +254,7 @@ def test_a_stream_can_be_packed(tmp_path):
 
 
 def test_a_stream_without_the_datasets_package_says_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without_datasets(name, *rest):
-        if name == "datasets":
-            raise ImportError("No module named 'datasets'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_datasets)
+    monkeypatch.setattr(stream, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="needs the datasets package") as error:
         build_loader("hf:someone/something")
-    assert "monograph[hf]" in error.value.do
+    assert "[hf]'" in error.value.do

@@ -1,0 +1,107 @@
+"""What a run needs from outside, looked at before torch is imported and before a model is built: data, tokenizer,
+optional packages, the checkpoint it starts from. Loads without torch.
+"""
+
+from pathlib import Path
+
+from monograph.errors import CheckpointError
+from monograph.manifest.fields import ManifestError
+from monograph.train.checkpoint.config import AUTO, LATEST
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
+from monograph.train.config import TrainerConfig
+from monograph.train.data.checks import check_vocab
+from monograph.train.data.config import BUILTIN, HUB_PREFIX
+from monograph.train.data.files import check_exists
+from monograph.train.data.named import parse_mixture, parse_validation_sets
+from monograph.train.data.stream import check_hub_package
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
+from monograph.train.lr_plan import plan_lr
+from monograph.train.saved_settings import check_model
+from monograph.train.sinks import check_installed
+
+
+def check_before_start(config: TrainerConfig) -> None:
+    """Refuse a run whose inputs are not there."""
+    check_installed([name for name in ("tensorboard", "wandb") if getattr(config.metrics, name)])
+    check_datasets(config)
+    if type(config.tokenizer) is StandardTokenizerConfig and config.dataloader.source is None:
+        check_vocab(config.tokenizer.build(), config.model.find_vocab_size())
+    check_checkpoint(config)
+
+
+def check_datasets(config: TrainerConfig) -> None:
+    """Every dataset that is read by its name exists."""
+    loader = config.dataloader
+    names = [] if loader.source is not None else [each.dataset for each in parse_mixture(loader.mixture)]
+    if loader.source is None and not names:
+        names = [loader.dataset]
+    if config.validator.interval:
+        names += [each.dataset for each in parse_validation_sets(loader.validation_datasets)]
+    for name in names:
+        if name.startswith(HUB_PREFIX):
+            check_hub_package(name)
+        elif name != BUILTIN:
+            check_exists(Path(name))
+
+
+def check_checkpoint(config: TrainerConfig) -> None:
+    """There is a checkpoint to load, of this model, with a schedule that this run can continue."""
+    which = config.checkpoint.load
+    store = Store(Path(config.job.dump_folder) / config.checkpoint.folder)
+    found = find_checkpoint(store, which) if which else None
+    is_continued = found is not None and not config.checkpoint.load_model_only
+    if found is None and config.checkpoint.initial_load_path:
+        found = find_checkpoint(store, config.checkpoint.initial_load_path, is_required=False)
+    manifest = _read_manifest(found) if found is not None else None
+    if found is None or manifest is None:
+        return
+    check_model(manifest.values, config, found, tells=False)
+    if is_continued and isinstance(manifest.values.get("step"), int):
+        plan_lr(
+            config.lr_scheduler,
+            peak=config.optimizer.lr,
+            steps=config.training.steps,
+            done=manifest.values["step"],
+            saved=manifest.values.get("lr_plan"),
+        )
+
+
+def find_checkpoint(store: Store, which: str, *, is_required: bool = True) -> Path | None:
+    """The checkpoint that is probably meant: the newest one where several are; damage is found when it is loaded."""
+    if which in (LATEST, AUTO):
+        newest = _find_newest(store)
+        if newest is None and which == LATEST and not store.has_replaced():
+            raise CheckpointError(
+                "there is no intact checkpoint",
+                why=describe_choices(store),
+                do="--checkpoint.load '' to start from scratch, or a path to another one",
+            )
+        return newest
+    if which.isascii() and which.isdigit():
+        path = store.step_path(int(which))
+        if not path.is_dir() and not store.has_replaced():
+            raise CheckpointError(f"there is no checkpoint of step {which}", do=describe_choices(store))
+        return path if path.is_dir() else None
+    path = Path(which)
+    found = path if is_checkpoint(path) else _find_newest(Store(path))
+    if found is None and is_required:
+        reason = "it is not a checkpoint and contains none" if path.exists() else "it does not exist"
+        raise CheckpointError(
+            f"cannot load {path}", why=reason, do=f"write latest, a step number or a path; {describe_choices(store)}"
+        )
+    return found
+
+
+def _find_newest(store: Store) -> Path | None:
+    """The one that was committed last; a run may have gone back to an earlier step."""
+    manifests = [(path, _read_manifest(path)) for path in store.find_all()]
+    known = [(manifest.sequence, path) for path, manifest in manifests if manifest is not None]
+    return max(known)[1] if known else next((path for path, _ in reversed(manifests)), None)
+
+
+def _read_manifest(path: Path) -> CheckpointManifest | None:
+    try:
+        return parse_manifest((path / MANIFEST_NAME).read_bytes())
+    except (OSError, ManifestError):
+        return None

@@ -31,7 +31,6 @@ from monograph.commands.checks import (
     check_inspect,
     check_pass_arguments,
     check_precompile,
-    check_ranks,
     check_verify,
 )
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments

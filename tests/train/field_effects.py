@@ -101,7 +101,7 @@ def see_batches(config: TrainerConfig) -> Any:
     settings: dict[str, Any] = {"seq_len": config.training.seq_len, "vocab_size": config.model.vocab_size}
     data = config.dataloader.build(tokenizer=tokenizer, seed=config.debug.seed, split="train", **settings)
     seen = []
-    for loader in (data, data.with_split("validation")):
+    for loader in (data, *data.open_validation_sets().values()):
         with loader.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
             seen += [batch.tensors["tokens"].tolist() for batch in itertools.islice(batches, 3)]
             seen.append(batches._queue.depth)

@@ -322,9 +322,7 @@ class Trainer(Configurable):
 
     def _save(self) -> None:
         self._saved_step = self.position.step
-        values = collect_values(
-            self.position, self.data, self.config, self.lr_plan, global_batch=self.global_batch
-        )
+        values = collect_values(self.position, self.data, self.config, self.lr_plan, global_batch=self.global_batch)
         self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:

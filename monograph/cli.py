@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monograph import __version__
-from monograph.commands.request import read_arguments, read_request
+from monograph.commands.request import make_quiet, read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
 from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
 from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
@@ -112,6 +112,8 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
         with early_phase("config"):
             words = place_leading(command, rest)
             request = read_request(words, make_options(command), uses=command.uses)
+        if request.options.pop("quiet", False):
+            request = make_quiet(request)
         positional = (request.config,)
         keywords = request.options | {name: getattr(request, name) for name in command.needs}
         if "words" in keywords:

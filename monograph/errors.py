@@ -20,6 +20,8 @@ class MonographError(Exception):
     """An error meant for a person: `what` happened, `why`, and what to `do` about it."""
 
     exit_code = EXIT_FAILED
+    label = "error"
+    """What it is called where it is shown."""
 
     def __init__(self, what: str, *, why: str = "", do: str = "") -> None:
         self.what, self.why, self.do = what, why, do

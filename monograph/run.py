@@ -358,6 +358,7 @@ def train_command(config: TrainerConfig, line: CommandLine) -> int:
         if not stopped.do:
             raise
         raise StoppedOnRequest(stopped.what, do=f"to continue: {line.render({'checkpoint.load': 'latest'})}") from None
-    if summary.is_rank_zero:
+    is_quiet = config.metrics.progress == "off" and config.debug.log_level == "warning"
+    if summary.is_rank_zero and not is_quiet:
         print_summary(summary, config, line)
     return 0

@@ -26,6 +26,14 @@ class RankOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class TrainOptions(RankOptions):
+    """`monograph train`."""
+
+    quiet: bool = False
+    """Print warnings and errors only: --metrics.progress off, --debug.log_level warning, and no summary."""
+
+
+@dataclass(kw_only=True, slots=True)
 class CompareArguments(Configurable.Config):
     """`monograph compare`."""
 

@@ -1,7 +1,7 @@
 """From command-line words to a checked configuration: recipe first, then flags, then consistency."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monograph.config.configurable import BaseConfig, check_config, check_types, walk_configs
@@ -13,6 +13,9 @@ from monograph.recipes.catalog import find_recipes, load_recipe
 from monograph.recipes.pretrained import MODEL_FROM, start_from
 from monograph.train.config import TrainerConfig
 from monograph.train.unused_settings import check_unused, reset_unused
+
+QUIET = {"metrics.progress": "off", "debug.log_level": "warning"}
+"""What `--quiet` stands for."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,15 @@ def load_start(name: str, origin: Sequence[Override], flags: Sequence[str]) -> T
         raise ConfigError(f"{origin[0]}", why=f"--{MODEL_FROM} takes one folder", do=f"--{MODEL_FROM} FOLDER")
     has_tokenizer = any(flag.split(".")[0] == "tokenizer" for flag in flags)
     return start_from(origin[0].words[0], recipe, needs_tokenizer=not has_tokenizer)
+
+
+def make_quiet(request: Request) -> Request:
+    """The same with the flags that `--quiet` stands for, where they are not given."""
+    config, words = request.config, [*request.words]
+    for path, value in QUIET.items():
+        if request.origins.get(path) != "flag":
+            config, words = replace_leaf(config, path, value), [*words, f"--{path}", value]
+    return replace(request, config=config, words=words)
 
 
 def reset_and_check(

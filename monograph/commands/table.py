@@ -24,6 +24,7 @@ from monograph.commands.arguments import (
     PassesArguments,
     PrecompileOptions,
     RankOptions,
+    TrainOptions,
 )
 from monograph.commands.bisect_lines import check_bisect
 from monograph.commands.checks import (
@@ -79,14 +80,14 @@ LAUNCHER = "monograph.launch.local:launch"
 COMMANDS = (
     Command(
         name="train",
-        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
+        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--quiet] [--section.field value ...]",
         summary="Train a model: a recipe's, or one that a folder holds.",
         function="monograph.commands.on_ranks:train",
         check="monograph.commands.check_train:check_train",
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),
-        arguments=RankOptions,
+        arguments=TrainOptions,
     ),
     Command(
         name="verify",

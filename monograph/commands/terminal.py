@@ -77,7 +77,8 @@ def print_title(title: str, note: str = "") -> None:
 def print_error(error: MonographError) -> None:
     """An error for a person, on standard error: what, why, what to do."""
     text = Text()
-    text.append("error: ", style="bold red").append(error.what, style="red")
+    style = "red" if error.label == MonographError.label else "yellow"
+    text.append(f"{error.label}: ", style=f"bold {style}").append(error.what, style=style)
     if error.why:
         text.append("\n  why: ", style="bold").append(error.why)
     if error.do:

@@ -83,13 +83,13 @@ class MetricsConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.train.metrics:Metrics"
     log_interval: int = 10
-    """Steps between lines on the terminal (every step is in metrics.jsonl)."""
+    """Steps between lines on the terminal, whose speed is the mean since the last (every step is in metrics.jsonl)."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra: tensorboard)."""
     wandb: bool = False
     """Also send to Weights & Biases (extra: wandb)."""
     progress: Literal["auto", "bar", "lines", "off"] = "auto"
-    """auto shows a live bar on a terminal and plain lines elsewhere."""
+    """auto shows lines and, on a terminal, a live bar below them; lines leaves the bar out."""
     peak_flops: float = 0.0
     """The device's peak FLOP/s for MFU; 0 takes that of `machine` and leaves MFU out where it is unknown."""
     expert_load_limit: float = 3.0

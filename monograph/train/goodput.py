@@ -48,6 +48,10 @@ class GoodputClock:
         self.started_at = time.time() - elapsed
         self._begin = time.perf_counter()
 
+    def seconds_since_start(self) -> float:
+        """Seconds since training began."""
+        return time.perf_counter() - self._begin
+
     @contextmanager
     def phase(self, kind: str) -> Iterator[None]:
         """Time something that is no step."""

@@ -4,7 +4,7 @@ On CUDA a step's loss is read after the next step was launched, so the queue nev
 
 A record's `ms` is the step alone: from the end of the step before it to its own end, both on the device's clock.
 Waiting for data counts. Validation, checkpoints and profiler traces between two steps do not: `start` is called after
-them.
+them. `update_ms` is the part of it after the gradients: norm, clipping, optimizer.
 """
 
 import math
@@ -12,7 +12,7 @@ import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,15 @@ class StepMeasurement:
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
+class StepStamps(NamedTuple):
+    """Moments of one step on the device's clock."""
+
+    start: Any
+    update: Any
+    """When its gradients were done; None when nobody said."""
+    end: Any
+
+
 class StepMeter:
     """Speed, memory and expert load, step by step. `clock` is that of the device unless another is given.
 
@@ -60,20 +69,25 @@ class StepMeter:
         self.world_size = world_size
         self.peak_flops = peak_flops
         self.clock = clock or find_clock(device)
-        self._waiting: list[tuple[StepMeasurement, Any, Any]] = []
+        self._waiting: list[tuple[StepMeasurement, StepStamps]] = []
         self._last = self.clock.stamp()
+        self._update: Any = None
         self._has_warned = False
 
     def start(self) -> None:
         """Begin timing here: what came before (set-up, validation, a checkpoint, a trace) is part of no step."""
         self._last = self.clock.stamp()
 
+    def mark_update(self) -> None:
+        """The gradients of the step were launched; what follows is its update."""
+        self._update = self.clock.stamp()
+
     def add(self, measured: StepMeasurement) -> list[dict[str, Any]]:
         """Take the results of the step that was just launched; return the records that are ready, oldest first."""
         measured = send_to_host(measured)
-        end = self.clock.stamp()
-        self._waiting.append((measured, self._last, end))
-        self._last = end
+        stamps = StepStamps(self._last, self._update, self.clock.stamp())
+        self._waiting.append((measured, stamps))
+        self._last, self._update = stamps.end, None
         return self._take(len(self._waiting) - self.clock.delay)
 
     def flush(self) -> list[dict[str, Any]]:
@@ -84,8 +98,8 @@ class StepMeter:
         ready, self._waiting = self._waiting[: max(0, count)], self._waiting[max(0, count) :]
         return [self._record(*item) for item in ready]
 
-    def _record(self, measured: StepMeasurement, start: Any, end: Any) -> dict[str, Any]:
-        seconds = max(self.clock.seconds_between(start, end), _SHORTEST_SECONDS)
+    def _record(self, measured: StepMeasurement, stamps: StepStamps) -> dict[str, Any]:
+        seconds = max(self.clock.seconds_between(stamps.start, stamps.end), _SHORTEST_SECONDS)
         loss, grad_norm = measured.loss.item(), measured.grad_norm.item()
         per_second = measured.tokens / seconds
         record: dict[str, Any] = {"step": measured.step, "loss": loss, "grad_norm": grad_norm, **measured.known}
@@ -94,6 +108,8 @@ class StepMeter:
             "tokens_per_second": per_second,
             "peak_memory_gib": peak_memory_gib(self.device),
         }
+        if stamps.update is not None:
+            record["update_ms"] = 1000 * self.clock.seconds_between(stamps.update, stamps.end)
         record |= find_mfu(self.flops, per_second, self.peak_flops * self.world_size)
         if "over_peak" in record and not self._has_warned:
             self._has_warned = True
@@ -127,30 +143,6 @@ def find_mfu(flops: FlopsPerToken, tokens_per_second: float, peak_flops: float) 
     over = {name: value for name, value in found.items() if value > 1}
     entries: dict[str, Any] = {name: None if name in over else value for name, value in found.items()}
     return entries | {"mfu_formula": flops.FORMULA} | ({"over_peak": over} if over else {})
-
-
-class Speed:
-    """The run as a whole: its first and last record, and the mean speed. It keeps no others, however long the run."""
-
-    def __init__(self) -> None:
-        self.first: Mapping[str, Any] = {}
-        self.last: Mapping[str, Any] = {}
-        self._steps_after_first = 0
-        self._seconds_after_first = 0.0
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Take one step's record."""
-        if self.first:
-            self._steps_after_first += 1
-            self._seconds_after_first += record["ms"] / 1000
-        self.first = self.first or record
-        self.last = record
-
-    def tokens_per_second(self, tokens_per_step: int) -> float:
-        """Tokens over the time of all steps but the first, which warms things up; with it when there is no other."""
-        if self._steps_after_first:
-            return tokens_per_step * self._steps_after_first / self._seconds_after_first
-        return self.first.get("tokens_per_second", 0.0)
 
 
 def describe_metrics(metrics: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a person sees while training: a live bar on a terminal, plain lines in a file or a pipe."""
+"""What a person sees while training: lines that stay, and on a terminal a live bar below them."""
 
 import sys
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _WIDE = 130
 
 
 class ProgressView:
-    """Shows steps as they finish. The bar and the lines say the same things."""
+    """Shows steps as they finish: a line every `interval` steps, which scrolls away above the bar of a terminal."""
 
     def __init__(self, style: Style, *, steps: int, done: int, interval: int, console: Console | None = None) -> None:
         if style == "auto":
@@ -48,8 +48,10 @@ class ProgressView:
         numbers, eta = _numbers(record, brief=not self._is_wide), _clock(self._seconds_left(record))
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers, eta=eta)
-        elif self.style == "lines" and (step == self._first or step % self.interval == 0 or step == self.steps):
-            log.info("step %*d/%d  %s  ETA %s", len(str(self.steps)), step, self.steps, numbers, eta)
+        is_due = step == self._first or step % self.interval == 0 or step == self.steps
+        if self.style != "off" and is_due:
+            text = _numbers(record, brief=False)
+            log.info("step %*d/%d  %s  ETA %s", len(str(self.steps)), step, self.steps, text, eta)
 
     def _seconds_left(self, record: Mapping[str, Any]) -> float:
         """From a running mean that forgets the slow first step within a few others; steps may take minutes each."""
@@ -68,12 +70,18 @@ def _numbers(record: Mapping[str, Any], *, brief: bool) -> str:
     loss, speed = f"loss {record['loss']:.4f}", f"{record['tokens_per_second']:,.0f} tokens/s"
     if brief:
         return f"{loss}  {speed}"
-    parts = [loss, f"grad norm {record['grad_norm']:.3f}", speed]
-    if record.get("mfu") is not None:
-        parts.append(f"MFU {100 * record['mfu']:.1f} %")
+    speed = f"{record.get('window_tokens_per_second', record['tokens_per_second']):,.0f} tokens/s"
+    parts = [loss, f"grad norm {record['grad_norm']:.3f}", *_describe_lr(record), speed]
+    mfu = record.get("window_mfu", record.get("mfu"))
+    if mfu is not None:
+        parts.append(f"MFU {100 * mfu:.1f} %")
     if record.get("peak_memory_gib"):
         parts.append(f"{record['peak_memory_gib']:.2f} GiB")
     return "  ".join(parts)
+
+
+def _describe_lr(record: Mapping[str, Any]) -> list[str]:
+    return [f"lr {record['lr']:.2e}"] if "lr" in record else []
 
 
 def _clock(seconds: float) -> str:

@@ -18,6 +18,7 @@ class StoppedOnRequest(MonographError):
     """Training ended early because it was asked to; its exit code tells a scheduler to start it again."""
 
     exit_code = 75
+    label = "stopped"
 
 
 class StopRequest:

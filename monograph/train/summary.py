@@ -30,7 +30,8 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
     if summary.first:
         first, last = summary.first, summary.last
         rows.append(("loss", f"{first['loss']:.4f} (step {first['step']}) -> {last['loss']:.4f} (step {last['step']})"))
-        rows.append(("speed", f"{summary.tokens_per_second:,.0f} tokens/s"))
+        rows.append(("speed", summary.speed.describe()))
+        rows.append(("time", describe_time(summary)))
         rows.append(("peak memory", f"{last['peak_memory_gib']:.2f} GiB"))
     else:
         rows.append(("loss", "no step was left to do"))
@@ -42,6 +43,15 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
     rows.append(("metrics", str(summary.metrics)))
     rows += [("missing", text) for text in summary.missing]
     return rows
+
+
+def describe_time(summary: Summary) -> str:
+    """Where the time of this start went, from the first step on, by phase."""
+    seconds = summary.seconds
+    update = seconds["steps"] * summary.speed.update_share
+    parts = {"gradients": seconds["steps"] - update, "updates": update, "waiting for data": seconds["data"]}
+    parts |= {"validation": seconds["validation"], "checkpoints": seconds["checkpoint"]}
+    return ", ".join(f"{name} {each:.1f} s" for name, each in parts.items())
 
 
 def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> list[tuple[str, str]]:

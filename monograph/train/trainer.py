@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from monograph.train.goodput import (
 )
 from monograph.train.load_monitor import LoadMonitor
 from monograph.train.lr_plan import plan_lr
-from monograph.train.measure import Speed, StepMeasurement, StepMeter
+from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
 from monograph.train.saved_settings import check_model, find_setting_changes
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
 from monograph.train.source_loss import SourceLosses
+from monograph.train.speed import Speed, SpeedReport
 from monograph.train.startup import Startup
 from monograph.train.state import (
     Position,
@@ -66,13 +67,15 @@ class Summary:
     steps: int
     first: Mapping[str, Any]
     last: Mapping[str, Any]
-    tokens_per_second: float
+    speed: SpeedReport
     validation: Validation | None
     checkpoint: Path | None
     metrics: Path
     missing: list[str]
     """What could not be written, on any rank, and why."""
     is_rank_zero: bool
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time of this process went, by kind (goodput.KINDS)."""
     goodput: GoodputSummary | None = None
     """Where the time went, over all starts of the job; None on other ranks than the first."""
 
@@ -136,7 +139,7 @@ class Trainer(Configurable):
         self.position = Position()
         self._saved_step = 0
         self.validation: Validation | None = None
-        self.speed = Speed()
+        self.speed = Speed(window=config.metrics.log_interval)
         self._missing: list[str] = []
         self.start = RunStart()
 
@@ -267,6 +270,7 @@ class Trainer(Configurable):
         training = self.config.training
         loss = add_gradients(self.step, chosen)
         by_source = self.source_losses.measure(chosen) if self.source_losses.is_due(number) else {}
+        self.meter.mark_update()
         lr = self.lr_plan.lr(number)
         updated = apply_update(self.step, self.optimizer, loss=loss, lr=lr, max_norm=training.max_norm)
         tokens = self.global_batch * training.seq_len
@@ -304,7 +308,7 @@ class Trainer(Configurable):
         if records:
             self.folder.check()
         for record in records:
-            self.speed.add(record)
+            record |= self.speed.add(record)
             self.metrics.write(record)
             view.step(record)
             self.load_monitor.add(record)
@@ -351,7 +355,9 @@ class Trainer(Configurable):
             steps=self.position.step,
             first=self.speed.first,
             last=self.speed.last,
-            tokens_per_second=self.speed.tokens_per_second(self.global_batch * self.config.training.seq_len),
+            speed=self.speed.report(
+                self.global_batch * self.config.training.seq_len, seconds=self.goodput.seconds_since_start()
+            ),
             validation=self.validation,
             checkpoint=self._checkpoint,
             metrics=self.metrics.path,
@@ -361,5 +367,6 @@ class Trainer(Configurable):
                 for text in texts
             ],
             is_rank_zero=self.is_rank_zero,
+            seconds=self.goodput.read(),
             goodput=summarize(self.folder.path) if self.is_rank_zero else None,
         )

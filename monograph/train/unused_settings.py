@@ -274,9 +274,7 @@ RULES = (
         "--parallelism.context_parallel_degree 2",
     ),
     EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
-    EffectRule(
-        "metrics.log_interval", _while("metrics.progress", "off", "bar"), "--metrics.progress lines", is_strict=False
-    ),
+    EffectRule("metrics.log_interval", _while("metrics.progress", "off"), "--metrics.progress lines", is_strict=False),
     EffectRule(
         "dataloader.hf_subset dataloader.hf_split dataloader.hf_revision dataloader.stream_buffer "
         "dataloader.stream_retries",

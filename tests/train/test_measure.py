@@ -1,5 +1,6 @@
 """Speed, MFU and expert load, against numbers counted by hand."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,10 @@ from monograph.models.qwen3.sizes import qwen3_30b_a3b
 from monograph.run import find_peak_flops, train
 from monograph.train import trainer as trainer_module
 from monograph.train.checkpoint.manager import CheckpointManager
-from monograph.train.measure import Speed, StepMeasurement, StepMeter, describe_load
+from monograph.train.measure import StepMeasurement, StepMeter, describe_load
 from monograph.train.profiler import Profiler
+from monograph.train.speed import Speed
+from monograph.train.summary import summary_rows
 from monograph.train.validate import Validator
 from tests.kit.runs import read_records, tiny_deepseek_v3, tiny_llama3, tiny_run
 from tests.train.clocks import SimulatedDevice
@@ -156,10 +159,12 @@ def test_dense_models_report_no_load(tmp_path):
 
 def test_the_mean_speed_leaves_the_first_step_out():
     speed = Speed()
-    assert (speed.first, speed.last, speed.tokens_per_second(100)) == ({}, {}, 0.0)
+    assert (speed.first, speed.last, speed.report(100, seconds=0.0).tokens_per_second) == ({}, {}, 0.0)
     for step, ms in ((1, 9000.0), (2, 500.0), (3, 1500.0)):
         speed.add({"step": step, "ms": ms, "tokens_per_second": 100 / ms * 1000})
-    assert speed.tokens_per_second(100) == pytest.approx(2 * 100 / 2.0)
+    report = speed.report(100, seconds=30.0)
+    assert report.tokens_per_second == pytest.approx(2 * 100 / 2.0)
+    assert report.overall_tokens_per_second == pytest.approx(3 * 100 / 30.0) and report.mfu is None
     assert (speed.first["step"], speed.last["step"]) == (1, 3)
 
 
@@ -205,7 +210,53 @@ def test_the_speed_of_a_run_is_its_tokens_over_the_time_of_its_steps():
     speed = Speed()
     for record in run_simulated(pauses=(3,)):
         speed.add(record)
-    assert speed.tokens_per_second(1) == pytest.approx(4.0)
+    report = speed.report(1, seconds=11.5)
+    assert report.tokens_per_second == pytest.approx(4.0) and report.mfu == pytest.approx(0.5)
+    assert report.overall_tokens_per_second == pytest.approx(6 / 11.5)
+
+
+def test_a_window_has_the_mean_speed_of_its_steps():
+    speed = Speed(window=2)
+    found = [
+        speed.add({"step": step, "ms": ms, "tokens_per_second": 1e5 / ms, "mfu": 50 / ms})
+        for step, ms in ((1, 900.0), (2, 100.0), (3, 300.0))
+    ]
+    assert found[0]["window_tokens_per_second"] == pytest.approx(1e5 / 900)
+    assert found[2]["window_tokens_per_second"] == pytest.approx(200 / 0.4)
+    assert found[2]["window_mfu"] == pytest.approx(50 / 200)
+
+
+def test_no_window_is_faster_than_the_device():
+    assert Speed().add({"step": 1, "ms": 1.0, "tokens_per_second": 5.0, "mfu": None})["window_mfu"] is None
+
+
+def test_the_time_of_an_update_is_that_after_its_gradients_on_the_device():
+    device = SimulatedDevice()
+    meter = StepMeter(device=CPU, flops=FlopsPerToken(matmul=1e6, attention=0.0), clock=device)
+    meter.start()
+    records = []
+    for step in (1, 2, 3):
+        device.launch(0.200)
+        device.host += 0.001
+        meter.mark_update()
+        device.launch(0.050)
+        records += meter.add(measure(step))
+    records += meter.flush()
+    assert [record["ms"] for record in records] == pytest.approx([250] * 3)
+    assert [record["update_ms"] for record in records] == pytest.approx([50] * 3)
+
+
+def test_a_run_says_where_its_time_went_by_phase(tmp_path):
+    settings = {"training.steps": 4, "validator.interval": 2, "validator.steps": 1, "checkpoint.interval": 2}
+    config = tiny_run(tmp_path, settings)
+    summary = train(config)
+    records = [record for record in read_records(tmp_path) if "loss" in record]
+    assert all(0 < record["update_ms"] < record["ms"] and record["window_tokens_per_second"] > 0 for record in records)
+    rows = dict(summary_rows(summary, config))
+    names = ("gradients", "updates", "waiting for data", "validation", "checkpoints")
+    assert all(re.search(rf"{name} \d+\.\d s", rows["time"]) for name in names)
+    assert 0 < summary.speed.update_share < 1
+    assert 0 < summary.speed.overall_tokens_per_second < summary.speed.tokens_per_second
 
 
 def test_an_mfu_above_the_peak_is_not_reported_as_one(caplog):
@@ -235,7 +286,7 @@ def test_validation_checkpoints_and_traces_are_not_part_of_a_steps_time(tmp_path
         return slow
 
     slow = (
-        (Validator, "loss"),
+        (Validator, "run"),
         (CheckpointManager, "save"),
         (Profiler, "write_trace"),
         (torch.profiler.profile, "start"),

@@ -46,11 +46,18 @@ def test_a_resumed_run_speaks_at_its_own_first_step(capsys):
 
 
 def test_a_line_has_loss_norm_speed_memory_and_time_left(capsys):
-    show("lines", 100, [record(40, ms=60_000.0, mfu=0.412, peak_memory_gib=1.5)], done=39)
+    show("lines", 100, [record(40, ms=60_000.0, mfu=0.412, peak_memory_gib=1.5, lr=3e-4)], done=39)
     (line,) = lines_of(capsys)
     assert line.endswith(
-        "step  40/100  loss 2.5000  grad norm 0.125  12,346 tokens/s  MFU 41.2 %  1.50 GiB  ETA 1:00:00"
+        "step  40/100  loss 2.5000  grad norm 0.125  lr 3.00e-04  12,346 tokens/s  MFU 41.2 %  1.50 GiB  ETA 1:00:00"
     )
+
+
+def test_a_line_has_the_speed_of_all_steps_since_the_last_one(capsys):
+    window = {"window_tokens_per_second": 777.0, "window_mfu": 0.25}
+    show("lines", 100, [record(40, mfu=0.412, **window)], done=39)
+    (line,) = lines_of(capsys)
+    assert "777 tokens/s  MFU 25.0 %" in line
 
 
 def test_an_unknown_mfu_is_left_out(capsys):
@@ -72,7 +79,7 @@ def test_off_says_nothing(capsys):
 def test_the_bar_shows_how_far_the_run_is_and_the_same_numbers_as_the_lines():
     screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=160)
     show("bar", 50, [record(21, ms=2000.0, peak_memory_gib=1.5)], done=20, console=screen)
-    last = screen.file.getvalue().splitlines()[-2]
+    last = [line for line in screen.file.getvalue().splitlines() if "training" in line][-1]
     assert "21/50 ETA 0:00:58 loss 2.5000  grad norm 0.125  12,346 tokens/s  1.50 GiB" in last
 
 
@@ -80,8 +87,19 @@ def test_on_a_narrow_terminal_the_bar_stays_on_one_line_and_keeps_what_matters_m
     screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
     show("bar", 100_000, [record(21, ms=2000.0, peak_memory_gib=1.5)], console=screen)
     shown = screen.file.getvalue().splitlines()
-    assert shown[-2].endswith("21/100000 ETA 55:32:38 loss 2.5000  12,346 tokens/s")
-    assert all("training" in line for line in shown[:-1])
+    bars = [line for line in shown if "training" in line]
+    assert bars[-1].endswith("21/100000 ETA 55:32:38 loss 2.5000  12,346 tokens/s")
+    assert all(len(line.replace("\x1b[?25l", "").strip("\r")) <= 100 for line in bars)
+
+
+def test_the_lines_stay_above_the_bar():
+    """They are printed once each and never erased: what a terminal keeps in its scrollback."""
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=160)
+    show("bar", 30, [record(step, lr=1e-3) for step in range(1, 31)], console=screen, interval=10)
+    shown = screen.file.getvalue()
+    lines = re.findall(r" I step +(\d+)/30  loss 2.5000  grad norm 0.125  lr 1.00e-03", shown)
+    assert lines == ["1", "10", "20", "30"]
+    assert shown.rindex("30/30 ETA") > shown.rindex(" I step 30/30"), "the bar is drawn again below"
 
 
 @pytest.mark.parametrize(("is_terminal", "style"), [(True, "bar"), (False, "lines")])

@@ -117,7 +117,6 @@ REFUSED = [
     (LLAMA, "--metrics.expert_load_patience 2", "", "model.moe", ""),
     (DEEPSEEK, "--metrics.expert_load_patience 2", "--metrics.expert_load_limit 0", "metrics.expert_load_limit", ""),
     (LLAMA, "--metrics.log_interval 7", "--metrics.progress off", "metrics.progress", ""),
-    (LLAMA, "--metrics.log_interval 7", "--metrics.progress bar", "metrics.progress", ""),
     (LLAMA, "--dataloader.dataset t.txt", "--dataloader.source BuiltinSource", "dataloader.source", ""),
     (LLAMA, "--dataloader.hf_subset en", "", "dataloader.dataset", "--dataloader.dataset hf:NAME"),
     (LLAMA, "--dataloader.hf_split test", "--dataloader.dataset t.txt", "dataloader.dataset", ""),

@@ -186,7 +186,7 @@ def test_a_recipes_help_shows_every_field_with_type_value_and_meaning(name, caps
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")}
     leaves = find_leaves(load_recipe(name))
     classes = {"--model", "--optimizer", "--lr_scheduler", "--tokenizer"}
-    assert set(lines) == {f"--{leaf.path}" for leaf in leaves} | {"--ranks"} | classes
+    assert set(lines) == {f"--{leaf.path}" for leaf in leaves} | {"--ranks", "--quiet"} | classes
     assert all(leaf.doc and leaf.doc in lines[f"--{leaf.path}"] for leaf in leaves)
     assert lines["--training.steps"].split()[1:3] == ["int", "12345"]
 

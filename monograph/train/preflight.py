@@ -75,7 +75,7 @@ def find_checkpoint(store: Store, which: str, *, is_required: bool = True) -> Pa
             raise CheckpointError(
                 "there is no intact checkpoint",
                 why=describe_choices(store),
-                do="--checkpoint.load '' to start from scratch, or a path to another one",
+                do="--checkpoint.load '' (from scratch), or a path to another one",
             )
         return newest
     if which.isascii() and which.isdigit():

@@ -102,6 +102,6 @@ def tokenize_into(sink: TokenSink, source: Documents, tokenizer: Tokenizer) -> P
         raise DataError(
             f"the dataset is empty: {source.description}",
             why="no document in it has any text",
-            do="--dataloader.dataset with files that hold text",
+            do="name files that hold text: --dataloader.dataset PATH",
         )
     return progress

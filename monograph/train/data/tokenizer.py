@@ -125,14 +125,14 @@ class HuggingFaceCodec:
             raise DataError(
                 f"'{path}' is not a tokenizer.json",
                 why=str(error),
-                do="--tokenizer.path with a Hugging Face tokenizer.json",
+                do="name a Hugging Face tokenizer.json: --tokenizer.path FILE",
             ) from None
         # Files often keep the limits of the model they were made for, which would cut documents short without a word.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
-            raise DataError(f"'{path}' has no tokens", do="--tokenizer.path with a trained tokenizer.json")
+            raise DataError(f"'{path}' has no tokens", do="name a trained tokenizer.json: --tokenizer.path FILE")
         self.vocab_size = max(ids.values()) + 1
         names = read_special_names(path.with_name("tokenizer_config.json"))
         bos = find_special("bos_token", config.bos_token, names, BOS_NAMES, ids)
@@ -162,7 +162,7 @@ def read_tokenizer_file(path: Path) -> str:
         raise DataError(
             f"cannot read the tokenizer '{path}'",
             why=str(error),
-            do="--tokenizer.path with a tokenizer.json, or leave it out for the built-in byte tokenizer",
+            do="name a tokenizer.json (--tokenizer.path FILE), or leave it out for the built-in byte tokenizer",
         ) from None
 
 

@@ -35,5 +35,5 @@ class StandardTokenizerConfig(TokenizerConfig):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r} but path is empty",
                     why="the built-in byte tokenizer has its own special tokens",
-                    do=f"write --tokenizer.path as well, or leave --tokenizer.{name} out",
+                    do=f"leave --tokenizer.{name} out, or name a tokenizer.json as well: --tokenizer.path FILE",
                 )

@@ -84,7 +84,7 @@ def build_step(
     """
     startup = startup or Startup()
     if groups.mesh.pp > 1:
-        return build_graph_pipeline(config, groups, startup)
+        return build_pipeline(config, groups, startup)
     if config.compile.mode == "graph":
         return build_graph_step(config, groups, startup, probe=probe)
     with startup.phase("model"):
@@ -137,8 +137,8 @@ def build_graph_step(
     return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
 
 
-def build_graph_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> PipelineStep:
-    """model -> stages -> capture -> passes -> programs, each for this rank's stages alone."""
+def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> PipelineStep:
+    """model -> stages -> capture -> passes -> programs, each for this rank's stages alone; op by op in eager mode."""
     training = config.training
     with startup.phase("model"):
         source, settings = build_source(config, groups, has_parameters=False)
@@ -156,7 +156,8 @@ def build_graph_pipeline(config: TrainerConfig, groups: Groups, startup: Startup
 
     kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.validator.interval else ("step",)
     with startup.phase("graph"), paused_gc():
-        step = build_pipeline_step(source, inputs, plan, schedule, groups, settings, optimize, kinds=kinds)
+        improve = optimize if config.compile.mode == "graph" else None
+        step = build_pipeline_step(source, inputs, plan, schedule, groups, settings, improve, kinds=kinds)
     log.info("pipeline: %s over stages %s", schedule.name, plan.describe())
     return step
 

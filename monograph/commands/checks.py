@@ -43,7 +43,6 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
             f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="--compile.mode graph"
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    refuse_pipeline(config, "inspect")
     if Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
 

@@ -10,6 +10,7 @@ import torch
 
 from monograph import strict_json
 from monograph.capture.capture import capture
+from monograph.commands.inspect_pipeline import inspect_pipeline
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.errors import ConfigError
 from monograph.execute.device import find_device
@@ -86,6 +87,8 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
         config = config.replace(machine=FALLBACK)
     config = target_machine(config, device)
+    if mesh.pp > 1:
+        return inspect_pipeline(config, mesh, device, folder, recipe)
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()

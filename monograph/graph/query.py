@@ -16,9 +16,12 @@ from monograph.compat.capture import is_op
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, UNSAFE_VIEW, WAIT_TENSOR
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
+from monograph.parallel.pipeline.point_to_point import RECV, SEND
 
-LAUNCHES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL})
-"""Ops that start a collective; its result may be read after the wait only."""
+POINT_TO_POINT = frozenset({SEND, RECV})
+"""Ops between two pipeline ranks."""
+LAUNCHES = frozenset({ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL}) | POINT_TO_POINT
+"""Ops that start a collective, a send or a receive; its result may be read after the wait only."""
 
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool, SymIntMeta, ScalarMeta)

@@ -9,17 +9,28 @@ import torch
 from torch.fx import GraphModule, Node
 
 from monograph.annotate import Role
+from monograph.axes import POINT_TO_POINT as SEND_GROUPS
 from monograph.compat.capture import is_op
 from monograph.compat.ops import ALL_GATHER, ALL_TO_ALL, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
-from monograph.graph.query import LAUNCHES, group_of, group_size_of, is_launch, is_size, is_wait, value_of
+from monograph.graph.query import (
+    LAUNCHES,
+    POINT_TO_POINT,
+    group_of,
+    group_size_of,
+    is_launch,
+    is_size,
+    is_wait,
+    value_of,
+)
 from monograph.graph.refuse import broken
 from monograph.graph.signature import PARAMETERS
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import SymIntMeta
 
+_PIPELINE_GROUPS = tuple(group.value for group in SEND_GROUPS)
 _TRANSFER_OPS = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
 
 
@@ -37,6 +48,8 @@ def check_collectives(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> 
             _check_slot(node, slots)
             if node.target is ALL_TO_ALL:
                 _check_splits(node)
+            elif node.target in POINT_TO_POINT:
+                _check_point_to_point(node, facts)
         elif node.target is WAIT_TENSOR:
             source = node.args[0]
             if not isinstance(source, Node) or not is_launch(source):
@@ -81,6 +94,22 @@ def _check_group(launch: Node, facts: Facts) -> None:
     rows = value_of(launch.args[0]).shape[0] if launch.target is REDUCE_SCATTER else wanted  # type: ignore[arg-type]
     if isinstance(rows, int) and rows % wanted:
         raise broken(launch, f"{rows} rows are scattered over {wanted} ranks", why="each rank gets the same number")
+
+
+def _check_point_to_point(launch: Node, facts: Facts) -> None:
+    """A send or receive names another pipeline rank that exists, over a group that is for nothing else."""
+    peer, tag, group = launch.args[-3:]
+    if group not in _PIPELINE_GROUPS:
+        raise broken(
+            launch,
+            f"a send or receive over '{group}'",
+            why=f"collectives of that group could overtake it; {' and '.join(_PIPELINE_GROUPS)} are for sending alone",
+        )
+    ranks = facts.group_sizes[str(group)]
+    if not isinstance(peer, int) or not 0 <= peer < ranks:
+        raise broken(launch, f"there is no pipeline rank {peer}", why=f"there are {ranks}, counted from 0")
+    if not isinstance(tag, int) or tag < 0:
+        raise broken(launch, f"the tag of a send or receive is {tag}", why="both ends count their values from 0")
 
 
 def _check_slot(launch: Node, slots: set[str]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from monograph.errors import ConfigError
+from monograph.parallel.pipeline.builtin import PLAIN
 
 _PASSES = ("compile_whole", "mark_regions")
 """Passes that would put forward and backward of a stage into one compiled part, or were not tried on stages."""
@@ -13,8 +14,17 @@ def check_pipeline_limits(config: Any) -> None:
     degree = config.parallelism.pipeline_parallel_degree
     if degree == 1:
         return
-    if config.compile.mode != "graph":
-        raise _refuse(degree, f"compile.mode is {config.compile.mode}", "--compile.mode graph")
+    if config.compile.mode == "layer":
+        raise _refuse(degree, "compile.mode is layer", "--compile.mode graph or eager")
+    if config.parallelism.fsdp == "fsdp2":
+        raise _refuse(degree, "parallelism.fsdp is fsdp2", "--parallelism.fsdp auto")
+    name = config.parallelism.pipeline_schedule
+    if config.compile.mode == "eager" and name not in PLAIN:
+        raise ConfigError(
+            f"parallelism.pipeline_schedule is {name} and compile.mode is eager",
+            why="only a captured backward can be split, so eager mode runs the plain schedules",
+            do=f"--compile.mode graph, or --parallelism.pipeline_schedule {', '.join(PLAIN)}",
+        )
     if config.compile.artifact:
         raise _refuse(degree, "compile.artifact is given", "leave --compile.artifact out")
     if config.compile.cuda_graph == "require":
@@ -22,6 +32,8 @@ def check_pipeline_limits(config: Any) -> None:
     if config.compile.expert_overlap.strategy != "off":
         strategy = config.compile.expert_overlap.strategy
         raise _refuse(degree, f"compile.expert_overlap.strategy is {strategy}", "--compile.expert_overlap.strategy off")
+    if config.debug.replay_every:
+        raise _refuse(degree, f"debug.replay_every is {config.debug.replay_every}", "--debug.replay_every 0")
     asked = [name for name in _PASSES if name in config.passes.on or config.passes.is_asked(name)]
     if asked:
         raise _refuse(degree, f"the pass {asked[0]} is asked for", f"leave {asked[0]} out")

@@ -15,6 +15,7 @@ from monograph.compat.capture import fake_tensors
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.facts import make_facts
+from monograph.execute.pipeline.eager import EagerStage
 from monograph.execute.pipeline.runtime import StageInterface
 from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.step import PipelineStage, PipelineStep, StageOutputs
@@ -119,11 +120,11 @@ def build_pipeline_step(
     schedule: Schedule,
     groups: Groups,
     settings: StepSettings,
-    optimize: Optimize,
+    optimize: Optimize | None,
     *,
     kinds: tuple[GraphKind, ...],
 ) -> PipelineStep:
-    """The step of this rank; `whole` has no parameters yet."""
+    """The step of this rank; `whole` has no parameters yet. Without `optimize` its stages run op by op."""
     rank = groups.mesh.coordinate(groups.rank, Axis.PP)
     numbers = schedule.stages_of(rank)
     own = whole.table.of_units({unit for number in numbers for unit in plan.stages[number]})
@@ -134,10 +135,14 @@ def build_pipeline_step(
     carries = find_boundary_carries(whole, inputs, settings.dtype)
     sources = make_stage_sources(replace(whole, parameters=parameters), inputs, plan, numbers, carries)
     for number, found in sources.items():
+        if optimize is None:
+            step.stages[number] = build_eager_stage(step, found, settings)
+            continue
         facts = make_facts(found.source.table, groups, settings)
         graphs = {kind: optimize(found.source, _for(kind, found.inputs), facts, kind) for kind in kinds}
         step.stages[number] = build_stage(step, found, graphs, cache, is_split=schedule.is_split)
-    check_same_on_peers(groups, step)
+    if optimize is not None:
+        check_same_on_peers(groups, step)
     return step
 
 
@@ -168,6 +173,18 @@ def build_stage(
         evaluation = StageProgram(graph, inputs, outputs.take_loss, cache, is_split=False, is_training=False)
         evaluating = StageInterface(evaluation.run, evaluation.fill, found.carry_in, {})
     return PipelineStage(found.source, graphs, program, evaluation, gradients, training, evaluating)
+
+
+def build_eager_stage(step: PipelineStep, found: StageSource, settings: StepSettings) -> PipelineStage:
+    """A stage that runs op by op."""
+    gradients = StageGradients(found.source.parameters, step.tied, keeps_dtype=False)
+    assert found.source.stage is not None
+    outputs = StageOutputs(step, gradients, has_loss=found.source.stage.is_last)
+    stage = EagerStage(found.source, settings, outputs.take)
+    gradients_in = find_differentiable(found.carry_out)
+    training = StageInterface(stage.run, stage.fill, found.carry_in, gradients_in)
+    evaluating = StageInterface(stage.evaluate, stage.fill, found.carry_in, {})
+    return PipelineStage(found.source, {}, stage, stage, gradients, training, evaluating)
 
 
 def check_same_on_peers(groups: Groups, step: PipelineStep) -> None:

@@ -1,12 +1,12 @@
 """Runs a rank's list of actions: calls the stages' programs, posts sends and receives, waits for what is missing."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from monograph.execute.pipeline.links import Links, Pending, Specs
+from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.stage_program import HANDED_ON, Box
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.parallel.pipeline.actions import Action, ActionKind
@@ -29,22 +29,6 @@ class StageInterface:
     """The gradients that come from the stage after: of what it hands on and has one."""
 
 
-@dataclass
-class RunTimes:
-    """Where the time of an update went on this rank."""
-
-    busy_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
-    """Action, start and end, in seconds since the update began."""
-
-    @property
-    def bubble(self) -> float:
-        """The part of the time in which nothing was computed."""
-        total = self.busy_seconds + self.wait_seconds
-        return self.wait_seconds / total if total else 0.0
-
-
 class PipelineRun:
     """One run of a schedule on one rank."""
 
@@ -64,11 +48,10 @@ class PipelineRun:
         self.leaving: list[Pending] = []
         self.results: dict[tuple[int, int, OutputKind], dict[str, Tensor]] = {}
         """What stages hand on, until it is sent."""
-        self.times = RunTimes()
+        self.times = RunTimes(links.device)
 
     def run(self) -> RunTimes:
         """All actions, then all sends that are still under way."""
-        start = time.perf_counter()
         for action in self.schedule.actions[self.rank]:
             if action.kind in (ActionKind.RECV_CARRY, ActionKind.RECV_GRAD):
                 self.post_receive(action)
@@ -76,10 +59,10 @@ class PipelineRun:
                 self.post_send(action)
             else:
                 for part in action.parts:
-                    self.compute(part, start)
+                    self.compute(part)
         for pending in self.leaving:
             self.links.wait(pending, f"the end of the update, where {pending.what} is under way,")
-        self.times.wait_seconds = time.perf_counter() - start - self.times.busy_seconds
+        self.times.finish()
         return self.times
 
     def post_receive(self, action: Action) -> None:
@@ -96,7 +79,7 @@ class PipelineRun:
         values = self.results.pop((action.stage, action.micro_batch, kind))
         self.leaving.append(self.links.send(str(action.partner), peer, values))
 
-    def compute(self, part: Action, start: float) -> None:
+    def compute(self, part: Action) -> None:
         """Wait for an action's input, and run it."""
         box = self.find_box(part)
         receive = find_receive(part, self.schedule.stage_ranks)
@@ -104,11 +87,8 @@ class PipelineRun:
             kind = InputKind.CARRY if receive.kind is ActionKind.RECV_CARRY else InputKind.CARRY_GRADIENT
             values = self.links.wait(self.arriving.pop(receive), str(part))
             self.stages[part.stage].fill(box, kind, values)
-        begin = time.perf_counter()
-        self.stages[part.stage].run(part.kind, box)
-        end = time.perf_counter()
-        self.times.busy_seconds += end - begin
-        self.times.spans.append((str(part), begin - start, end - start))
+        with self.times.computing(str(part)):
+            self.stages[part.stage].run(part.kind, box)
         self.hand_over(part)
         if part.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
             del self.boxes[part.stage, part.micro_batch]

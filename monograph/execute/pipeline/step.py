@@ -12,8 +12,10 @@ from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
 from monograph.execute.base import MeshStep, sum_in_order
 from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.pipeline.eager import EagerStage
 from monograph.execute.pipeline.links import Links
-from monograph.execute.pipeline.runtime import PipelineRun, RunTimes, StageInterface
+from monograph.execute.pipeline.run_times import RunTimes
+from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
 from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied
 from monograph.graph.signature import OutputKind, OutputSpec
@@ -59,15 +61,16 @@ class PipelineStage:
 
     source: StepSource
     graphs: Mapping[GraphKind, OptimizedGraph]
-    program: StageProgram
-    evaluation: StageProgram | None
+    """None where the stage runs op by op."""
+    program: StageProgram | EagerStage
+    evaluation: StageProgram | EagerStage | None
     gradients: StageGradients
     training: StageInterface
     evaluating: StageInterface | None
 
 
 class PipelineStep(MeshStep):
-    """Runs the stages of this rank, from their captured graphs."""
+    """Runs the stages of this rank: the programs of captured graphs, or op by op."""
 
     weight_cache: CastWeightCache
 
@@ -96,23 +99,24 @@ class PipelineStep(MeshStep):
         self.links = Links(groups)
         self.stages: dict[int, PipelineStage] = {}
         self.losses: list[Tensor] = []
-        self.times = RunTimes()
+        self.times: RunTimes | None = None
+        self.known_times: RunTimes | None = None
+        """Those of the last update that the device has finished."""
 
     @property
-    def graph(self) -> object:
-        """The captured step of this rank's first stage."""
-        return next(iter(self.stages.values())).graphs["step"].graph
+    def captured(self) -> list[OptimizedGraph]:
+        """The captured steps of this rank's stages."""
+        return [stage.graphs["step"] for stage in self.stages.values() if stage.graphs]
 
     @property
     def ran_passes(self) -> Sequence[str]:
         """Names of the passes that ran on any stage of this rank."""
-        names = (name for stage in self.stages.values() for name in stage.graphs["step"].ran)
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for found in self.captured for name in found.ran))
 
     @property
     def compiled_graphs(self) -> int | None:
         """Parts that a compiler was given, on this rank."""
-        return sum(stage.graphs["step"].graph.compiled for stage in self.stages.values()) or None
+        return sum(found.graph.compiled for found in self.captured) or None
 
     def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         if len(batches) != self.schedule.micro_batches:
@@ -172,6 +176,18 @@ class PipelineStep(MeshStep):
         """The 2-norm of the whole gradient, every element of every stage counted once."""
         gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in self.trained.items()}
         return compute_pipeline_grad_norm(self.whole, self.counted, gradients)
+
+    @torch.no_grad()
+    def finish_batch(self) -> dict[str, Tensor]:
+        """The metrics of the global batch, and the measured bubble of every pipeline rank: of this update on a CPU, on
+        a GPU of the last one that it has finished."""
+        metrics = super().finish_batch()
+        if self.times is not None and self.times.is_known:
+            self.known_times = self.times
+        bubbles = torch.zeros(self.schedule.ranks, device=self.device)
+        if self.known_times is not None:
+            bubbles[self.pipeline_rank] = self.known_times.bubble
+        return metrics | {"pipeline_bubble": all_reduce_over_pipeline(bubbles)}
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""

@@ -8,7 +8,7 @@ import torch
 from monograph.execute.device import deterministic_kernels
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import joined_groups
-from monograph.run import build_step
+from monograph.run import build_step, train
 from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
@@ -72,6 +72,9 @@ def _make_updates(step, config, count, is_tied_apart):
     found.buffers = {name: value.clone() for name, value in step.model.named_buffers() if "coords" not in name}
     if isinstance(step, PipelineStep):
         assert not step.losses and step.times.busy_seconds > 0
+        for metrics in found.metrics:
+            bubbles = metrics.pop("pipeline_bubble")
+            assert bubbles.shape == (step.schedule.ranks,) and (bubbles > 0).all() and (bubbles < 1).all()
     return found
 
 
@@ -93,3 +96,9 @@ def open_data(config):
         seed=1,
         split="train",
     )
+
+
+def train_once(config):
+    """A whole run, as one of its ranks."""
+    summary = train(config)
+    return summary.steps

@@ -25,6 +25,9 @@ def configure(changes):
     ("changes", "words"),
     [
         ({"compile.mode": "layer"}, "compile.mode is layer"),
+        ({"compile.mode": "eager", "parallelism.pipeline_schedule": "zbv"}, "compile.mode is eager"),
+        ({"compile.mode": "eager", "parallelism.fsdp": "fsdp2"}, "parallelism.fsdp is fsdp2"),
+        ({"debug.replay_every": 3, "debug.deterministic": True}, "debug.replay_every is 3"),
         ({"compile.artifact": "somewhere"}, "compile.artifact is given"),
         ({"compile.cuda_graph": "require"}, "compile.cuda_graph is require"),
         ({"passes.on": ("compile_whole",)}, "the pass compile_whole"),

@@ -89,6 +89,11 @@ def test_a_tied_matrix_on_two_stages_or_twice_on_one_rank_sums_each_use_over_the
     assert len(holders) == (2 if schedule == "1f1b" else 1)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("interleaved_1f1b", marks=pytest.mark.long)])
+def test_eager_stages_have_the_bits_of_the_captured_ones(schedule):
+    compare("deepseek_v3", 4, changes=(*VALIDATED, ("compile.mode", "eager")), pp=2, schedule=schedule)
+
+
 def test_fewer_micro_batches_than_stages_and_uneven_stages_have_the_bits_of_one_device():
     compare("llama3", 2, pp=4, stages=("layers.0", "layers.3", "head"))
 

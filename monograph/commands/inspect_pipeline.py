@@ -1,0 +1,120 @@
+"""`monograph inspect` of a pipeline: the schedule as a chart, memory per rank, and the graph of every kind of stage."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph import strict_json
+from monograph.capture.block_repeats import describe_block
+from monograph.capture.source import StepSource
+from monograph.commands.terminal import print_plain
+from monograph.execute.facts import make_facts
+from monograph.execute.pipeline.build import find_boundary_carries, make_stage_sources, plan_model_stages
+from monograph.execute.sharded import make_shards
+from monograph.models.model import Model
+from monograph.parallel.fit import plan_schedule
+from monograph.parallel.groups import fake_groups
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.simulate import Simulation, StageCost, simulate
+from monograph.parallel.pipeline.stages import StagePlan
+from monograph.passes.runner import build_passes
+from monograph.report.pipeline_cost import estimate_stage
+from monograph.report.pipeline_page import make_pipeline_page
+from monograph.report.units import format_bytes, format_seconds
+from monograph.run import build_source, capture_and_optimize, count_micro_batches, make_example
+from monograph.train.config import TrainerConfig
+from monograph.whole_file import write_whole
+
+
+def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, recipe: str) -> int:
+    """Capture every kind of stage once, simulate the schedule, write the report and print a summary."""
+    with fake_groups(mesh, 0, device) as groups:
+        start = time.perf_counter()
+        source, settings = build_source(config, groups, has_parameters=False)
+        with torch.device("meta"):
+            whole: Model = config.model.build()
+        micro_batches = count_micro_batches(config, mesh)
+        schedule = plan_schedule(config.parallelism, micro_batches)
+        firsts = config.parallelism.pipeline_stages
+        plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=config.training.seq_len)
+        inputs = make_example(config, source)
+        carries = find_boundary_carries(source, inputs, settings.dtype)
+        with_shards = dataclasses.replace(source, parameters=make_shards(source.table, groups, settings))
+        passes = build_passes(settings.passes, settings.compile.numerics)
+        span = 1 + mesh.dp_replicate * mesh.shards
+        known: dict[Any, StageCost] = {}
+        costs = []
+        for number in range(plan.count):
+            kind = describe_stage(source, plan, number)
+            if kind not in known:
+                found = make_stage_sources(with_shards, inputs, plan, (number,), carries)[number]
+                facts = make_facts(found.source.table, groups, settings)
+                graph = capture_and_optimize(found.source, found.inputs, facts, passes, is_measured=False).graph
+                write_whole(folder / f"stage-{number:02d}.txt", graph.text())
+                known[kind] = estimate_stage(graph, facts, span=span)
+                print_plain(f"stage {number}: {len(graph.nodes):,} nodes, {plan.stages[number][0]} and on")
+            costs.append(known[kind])
+        seconds = time.perf_counter() - start
+    simulation = simulate(schedule, costs)
+    report = collect_pipeline(plan, schedule, costs, simulation)
+    report["run"] = {
+        "recipe": recipe,
+        "ranks": mesh.world_size,
+        "schedule": schedule.name,
+        "micro_batches": micro_batches,
+        "machine": settings.machine.name,
+        "inspect_seconds": seconds,
+        "captured_stages": len(known),
+    }
+    write_whole(folder / "schedule.csv", schedule.text())
+    write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
+    write_whole(folder / "index.html", make_pipeline_page(report, simulation))
+    print_summary(report, simulation, folder)
+    return 0
+
+
+def describe_stage(source: StepSource, plan: StagePlan, number: int) -> str:
+    """What decides the graph of a stage, up to the numbers of its blocks."""
+    units = plan.stages[number]
+    kinds = [str(describe_block(source.model.get_submodule(path), source.table, path)) for path in units]
+    return f"{number == 0} {number == plan.count - 1} {kinds}"
+
+
+def collect_pipeline(
+    plan: StagePlan, schedule: Schedule, costs: list[StageCost], simulation: Simulation
+) -> dict[str, Any]:
+    """The numbers of the report."""
+    names = [units[0] if len(units) == 1 else f"{units[0]} .. {units[-1]}" for units in plan.stages]
+    return {
+        "seconds": simulation.seconds,
+        "bubble": simulation.bubble,
+        "ranks": [
+            {
+                "rank": rank,
+                "stages": " ".join(map(str, schedule.stages_of(rank))),
+                "peak_bytes": simulation.peak_bytes[rank],
+                "peak_action": simulation.peak_actions[rank],
+                "bubble": simulation.bubble_of(rank),
+                "actions": [[str(span.action), span.start, span.end] for span in simulation.spans[rank]],
+            }
+            for rank in range(schedule.ranks)
+        ],
+        "stages": [
+            {"stage": number, "units": name, **dataclasses.asdict(cost)}
+            for number, (name, cost) in enumerate(zip(names, costs, strict=True))
+        ],
+    }
+
+
+def print_summary(report: dict[str, Any], simulation: Simulation, folder: Path) -> None:
+    """The ranks with their memory and bubble, and where the rest is."""
+    print_plain(f"\n{'rank':>4} {'stages':>10} {'peak':>12} {'at':>8} {'bubble':>8}")
+    for row in report["ranks"]:
+        peak = format_bytes(row["peak_bytes"])
+        print_plain(f"{row['rank']:>4} {row['stages']:>10} {peak:>12} {row['peak_action']:>8} {row['bubble']:>8.1%}")
+    print_plain(f"\nan update: {format_seconds(simulation.seconds)}, {simulation.bubble:.1%} of it bubble (estimated)")
+    print_plain(f"page: {folder / 'index.html'}\nschedule: {folder / 'schedule.csv'}")

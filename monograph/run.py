@@ -55,7 +55,7 @@ from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.preflight import check_before_start
-from monograph.train.signals import StoppedOnRequest
+from monograph.train.signals import StoppedOnRequest, stop_at_once
 from monograph.train.startup import Startup
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
@@ -343,7 +343,8 @@ def train(config: TrainerConfig) -> Summary:
                 groups.check_same("the configuration", dump_json(config))
                 set_up_log(level=config.debug.log_level, holds=True)
                 folder = stack.enter_context(reserved_folder(config, groups))
-            trainer = build_trainer(config, groups, startup, folder)
+            with stop_at_once():
+                trainer = build_trainer(config, groups, startup, folder)
             try:
                 return trainer.train()
             finally:

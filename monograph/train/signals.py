@@ -63,3 +63,28 @@ def watch_for_stop() -> Iterator[StopRequest]:
         yield request
     finally:
         restore()
+
+
+@contextmanager
+def stop_at_once() -> Iterator[None]:
+    """While a run is put together (tracing, compiling, reading): SIGTERM, SIGINT or SIGUSR1 ends it with exit code 75.
+
+    There is nothing to save yet, and a scheduler that took the machine away should start the job again.
+    """
+    before: dict[int, Any] = {}
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        raise StoppedOnRequest(f"{signal.Signals(number).name}: stopped before the first step")
+
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: handler for number, handler in handlers.items() if handler is not None}
+        for number in before:
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

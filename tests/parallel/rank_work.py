@@ -1,6 +1,7 @@
 """What ranks do in the tests of parallel training; results travel back as plain tensors and numbers."""
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -228,3 +229,22 @@ def train_and_hang(config: TrainerConfig, victim: int, at_step: int, folder: Pat
     except BaseException:
         (folder / "aborted").write_text(str(time.time()))
         raise
+
+
+def train_with_journal(config: TrainerConfig, folder: Path, kill_at: int) -> None:
+    """Train, and note the samples of each update once it is applied; the last rank is killed at a step, 0 never."""
+    original = Trainer._apply
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def apply(self: Trainer, number: int, chosen: Any) -> Any:
+        if number == kill_at and rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        measured = original(self, number, chosen)
+        samples = [sample for batch in chosen for sample in batch.tensors["samples"].tolist()]
+        line = {"time": time.time(), "step": number, "world": world, "run": f"{world}-{kill_at}", "samples": samples}
+        with (folder / f"journal-{world}-{kill_at}-{rank}").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return measured
+
+    with patch.object(Trainer, "_apply", apply):
+        train(config)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import monograph.run
+from monograph.run import train
 from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from tests.kit.runs import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
@@ -207,3 +209,14 @@ def test_the_last_step_before_a_stop_is_in_the_metrics_even_where_numbers_are_re
             trainer.train()
     assert [record["step"] for record in read_records(tmp_path)] == [1, 2, 3]
     assert find_steps(tmp_path) == [3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_while_the_step_is_being_built_ends_at_once_with_code_75_and_no_files(tmp_path, number, monkeypatch):
+    config = tiny_run(tmp_path / "run", {"compile.mode": "graph"})
+    monkeypatch.setattr(monograph.run, "capture", lambda *_, **__: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedOnRequest, match=f"{number.name}: stopped before the first step"):
+        train(config)
+    assert StoppedOnRequest.exit_code == 75 and signal.getsignal(number) is before
+    assert not (tmp_path / "run").exists()

@@ -44,7 +44,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class StoredPiece:
     """Where one piece went; travels to the first rank, which writes the manifest."""
 
     file: str
@@ -103,7 +103,7 @@ class SafetensorsWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         folder = Path(plan.storage_data)
-        items = {spec.key: (spec, item) for item in plan.items if (spec := _find_spec(item)).num_bytes}
+        items = {spec.key: (spec, item) for item in plan.items if (spec := find_spec(item)).num_bytes}
         results: list[WriteResult] = []
         files = split_files((spec for spec, _ in items.values()), self._max_file_bytes)
         for number, specs in enumerate(files):
@@ -112,7 +112,8 @@ class SafetensorsWriter(StorageWriter):
                 self._store.disk, folder / name, specs, lambda spec: [_resolve(planner, *items[spec.key])]
             )
             results += [
-                WriteResult(items[spec.key][1].index, spec.num_bytes, _Stored(name, spec.key, record)) for spec in specs
+                WriteResult(items[spec.key][1].index, spec.num_bytes, StoredPiece(name, spec.key, record))
+                for spec in specs
             ]
         self._store.disk.sync_folder(folder)
         done: Future[list[WriteResult]] = Future()
@@ -129,7 +130,9 @@ class SafetensorsWriter(StorageWriter):
             sequence=self._label.sequence,
             run=self._label.run,
             values=self._label.values,
-            tensors={name: _describe(name, entry, stored) for name, entry in metadata.state_dict_metadata.items()},
+            tensors={
+                name: describe_tensor(name, entry, stored) for name, entry in metadata.state_dict_metadata.items()
+            },
             files={piece.file: piece.record for piece in stored.values()},
         )
         write_file(self._store.disk, self._prepared / MANIFEST_NAME, render_manifest(manifest))
@@ -183,7 +186,7 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _find_spec(item: WriteItem) -> TensorSpec:
+def find_spec(item: WriteItem) -> TensorSpec:
     data = item.tensor_data
     if data is None:
         raise AssertionError("prepare_local_plan lets only tensors pass")
@@ -204,7 +207,7 @@ def _name_file(rank: int, number: int, count: int) -> str:
     return f"rank-{rank:05d}{part}.safetensors"
 
 
-def _describe(name: str, entry: Any, stored: Mapping[MetadataIndex, _Stored]) -> TensorRecord:
+def describe_tensor(name: str, entry: Any, stored: Mapping[MetadataIndex, StoredPiece]) -> TensorRecord:
     if not isinstance(entry, TensorStorageMetadata):
         raise AssertionError(f"{name} is not a tensor")
     chunks = []

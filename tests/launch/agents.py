@@ -1,0 +1,123 @@
+"""Two agents on this host, as two nodes: started, killed and looked at by tests."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from tests.kit.paced import find_processes, wait_until
+from tests.kit.runs import read_records
+from tests.test_launch import environment
+
+FLAGS = {
+    "training.global_batch_size": 12,
+    "checkpoint.interval": 5,
+    "checkpoint.load": "auto",
+    "compile.mode": "eager",
+    "parallelism.fsdp": "graph",
+    "parallelism.timeout_seconds": 20,
+    "debug.device": "cpu",
+}
+
+
+def find_port():
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        return taken.getsockname()[1]
+
+
+class Agents:
+    """The agents of one job; each is one "node" of this host."""
+
+    def __init__(self, folder: Path, *, nnodes="2", max_restarts=3, flags=None):
+        self.folder, self.nnodes, self.max_restarts = folder, nnodes, max_restarts
+        self.flags, self.port = {**FLAGS, **(flags or {})}, find_port()
+        self.agents = {}
+        self.full_disk = folder.parent / "full-disk"
+        """While this file exists, no checkpoint can be written (tests.launch.journal)."""
+
+    def start(self, name, ranks):
+        """Start the agent of a node with this many ranks."""
+        words = [word for path, value in self.flags.items() for word in (f"--{path}", str(value))]
+        command = [sys.executable, "-m", "monograph.launch.agent", "--nnodes", self.nnodes]
+        command += ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-id", "job"]
+        command += ["--rdzv-endpoint", f"localhost:{self.port}", "--max-restarts", str(self.max_restarts)]
+        command += ["--rdzv-conf", "last_call_timeout=5", "--log-dir", str(self.folder / "logs")]
+        command += ["-m", "monograph", "train", "tests.kit.paced:paced", "--import", "tests.launch.journal"]
+        command += ["--job.dump_folder", str(self.folder), *words]
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        output = (self.folder.parent / f"agent-{name}.txt").open("a")
+        variables = environment() | {"MONOGRAPH_NODE": name, "LOGLEVEL": "INFO"}
+        self.agents[name] = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
+
+    def find_ranks(self, name):
+        """Pid by rank of the ranks that run on a node now."""
+        agent = self.agents[name].pid
+        found = {}
+        for pid, rank in find_processes(str(self.folder)).items():
+            if rank and int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]) == agent:
+                found[int(rank)] = pid
+        return found
+
+    def lose(self, name):
+        """End a node without a word: its ranks and its agent at once."""
+        pids = [self.agents[name].pid, *self.find_ranks(name).values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.agents[name].wait()
+
+    def find_last_step(self):
+        """The last step in metrics.jsonl."""
+        path = self.folder / "metrics.jsonl"
+        records = read_records(self.folder) if path.exists() else []
+        return max((record["step"] for record in records), default=0)
+
+    def wait_for_step(self, step, seconds=180):
+        """Wait until a step is done."""
+
+        def is_there():
+            ended = {name: agent.poll() for name, agent in self.agents.items()}
+            assert any(code is None for code in ended.values()), self.read_output()
+            return self.find_last_step() >= step
+
+        wait_until(is_there, seconds, f"step {step}\n{self.read_output()[-3000:]}")
+
+    def finish(self, seconds=300):
+        """Exit codes of all agents."""
+        try:
+            return {name: agent.wait(timeout=seconds) for name, agent in self.agents.items()}
+        finally:
+            self.close()
+
+    def close(self):
+        """Leave nothing behind."""
+        for pid in find_processes(str(self.folder)):
+            os.kill(pid, signal.SIGKILL)
+
+    def read_output(self):
+        return "\n".join(path.read_text() for path in sorted(self.folder.parent.glob("agent-*.txt")))
+
+    def read_journal(self):
+        """Every update that was made, by step: (world, sorted samples) of the last time it was."""
+        lines = [
+            json.loads(line)
+            for path in self.folder.parent.glob("journal-*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        by_step = defaultdict(list)
+        for line in lines:
+            by_step[line["step"]].append(line)
+        found = {}
+        for step, made in by_step.items():
+            world = max(made, key=lambda line: line["time"])["world"]
+            newest = {}
+            for line in sorted(made, key=lambda line: line["time"]):
+                newest[line["rank"]] = line
+            ranks = [newest[rank] for rank in range(world)]
+            assert {line["world"] for line in ranks} == {world}, (step, ranks)
+            found[step] = (world, sorted(sample for line in ranks for sample in line["samples"]))
+        return dict(sorted(found.items()))

@@ -8,6 +8,7 @@ from monograph.commands.request import Request
 from monograph.errors import ConfigError
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from monograph.train.pipeline_limits import refuse_pipeline
 
 _SAME = ("dataloader", "tokenizer")
 _SAME_TRAINING = ("seq_len", "local_batch_size", "global_batch_size")
@@ -51,6 +52,8 @@ def check_bisect(arguments: BisectArguments) -> None:
 
 def check_same(left: Request, right: Request) -> None:
     """Refuse lines whose numbers have nothing to do with each other."""
+    for request in (left, right):
+        refuse_pipeline(request.config, "bisect")
     ranks = [request.options["ranks"] for request in (left, right)]
     meshes = [plan_run_mesh(each.config, max(each.options["ranks"], 1)) for each in (left, right)]
     if meshes[0] != meshes[1] or ranks[0] != ranks[1]:

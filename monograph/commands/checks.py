@@ -16,12 +16,6 @@ from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.pipeline_limits import refuse_pipeline
 
 
-def check_verify(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
-    """verify: what train needs, and a plan that can be traced module by module."""
-    check_ranks(config, ranks=ranks, **others)
-    refuse_pipeline(config, "verify")
-
-
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     """train, verify: the mesh fits the ranks, and an artifact fits both."""
     launched = int(os.environ.get("WORLD_SIZE", "0"))

@@ -32,7 +32,7 @@ from monograph.commands.checks import (
     check_inspect,
     check_pass_arguments,
     check_precompile,
-    check_verify,
+    check_ranks,
 )
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate, check_import
@@ -94,7 +94,7 @@ COMMANDS = (
         usage="RECIPE [--ranks N] [--section.field value ...]",
         summary="Prove that a parallel plan computes what one device computes.",
         function="monograph.commands.on_ranks:verify",
-        check=check_verify,
+        check=check_ranks,
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),

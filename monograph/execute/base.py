@@ -87,9 +87,8 @@ class MeshStep(ABC):
 
     def __init__(self, model: Model, table: ParamTable, groups: Groups, *, seed: int = 0) -> None:
         self.model = model
-        self.table = table
-        self.parameter_names = {name for slot in table for name in slot.names}
-        """Of the whole model, also where a pipeline rank has some of its slots only."""
+        self.table = self.whole_table = table
+        """The slots of this rank, and of the whole model: a pipeline rank has some of them."""
         self.rank = groups.rank
         self.device = groups.device
         self.seed = seed
@@ -190,7 +189,8 @@ class MeshStep(ABC):
     def state(self) -> dict[str, Any]:
         """The model's part of a checkpoint: placed shards, and the persistent buffers that all ranks share."""
         placed = {name: self.laid_out_like(name, shard) for name, shard in self.parameters.items()}
-        kept = {name: value for name, value in self.model.state_dict().items() if name not in self.parameter_names}
+        names = {name for slot in self.whole_table for name in slot.names}
+        kept = {name: value for name, value in self.model.state_dict().items() if name not in names}
         return placed | {name: value.detach() for name, value in kept.items()}
 
     def laid_out_like(self, name: str, value: Tensor) -> Any:

@@ -9,6 +9,7 @@ from monograph.errors import EXIT_FAILED
 from monograph.execute.base import MeshStep
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.graph_step import GraphStep
+from monograph.execute.pipeline.step import BUBBLE
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.run import build_step
@@ -97,11 +98,11 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
                 gradients=gradients,
                 after=snapshot(step.parameters),
                 buffers=snapshot(buffers_of(step.model)),
-                metrics={name: value.double().cpu() for name, value in updated.metrics.items()},
+                metrics={name: value.double().cpu() for name, value in updated.metrics.items() if name != BUBBLE},
             )
             traces = gather_traces(local, groups.mesh.world_size, groups.checkpoint_group())
             if traces is not None and reference is not None:
-                sharded = assemble(traces, step.table)
+                sharded = assemble(traces, step.whole_table)
                 expected = reference.run([next(everyone) for _ in range(micro * parts)], parts=parts)
                 reference.update(expected, sharded.gradients, lr)
                 verdict.add(number, compare(sharded, expected))

@@ -97,7 +97,8 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
         trace.choices[path] = join_stream(split, mesh)
     for field_name, kind in (("before", "start"), ("gradients", "gradient"), ("after", "updated")):
         for slot in table.trained if kind == "gradient" else table:
-            shards = {rank: getattr(part, field_name)[slot.name] for rank, part in enumerate(parts)}
+            named = {rank: getattr(part, field_name) for rank, part in enumerate(parts)}
+            shards = {rank: held[slot.name] for rank, held in named.items() if slot.name in held}
             getattr(trace, field_name)[slot.name] = table.gather_full(slot, shards)
             if not _agree(slot, shards):
                 trace.mismatches.append(RankMismatch(name=slot.name, kind=kind))

@@ -89,8 +89,10 @@ class TracedRecording(ModuleRecording):
 def can_record(config: TrainerConfig) -> bool:
     """Whether module outputs can be compared: each module runs on the whole micro-batch, and is not compiled.
 
-    A CUDA graph that was asked for is verified as it is, without further outputs.
+    A CUDA graph that was asked for is verified as it is, without further outputs; so are the stages of a pipeline.
     """
+    if config.parallelism.pipeline_parallel_degree > 1:
+        return False
     if config.compile.mode == "graph" and (config.compile.artifact or config.compile.cuda_graph == "require"):
         return False
     return config.compile.mode != "layer" and not config.compile.expert_overlap.is_on

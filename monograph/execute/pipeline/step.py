@@ -33,6 +33,9 @@ from monograph.parallel.pipeline.stages import StagePlan
 from monograph.parallel.pipeline.transfers import with_transfers
 from monograph.passes.runner import OptimizedGraph
 
+BUBBLE = "pipeline_bubble"
+"""The metric of the measured bubble, by pipeline rank."""
+
 
 class StageOutputs:
     """Takes the outputs of a rank's programs: losses, metrics, gradients."""
@@ -88,7 +91,6 @@ class PipelineStep(MeshStep):
         seed: int,
     ) -> None:
         super().__init__(model, table, groups, seed=seed)
-        self.whole = table
         self.pipeline_rank = groups.mesh.coordinate(groups.rank, Axis.PP)
         own_units = {unit for stage in schedule.stages_of(self.pipeline_rank) for unit in plan.stages[stage]}
         self.table = table.of_units(own_units)
@@ -175,7 +177,7 @@ class PipelineStep(MeshStep):
     def grad_norm(self) -> Tensor:
         """The 2-norm of the whole gradient, every element of every stage counted once."""
         gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in self.trained.items()}
-        return compute_pipeline_grad_norm(self.whole, self.counted, gradients)
+        return compute_pipeline_grad_norm(self.whole_table, self.counted, gradients)
 
     @torch.no_grad()
     def finish_batch(self) -> dict[str, Tensor]:
@@ -187,7 +189,7 @@ class PipelineStep(MeshStep):
         bubbles = torch.zeros(self.schedule.ranks, device=self.device)
         if self.known_times is not None:
             bubbles[self.pipeline_rank] = self.known_times.bubble
-        return metrics | {"pipeline_bubble": all_reduce_over_pipeline(bubbles)}
+        return metrics | {BUBBLE: all_reduce_over_pipeline(bubbles)}
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""

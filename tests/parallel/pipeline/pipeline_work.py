@@ -2,10 +2,12 @@
 
 import os
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 
 from monograph.execute.device import deterministic_kernels
+from monograph.execute.pipeline.runtime import PipelineRun
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import joined_groups
 from monograph.run import build_step, train
@@ -102,3 +104,26 @@ def train_once(config):
     """A whole run, as one of its ranks."""
     summary = train(config)
     return summary.steps
+
+
+def train_into_fault(config, victim, action, number, folder):
+    """A run in which a rank gets a signal when it begins an action of the second update; survivors note their error."""
+    compute, updates = PipelineRun.compute, []
+    train_on = PipelineStep.train_on
+    rank = int(os.environ["RANK"])
+
+    def count(step, *args):
+        updates.append(1)
+        return train_on(step, *args)
+
+    def fail(run, part):
+        if rank == victim and len(updates) == 2 and str(part) == action:
+            os.kill(os.getpid(), number)
+        compute(run, part)
+
+    with patch.object(PipelineRun, "compute", fail), patch.object(PipelineStep, "train_on", count):
+        try:
+            train(config)
+        except Exception as error:
+            (folder / f"rank-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+            raise

@@ -79,7 +79,8 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     options = parser.parse_args()
     if "RANK" not in os.environ:
-        print("| schedule | ranks | stages per rank | micro-batches | measured | simulated | formula | measured / formula |")
+        names = ("schedule", "ranks", "stages per rank", "micro-batches", "measured", "simulated", "formula", "ratio")
+        print(f"| {' | '.join(names)} |")
         print("|---|---|---|---|---|---|---|---|", flush=True)
         for ranks in options.ranks:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

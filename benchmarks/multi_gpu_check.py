@@ -60,7 +60,7 @@ def run_words(words: Sequence[str], folder: Path) -> tuple[int, float, str]:
         text=True,
         timeout=SECONDS,
     )
-    said = (done.stdout + done.stderr).strip().splitlines()
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, time.perf_counter() - begin, " ".join(said[-3:])[:160] if said else ""
 
 

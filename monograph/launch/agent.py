@@ -27,6 +27,9 @@ from monograph.train.signals import StoppedOnRequest
 
 log = get_log("agent")
 _STOPPED = StoppedOnRequest.exit_code
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""With the store of the first rendezvous shared, torch (2.13) tells its address only once: a node that joins later, or
+comes back, waits for it in vain. So every rendezvous has a store of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     os.environ.setdefault(STACKS_VARIABLE, "1")
+    os.environ.setdefault(_OWN_STORE, "1")
     set_up_log()
     given = get_args_parser().parse_args(arguments)
     config, command, words = config_from_args(given)

@@ -7,6 +7,7 @@ waiting inside of collectives. The slow rank is the one whose own work takes lon
 import socket
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from monograph.axes import Axis
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.parallel.observed_group import CollectiveTimer
@@ -78,7 +80,7 @@ class SlowRankMonitor:
 
     def _tell(self, number: int, times: Sequence[RankTime]) -> None:
         """Warn when other ranks than before are slow, and say when none is any more."""
-        slow, usual = find_slow_ranks(times, self.limit), find_usual_seconds(times)
+        slow, usual = self._find_slow(times), find_usual_seconds(times)
         if slow and slow != self._named:
             names = ", ".join(f"rank {rank} ({times[rank].host}) {1000 * times[rank].own:.0f} ms" for rank in slow)
             log.warning(
@@ -88,6 +90,18 @@ class SlowRankMonitor:
         elif self._named and not slow:
             log.info("step %d: no rank is slower than %.1f times the median any more", number, self.limit)
         self._named = slow
+
+    def _find_slow(self, times: Sequence[RankTime]) -> tuple[int, ...]:
+        """Slow ranks among those of the same pipeline stage: stages have other work, and wait for each other."""
+        mesh, stages = self.groups.mesh, defaultdict[int, list[int]](list)
+        for rank in range(len(times)):
+            stages[mesh.coordinate(rank, Axis.PP)].append(rank)
+        found = [
+            ranks[index]
+            for ranks in stages.values()
+            for index in find_slow_ranks([times[rank] for rank in ranks], self.limit)
+        ]
+        return tuple(sorted(found, key=lambda rank: -times[rank].own))
 
 
 def find_slow_ranks(times: Sequence[RankTime], limit: float) -> tuple[int, ...]:

@@ -122,14 +122,16 @@ def test_the_generated_recipe_makes_the_same_configuration(folder, monkeypatch, 
         (["--model.from", "tiny", "--model.dimm", "3"], "model.dimm"),
         (["--model.from", "bare"], "tokenizer"),
         (["--model.from", "falcon"], "falcon"),
+        (["--model.from", "weightless"], "no safetensors"),
         (["--model.form", "tiny"], "recipe"),
     ],
 )
 def test_what_cannot_be_started_from_is_refused(folder, monkeypatch, words, complaint):
     monkeypatch.chdir(folder)
-    for name in ("bare", "falcon"):
+    for name in ("bare", "falcon", "weightless"):
         (folder / name).mkdir(exist_ok=True)
         shutil.copy("tiny/config.json", folder / name / "config.json")
+    shutil.copy("tiny/model.safetensors", folder / "bare")
     (folder / "falcon/config.json").write_text(json.dumps({"model_type": "falcon"}))
     with pytest.raises(ConfigError, match=complaint):
         read_request(words, ConfigOptions())
@@ -160,3 +162,21 @@ def test_weights_are_exported_in_the_type_that_was_asked_for(folder, monkeypatch
     assert not (folder / "narrow/tokenizer.json").exists()
     assert {each.dtype for each in load_file("narrow/model.safetensors").values()} == {torch.bfloat16}
     assert read_json(folder / "narrow/config.json")["torch_dtype"] == "bfloat16"
+
+
+def test_a_damaged_folder_is_refused_in_words_and_no_run_begins(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    shutil.copytree(folder / "tiny", tmp_path / "torn")
+    (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
+    words = [
+        "train",
+        "--model.from",
+        str(tmp_path / "torn"),
+        *SMALL.split(),
+        "--job.dump_folder",
+        str(tmp_path / "run"),
+    ]
+    assert main(words) != 0
+    said = capsys.readouterr().err
+    assert "model.safetensors cannot be read" in said
+    assert "Traceback" not in said

@@ -64,7 +64,7 @@ def make_sampling(arguments: GenerateArguments, settings: GenerationSettings) ->
 
 def render(prompt: str, row: Generation, loaded: LoadedModel, *, as_json: bool) -> str:
     """A row as text that continues its prompt, or as JSON."""
-    text = loaded.tokenizer.decode(row.tokens)
+    text = loaded.decode_after(row.prompt, row.tokens)
     if not as_json:
         return prompt + text
     value: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": row.tokens, "ended": row.is_ended}

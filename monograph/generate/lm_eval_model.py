@@ -145,7 +145,7 @@ class ModelScores:
             stop_ids={self.loaded.tokenizer.eos_id},
             sampling=sampling,
         )
-        text = self.loaded.tokenizer.decode(row.tokens)
+        text = self.loaded.decode_after(row.prompt, row.tokens)
         ends = [text.index(word) for word in until if word in text]
         return text[: min(ends)] if ends else text
 

@@ -1,6 +1,6 @@
 """A trained model ready for use on one device: built, filled from its folder, in evaluation mode."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,11 @@ class LoadedModel:
         head = [tokenizer.bos_id] if tokenizer.config.add_bos and tokenizer.bos_id is not None else []
         return [*head, *tokenizer.encode(text).tolist()]
 
+    def decode_after(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text of tokens that follow a prompt; decoders drop a space that begins a text, and this one does not."""
+        before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *tokens])
+        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)
+
 
 def load_model(source: ModelSource, device: torch.device, *, dtype: torch.dtype | None = None) -> LoadedModel:
     """The model of a source. Weights are used in the type they are stored in unless `dtype` is given."""
@@ -51,7 +56,8 @@ def load_model(source: ModelSource, device: torch.device, *, dtype: torch.dtype 
     records = {name: each for name, each in reader.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
     materialize(model, device=device, dtype=dtype or find_main_dtype(records.values()))
     reset(model)
-    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if not is_tied(model, name)}
+    tied = find_tied(model)
+    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if name not in tied}
     requests = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     check_request(path, reader.manifest, requests, model_only=True, wanted_by="the model in its config")
     load_plan(tensors, reader, Ranks())
@@ -96,7 +102,7 @@ def find_main_dtype(records: Iterable[TensorRecord]) -> torch.dtype:
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
-def is_tied(model: Model, name: str) -> bool:
-    """Whether a name is another one of a parameter that comes before it."""
+def find_tied(model: Model) -> set[str]:
+    """Further names of parameters that come earlier under another one."""
     first = {name for name, _ in model.named_parameters()}
-    return name not in first and name in {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)} - first

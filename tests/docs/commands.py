@@ -29,6 +29,7 @@ def make_model_folder():
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(to_hf_config(llama3_debugmodel().model)))
     (folder / "tokenizer.json").write_bytes(make_byte_tokenizer(add_bos=False))
+    (folder / "model.safetensors").touch()
     return str(folder)
 
 

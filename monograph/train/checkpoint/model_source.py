@@ -59,6 +59,12 @@ def open_source(word: str) -> ModelSource:
         return open_run(path, data)
     model = find_family(str(data.get("model_type"))).from_hf_config(data)
     check_config(model)
+    if not any(path.glob("model*.safetensors*")):
+        raise ConfigError(
+            f"{path} holds no safetensors files",
+            why="only these are read: older formats can run code when they are loaded",
+            do="convert the model to safetensors, or download a revision that has them",
+        )
     return ModelSource(name_model(path), model, find_tokenizer(path), path, is_hf=True)
 
 

@@ -1,6 +1,7 @@
 """A configuration as Python source: the expression that makes it, with the fields that differ from their defaults."""
 
 import dataclasses
+import json
 import keyword
 from typing import Any
 
@@ -16,7 +17,9 @@ def render_recipe(name: str, config: BaseConfig, *, doc: str) -> str:
     """The source of a module with one recipe, which returns this configuration."""
     kinds: dict[str, str] = {}
     body = _render(config, 1, kinds)
-    imports = sorted(f"from {module} import {kind}" for kind, module in kinds.items())
+    modules = sorted(set(kinds.values()))
+    names = {module: sorted(kind for kind, each in kinds.items() if each == module) for module in modules}
+    imports = [f"from {module} import {', '.join(names[module])}" for module in modules]
     root = type(config).__name__
     function = f'def {name}() -> {root}:\n{_INDENT}"""{doc}"""\n{_INDENT}return {body}\n'
     return "\n".join(imports) + "\n\n\n" + function
@@ -61,7 +64,7 @@ def _render_plain(value: Any, depth: int, kinds: dict[str, str]) -> str:
         entries = [_render(item, depth, kinds) for item in value]
         inner = ", ".join(entries) + ("," if isinstance(value, tuple) and len(entries) == 1 else "")
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    return repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _is_default(field: "dataclasses.Field[Any]", value: Any) -> bool:

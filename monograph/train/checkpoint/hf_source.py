@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, find_nearest
 from monograph.train.checkpoint.hf_assets import ASSET_NAMES, CONFIG_NAME
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -34,6 +34,14 @@ def find_local(word: str) -> Path | None:
         return find_snapshot(path)
     if path.exists():
         raise ConfigError(f"{word} is a file", why="a model is a folder", do="give the folder that holds config.json")
+    if path.parent.is_dir() and path.parent != Path():
+        found = sorted(each.name for each in path.parent.iterdir() if each.is_dir() and not each.name.startswith("."))
+        near = find_nearest(path.name, found)
+        raise ConfigError(
+            f"there is no folder {word}",
+            why=f"{path.parent} has " + (", ".join(found[:8]) if found else "no folders"),
+            do=f"did you mean {path.parent / near}?" if near else "check the path",
+        )
     if not HUB_NAME.fullmatch(word):
         raise ConfigError(
             f"there is no folder {word}",

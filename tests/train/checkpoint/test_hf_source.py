@@ -57,6 +57,13 @@ def test_a_snapshot_must_be_named_where_the_cache_does_not_say_which(cache):
         find_snapshot(model)
 
 
+def test_a_missing_folder_beside_others_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "outputs" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean outputs/tiny"):
+        resolve_source("outputs/tyni")
+
+
 def test_without_a_network_a_name_is_refused_with_what_to_do(tmp_path):
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     code = "from monograph.cli import main; raise SystemExit(main(['hf', 'import', 'acme/none', 'out']))"

@@ -96,6 +96,7 @@ def test_a_killed_run_continues_with_load_auto_and_a_new_one_begins_with_the_fol
 ):
     monkeypatch.chdir(folder)
     flags = [*SMALL.split(), "--job.dump_folder", str(tmp_path / "run"), "--checkpoint.load", "auto"]
+    flags += ["--lr_scheduler.on_extend", "redecay"]
     assert main(["train", "--model.from", "tiny", *flags, "--training.steps", "1"]) == 0
     assert main(["train", "--model.from", "tiny", *flags, "--training.steps", "2"]) == 0
     losses = [each["loss"] for each in read_records(tmp_path / "run/metrics.jsonl") if "loss" in each]

@@ -43,7 +43,7 @@ def make_finetuning_run(name: str, model: ModelConfig) -> TrainerConfig:
             steps=100, seq_len=min(limit.tokens, _USUAL_LENGTH) if limit else _USUAL_LENGTH, local_batch_size=4
         ),
         optimizer=AdamWConfig(lr=2e-5, weight_decay=0.0),
-        lr_scheduler=WarmupDecayConfig(warmup_steps=10, decay="cosine", min_factor=0.1),
+        lr_scheduler=WarmupDecayConfig(decay="cosine", min_factor=0.1),
         metrics=MetricsConfig(log_interval=10),
         validator=ValidatorConfig(interval=50, steps=8),
         checkpoint=CheckpointConfig(interval=50),

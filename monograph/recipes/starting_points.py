@@ -1,5 +1,6 @@
 """What recipes have in common: a run small enough for a laptop, and the shape of a published pre-training run."""
 
+from monograph.models.config import DecoderConfig
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.config import (
@@ -28,7 +29,7 @@ def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
 
 def make_published_run(
     name: str,
-    model: ModelConfig,
+    model: DecoderConfig,
     *,
     seq_len: int,
     global_batch_size: int,
@@ -36,12 +37,13 @@ def make_published_run(
     warmup_steps: int = 2000,
     min_factor: float = 0.1,
 ) -> TrainerConfig:
-    """Pre-training as the model's authors describe it: fp32 master weights, bf16 compute, AdamW, cosine decay.
+    """Pre-training as the model's authors describe it: fp32 master weights, bf16 compute, AdamW, cosine decay; packed
+    documents do not see each other.
 
     The number of steps is a start, not the authors' token budget; the corpus is the built-in one until one is named.
     """
     return TrainerConfig(
-        model=model,
+        model=model.replace(mask="document"),
         job=JobConfig(dump_folder=f"outputs/{name}"),
         training=TrainingConfig(steps=100_000, seq_len=seq_len, global_batch_size=global_batch_size),
         optimizer=AdamWConfig(lr=lr, beta1=0.9, beta2=0.95, weight_decay=0.1),

@@ -64,7 +64,7 @@ def test_latent_attention_counts_its_own_widths_and_shared_experts_count_whole()
     assert flops.attention == 6 * 4096 * 61 * 128 * (192 + 128)
 
 
-def attend_in_matmuls(_core, q, k, v, segments, sinks=None):
+def attend_in_matmuls(_core, q, k, v, *_rest):
     """Scores of all queries and keys, and values weighted with them."""
     q, k, v = (x.transpose(1, 2).repeat_interleave(q.shape[2] // x.shape[2], dim=1) for x in (q, k, v))
     return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2)

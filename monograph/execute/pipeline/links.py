@@ -1,7 +1,7 @@
 """The links of one pipeline rank: values go in the order that was checked, and whoever waits is named."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from monograph.compat.ops import find_process_group, wait_tensor
 from monograph.errors import MonographError
 from monograph.parallel.groups import Groups
 from monograph.parallel.pipeline.point_to_point import RECV, SEND, find_group
+from monograph.parallel.pipeline.transfers import Link
 
 Specs = Mapping[str, CarrySpec]
 
@@ -48,6 +49,20 @@ class Links:
         self.wire = torch.device("cpu") if is_staged else groups.device
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+
+    def connect(self, links: Iterable[Link]) -> None:
+        """Send a number over every link, one after the other and in one order on all ranks.
+
+        NCCL makes the communicator of a link when it is first used, and both ends wait for it there. Within a schedule
+        that would make posting wait, which the schedule was not checked for.
+        """
+        token = torch.zeros(1, device=self.device)
+        spec = CarrySpec((1,), token.dtype, (1,))
+        for source, target in sorted(links):
+            if self.own == source:
+                self.wait(self.send("the first number", target, {"token": token}), "its first send")
+            elif self.own == target:
+                self.wait(self.receive("the first number", source, {"token": spec}), "its first receive")
 
     def send(self, what: str, peer: int, values: Mapping[str, Tensor]) -> Pending:
         """Start to send values; they are the same when they are waited for."""

@@ -17,7 +17,7 @@ from monograph.execute.pipeline.links import Links
 from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
 from monograph.execute.pipeline.stage_program import StageProgram
-from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied
+from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied, find_tied_links
 from monograph.graph.signature import OutputKind, OutputSpec
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
@@ -30,7 +30,7 @@ from monograph.parallel.param_table import ParamTable
 from monograph.parallel.pipeline.actions import forward
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.stages import StagePlan
-from monograph.parallel.pipeline.transfers import with_transfers
+from monograph.parallel.pipeline.transfers import find_links, with_transfers
 from monograph.passes.runner import OptimizedGraph
 
 BUBBLE = "pipeline_bubble"
@@ -99,6 +99,8 @@ class PipelineStep(MeshStep):
         self.plan, self.schedule, self.parameters, self.weight_cache = plan, schedule, parameters, cache
         self.tied = tied
         self.links = Links(groups)
+        if groups.has_peers:
+            self.links.connect(find_links(schedule) | find_tied_links(tied, schedule.stage_ranks))
         self.stages: dict[int, PipelineStage] = {}
         self.losses: list[Tensor] = []
         self.times: RunTimes | None = None

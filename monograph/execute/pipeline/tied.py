@@ -16,6 +16,7 @@ from monograph.execute.gradients import Gradients
 from monograph.execute.pipeline.links import Links
 from monograph.parallel.param_table import ParamTable, Slot
 from monograph.parallel.pipeline.stages import StagePlan
+from monograph.parallel.pipeline.transfers import Link
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def find_tied(table: ParamTable, plan: StagePlan) -> list[TiedSlot]:
         if len(stages) > 1:
             found.append(TiedSlot(slot, stages))
     return found
+
+
+def find_tied_links(tied: Sequence[TiedSlot], stage_ranks: Sequence[int]) -> set[Link]:
+    """Who sends gradients of tied slots to whom."""
+    holders = [{stage_ranks[stage] for stage in each.stages} for each in tied]
+    return {(one, other) for ranks in holders for one in ranks for other in ranks if one != other}
 
 
 class StageGradients(Gradients):

@@ -45,6 +45,11 @@ def find_link(moved: Action, stage_ranks: Sequence[int]) -> Link:
     return (own, other) if is_send else (other, own)
 
 
+def find_links(schedule: Schedule) -> set[Link]:
+    """All links that a schedule uses."""
+    return {find_link(action, schedule.stage_ranks) for row in schedule.actions for action in row if action.is_transfer}
+
+
 def has_transfers(schedule: Schedule) -> bool:
     """whether a schedule lists sends and receives itself."""
     return any(action.is_transfer for row in schedule.actions for action in row)

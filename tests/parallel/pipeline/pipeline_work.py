@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from monograph.execute.device import deterministic_kernels
+from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.pipeline.runtime import PipelineRun
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import joined_groups
@@ -37,7 +37,8 @@ def make_updates(config, count, is_tied_apart=False):
     gradient over an update, and both get the sum. What a pipeline promises for tied slots, made by hand.
     """
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    with deterministic_kernels(True), joined_groups(mesh, torch.device("cpu"), timeout_seconds=60) as groups:
+    device = find_device(config.debug.device)
+    with deterministic_kernels(True), joined_groups(mesh, device, timeout_seconds=60) as groups:
         step = build_step(config, groups)
         try:
             return _make_updates(step, config, count, is_tied_apart)
@@ -65,13 +66,13 @@ def _make_updates(step, config, count, is_tied_apart):
             updated = apply_update(step, optimizer, loss=loss, lr=0.01, max_norm=1.0)
             found.losses.append(loss.item())
             found.norms.append(updated.grad_norm.item())
-            found.metrics.append({name: value.clone() for name, value in updated.metrics.items()})
+            found.metrics.append({name: value.cpu().clone() for name, value in updated.metrics.items()})
         if config.validator.interval:
             held_out = [next(batches).tensors for _ in range(3)]
             scalars = step.compute_scalars(held_out)
             found.evaluations.append(step.total_loss(step.evaluate_all(held_out, scalars)).item())
-    found.parameters = {name: value.detach().clone() for name, value in step.parameters.items()}
-    found.buffers = {name: value.clone() for name, value in step.model.named_buffers() if "coords" not in name}
+    found.parameters = {name: value.detach().cpu().clone() for name, value in step.parameters.items()}
+    found.buffers = {name: value.cpu().clone() for name, value in step.model.named_buffers() if "coords" not in name}
     if isinstance(step, PipelineStep):
         assert not step.losses and step.times.busy_seconds > 0
         for metrics in found.metrics:

@@ -94,18 +94,17 @@ class RopeConfig(Configurable.Config):
             check_range(self, name, 1e-6, 1e6, why="it counts turns within the original context")
         check_range(self, "mscale", 0, 100)
         check_range(self, "mscale_all_dim", 0, 100)
-        if self.scaling == "llama3" and self.low_freq_factor > self.high_freq_factor:
-            raise ConfigError(
-                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor is {self.high_freq_factor}",
-                why="the stretch fades out between the two, or ends there where they are equal",
-                do="write a low_freq_factor of at most high_freq_factor",
-            )
-        if self.scaling == "yarn" and self.beta_slow >= self.beta_fast:
-            raise ConfigError(
-                f"beta_slow is {self.beta_slow} and beta_fast is {self.beta_fast}",
-                why="the stretch fades out between the two",
-                do="write a beta_slow below beta_fast",
-            )
+        for scaling, low, high in (
+            ("llama3", "low_freq_factor", "high_freq_factor"),
+            ("yarn", "beta_slow", "beta_fast"),
+        ):
+            start, stop = getattr(self, low), getattr(self, high)
+            if self.scaling == scaling and (start > stop or (start == stop and scaling == "yarn")):
+                raise ConfigError(
+                    f"{low} is {start} and {high} is {stop}",
+                    why="the stretch fades out between the two",
+                    do=f"write a {low} below {high}",
+                )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -179,8 +178,7 @@ class LatentAttentionConfig(Configurable.Config):
     latent_norm_eps: float = 1e-6
     """Added to the mean square in the norms of the latents; DeepSeek's models use 1e-6, whatever norm_eps is."""
     kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
-    packed documents and windows; reference computes all scores."""
+    """Who computes attention on a GPU, as for grouped-query attention."""
 
     def check(self) -> None:
         check_positive(self, "n_heads", most=MAX_COUNT)
@@ -391,6 +389,10 @@ class DecoderConfig(ModelConfig):
 
     def find_units(self) -> tuple[str, ...]:
         return ("embedding", *(f"layers.{number}" for number in range(self.n_layers)), "head")
+
+    def count_dense_layers(self) -> int:
+        """Blocks with a feed-forward layer instead of experts."""
+        return self.n_layers if self.find_moe() is None else 0
 
     def find_bias_update_rate(self) -> float:
         """How far one step moves the experts' selection biases; 0 where the model keeps none."""

@@ -115,6 +115,10 @@ class Decoder(Model):
         """What the queries of the block with this number see."""
         return CAUSAL
 
+    def find_position_table(self, kind: AttentionKind) -> nn.Module:
+        """What a block of this kind gets for positions: a module that returns two tensors, by default RoPE's table."""
+        return self.rope
+
     def find_rotated_dim(self) -> int:
         """Channels of a head that get RoPE."""
         raise NotImplementedError
@@ -262,11 +266,13 @@ class Decoder(Model):
         cache: DecoderCache | None = None,
     ) -> tuple[Tensor, list[RouterStats | None]]:
         """The stream after the last block, and what each router did; None for a router of another pipeline stage."""
-        cos, sin = self.rope(tokens.shape[1], positions)
+        modules = [self.find_position_table(kind) for kind in self.kinds]
+        tables = {module: module(tokens.shape[1], positions) for module in dict.fromkeys(modules)}
         h = call(self.embedding, tokens)
         stats: list[RouterStats | None] = []
         for number, (block, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             table = segments.get(f"{kind.name}_segments")
+            cos, sin = tables[modules[number]]
             more = () if cache is None else (cache.layers[number],)
             h, found = call(block, h, cos, sin, table, seed, token_index, *more)
             if block.moe is not None:

@@ -2,10 +2,12 @@
 
 A family's `hf.py` lists rules, pairs of name patterns; `expand` writes them out for every layer and expert. What an
 entry says is all there is to say: one tensor of ours is one of theirs, or theirs stacked along a new first dim. Layouts
-are equal on both sides, so nothing is transposed or permuted and a round trip keeps every bit. Loads without torch, so
+are equal on both sides (the last dim of theirs may be two of ours), so nothing is transposed or permuted and a round
+trip keeps every bit. Loads without torch, so
 that a config.json is read and refused at once; `hf_tensors` moves the values.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ class NameRule:
 
     ours: str
     theirs: str
+    unflatten: tuple[int, ...] = ()
+    """As in `Entry`."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,21 @@ class Entry:
     theirs: tuple[str, ...]
     stacked: bool = False
     """Whether theirs are stacked along a new first dim."""
+    unflatten: tuple[int, ...] = ()
+    """Dims of ours that are the last dim of theirs; none where the last dim is the same on both sides."""
+
+    def shape_theirs(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of each of theirs, from the shape of ours."""
+        shape = ours[1:] if self.stacked else ours
+        return (*shape[: -len(self.unflatten)], math.prod(self.unflatten)) if self.unflatten else shape
 
 
 class HfFamily(Protocol):
-    """What a family's `hf` module, or a class with these members, offers."""
+    """What a family's `hf` module, or a class with these members, offers.
+
+    One whose tensors have other names in some checkpoints has `find_prefix(config.json) -> str` too: what all names of
+    its tensors begin with there.
+    """
 
     MODEL_TYPES: tuple[str, ...]
     """`model_type` of the config.json of such a model."""
@@ -87,7 +102,7 @@ def expand(rules: Iterable[NameRule], *, layers: range = range(1), n_experts: in
             stacked = "{expert}" in rule.theirs
             experts = range(n_experts) if stacked else range(1)
             theirs = tuple(rule.theirs.format(layer=layer, expert=expert) for expert in experts)
-            yield Entry(rule.ours.format(layer=layer), theirs, stacked)
+            yield Entry(rule.ours.format(layer=layer), theirs, stacked, rule.unflatten)
 
 
 def is_never_needed(config: DecoderConfig, name: str) -> bool:

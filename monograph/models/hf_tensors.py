@@ -43,12 +43,14 @@ def _cannot_tell(problem: str) -> CheckpointError:
 def join(entry: Entry, tensors: Iterable[Tensor]) -> Tensor:
     """Our tensor, from theirs in the entry's order."""
     parts = list(tensors)
-    return torch.stack(parts) if entry.stacked else parts[0]
+    whole = torch.stack(parts) if entry.stacked else parts[0]
+    return whole.unflatten(-1, entry.unflatten) if entry.unflatten else whole
 
 
 def split(entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
     """Their tensors, by name, as views of ours."""
-    return dict(zip(entry.theirs, tensor.unbind() if entry.stacked else (tensor,), strict=True))
+    whole = tensor.flatten(-len(entry.unflatten)) if entry.unflatten else tensor
+    return dict(zip(entry.theirs, whole.unbind() if entry.stacked else (whole,), strict=True))
 
 
 def import_tensors(entries: Iterable[Entry], source: Mapping[str, Tensor]) -> dict[str, Tensor]:

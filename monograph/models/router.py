@@ -50,12 +50,20 @@ class Router(nn.Module, Configurable):
         """Choose for each row of x [tokens, dim]."""
         logits = self.score(x.float())
         scores = logits.sigmoid() if self.config.score == "sigmoid" else logits.softmax(dim=-1)
-        experts = self.deal(x.shape[0], x.device) if self.config.force_balance else self.select(scores.detach())
+        experts = (
+            self.deal(x.shape[0], x.device)
+            if self.config.force_balance
+            else self.select(self.find_standing(scores, logits).detach())
+        )
         return Choice(experts, self.weigh(experts, scores, logits) * self.config.scale, scores, logits)
 
     def score(self, x: Tensor) -> Tensor:
         """The gate's logits for rows in fp32."""
         return F.linear(x, self.gate.weight.float())
+
+    def find_standing(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """What experts are chosen by, before any selection bias: their scores."""
+        return scores
 
     def weigh(self, experts: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
         """How much the answer of each chosen expert counts, [tokens, top_k]."""

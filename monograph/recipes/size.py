@@ -40,7 +40,7 @@ def count_parameters(model: ModelConfig) -> Size | None:
     per_block += 2 * model.dim
     outside = model.vocab_size * model.dim * (1 if model.tied_embeddings else 2) + model.dim
     moe = getattr(model, "moe", None)
-    n_dense = getattr(model, "n_dense_layers", 0) if moe and moe.n_experts else model.n_layers
+    n_dense = model.count_dense_layers()
     dense = n_dense * 3 * model.dim * feed_forward.hidden_dim if feed_forward else 0
     routed = _count_moe(moe, model.dim) if moe and n_dense < model.n_layers else Size(0, 0)
     fixed = outside + model.n_layers * per_block + dense

@@ -80,7 +80,8 @@ def _some_experts(config: Any) -> str:
 
 def _only_experts(config: Any) -> str:
     n_dense_layers = _read(config, "model.n_dense_layers")
-    if config.model.find_moe() is None or n_dense_layers:
+    count = getattr(config.model, "count_dense_layers", None)
+    if config.model.find_moe() is None or n_dense_layers or (count is not None and count()):
         return ""
     return (
         "model.n_dense_layers is 0" if n_dense_layers == 0 else f"model.moe.n_experts is {config.model.moe.n_experts}"

@@ -9,6 +9,8 @@ from monograph.cli import main
 FAMILIES = ("llama3_debugmodel",)
 MORE_FAMILIES = (
     "deepseek_v3_debugmodel",
+    "gpt_oss_debugmodel",
+    "llama4_debugmodel",
     "qwen2_5_debugmodel",
     "qwen3_debugmodel",
     "qwen3_debugmodel_moe",

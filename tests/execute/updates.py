@@ -41,6 +41,7 @@ _FOUR_EXPERTS: dict[str, dict[str, Any]] = {
         "model.moe.router.top_groups": 1,
         "model.moe.router.top_k": 2,
     },
+    "llama4": {"model.moe.n_experts": 4, "model.moe.router.expert_bias": True},
     "gpt_oss": {"model.moe.n_experts": 4, "model.moe.router.top_k": 2, "model.moe.router.expert_bias": True},
 }
 LAYER = {"compile.mode": "layer", "compile.backend": "aot_eager"}

@@ -12,13 +12,15 @@ from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
 from tests.verify.on_ranks import verify_on_ranks
 
-FAMILIES = ("gpt_oss",)
+FAMILIES = ("gpt_oss", "llama4")
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 MESHES = {
     "one rank": (1, {}),
     "dp2": (2, {}),
     "tp2": (2, {"tp": 2}),
     "ep2": (2, {"ep": 2}),
+    "cp2": (2, {"cp": 2}),
+    "cp2 ulysses": (2, {"cp": 2, "method": "ulysses"}),
     "tp2 etp2": (2, {"tp": 2, "etp": 2}),
     "dp2 tp2 ep2": (4, {"tp": 2, "ep": 2}),
 }
@@ -64,6 +66,14 @@ def test_grouped_experts_and_packed_documents_have_the_same_bits_in_a_graph(fami
 def test_recomputed_activations_change_no_bit(family, policy, tmp_path):
     changed = {**GRAPH, "activation_checkpoint.mode": policy}
     check_equal(run_modes(tmp_path, family, "one rank", {"eager": {}, policy: changed}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_that_overlap_have_the_bits_of_chunks_in_turn(family, tmp_path):
+    chunked = {"training.local_batch_size": 4, "compile.expert_overlap.strategy": "trace", "parallelism.fsdp": "graph"}
+    modes = {"eager": {}, "graph": {"compile.mode": "graph"}}
+    check_equal(run_modes(tmp_path, family, "ep2", modes, "grouped", chunked))
 
 
 @pytest.mark.parametrize(("family", "mesh"), [case for case in long_except("tp2 etp2") if "one rank" not in str(case)])

@@ -6,6 +6,7 @@ qwen3_moe    the same with experts in every block, load balancing over the globa
 deepseek_v3  latent attention with a query latent, a dense first block, shared experts, group-limited routing, biases,
              load balancing per sequence, also between groups
 gpt_oss      windowed and full attention, sinks, biases everywhere, clamped SwiGLU, load balancing per micro-batch
+llama4       chunks with RoPE and whole texts without, every second layer with input-scaled experts and a shared one
 
 Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
 """
@@ -29,6 +30,7 @@ RECIPES = {
     "qwen3_moe": "qwen3_debugmodel_moe",
     "deepseek_v3": "deepseek_v3_debugmodel",
     "gpt_oss": "gpt_oss_debugmodel",
+    "llama4": "llama4_debugmodel",
 }
 MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
 """What tests of everything go through; families since then have tests of their own."""
@@ -81,6 +83,15 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "model.window": 5,
         "model.moe.hidden_dim": 32,
         "model.moe.experts.limit": 0.5,
+        "model.rope.original_max_seq_len": 32,
+    },
+    "llama4": {
+        **_GROUPED_QUERIES,
+        "model.chunk": 9,
+        "model.no_rope_interval": 2,
+        "model.attention.floor_scale": 5,
+        "model.moe.hidden_dim": 32,
+        "model.moe.balance.coefficient": 0.1,
         "model.rope.original_max_seq_len": 32,
     },
 }

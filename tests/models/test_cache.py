@@ -15,6 +15,7 @@ FAMILIES = (
     "qwen3_debugmodel_moe",
     "deepseek_v3_debugmodel",
     "gpt_oss_debugmodel",
+    "llama4_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24

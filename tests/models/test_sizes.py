@@ -13,6 +13,8 @@ from monograph.models.init import plan_init
 PUBLISHED = {
     "gpt_oss_20b": 20_914_757_184,
     "gpt_oss_120b": 116_829_156_672,
+    "llama4_scout": 107_769_861_120,  # and 871,932,416 in the parts that read pictures: 108,641,793,536
+    "llama4_maverick": 400_711_848_960,
     "llama3_1b": 1_235_814_400,
     "llama3_3b": 3_212_749_824,
     "llama3_8b": 8_030_261_248,
@@ -37,7 +39,7 @@ PUBLISHED = {
     "deepseek_v3_236b": 235_741_434_880,
     "deepseek_v3_671b": 671_026_404_352,
 }
-FAMILIES = ("gpt_oss", "llama3", "qwen2_5", "qwen3", "deepseek_v3")
+FAMILIES = ("gpt_oss", "llama4", "llama3", "qwen2_5", "qwen3", "deepseek_v3")
 DEBUG = (*(f"{family}_debugmodel" for family in FAMILIES), "qwen3_debugmodel_moe")
 
 

@@ -159,6 +159,9 @@ def model_flips() -> Iterator[Flip]:
 def family_flips() -> Iterator[Flip]:
     own = {"window": 9, "layer_kinds": ("full", "window"), "moe.experts.alpha": 1.0, "moe.experts.limit": 0.2}
     yield from (Flip(f"model.{name}", value, model="gpt_oss") for name, value in own.items())
+    own = {"chunk": 4, "no_rope_interval": 3, "no_rope_layers": (0,), "moe_interval": 1, "moe_layers": (0,)}
+    own |= {"attention.temperature_tuning": False, "attention.floor_scale": 3, "attention.attn_scale": 1.0}
+    yield from (Flip(f"model.{name}", value, model="llama4") for name, value in own.items())
     yield Flip("model.rope.truncate", True, given={"model.rope.original_max_seq_len": 1024}, model="gpt_oss")
     yield Flip(f"{MOE}.balance.mean_of_layers", False, model="gpt_oss")
 

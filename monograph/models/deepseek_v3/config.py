@@ -38,3 +38,7 @@ class DeepseekV3Config(DecoderConfig):
     def find_moe(self) -> MoeConfig | None:
         """The experts of this model, None when every layer is dense."""
         return self.moe if self.n_dense_layers < self.n_layers else None
+
+    def count_dense_layers(self) -> int:
+        """Blocks with a feed-forward layer instead of experts."""
+        return self.n_dense_layers

@@ -27,6 +27,11 @@ class BiasedRouter(Router):
     def score(self, x: Tensor) -> Tensor:
         return F.linear(x, self.gate.weight.float(), self.gate.bias.float())
 
+    def find_standing(self, scores: Tensor, logits: Tensor) -> Tensor:
+        """The logits, where nothing is added to scores: those of distant experts are all 0."""
+        is_plain = self.expert_bias is None and self.config.n_groups == 1
+        return logits if is_plain else scores
+
     def weigh(self, experts: Tensor, scores: Tensor, logits: Tensor) -> Tensor:
         if not self.config.norm or self.config.score != "softmax":
             return super().weigh(experts, scores, logits)

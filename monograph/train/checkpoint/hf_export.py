@@ -94,12 +94,14 @@ class _Piece:
 
     spec: TensorSpec
     ours: str
+    shape: tuple[int, ...]
+    """Of the box."""
     lead: tuple[int, ...]
     """The place in a stack; empty for a tensor that is one of ours."""
 
     def read(self, regions: RegionReader) -> Iterator[torch.Tensor]:
         """Its elements, some rows at a time."""
-        shape, ones = self.spec.shape, (1,) * len(self.lead)
+        shape, ones = self.shape, (1,) * len(self.lead)
         if not shape:
             yield regions.read(self.ours, self.lead, ones).to(self.spec.dtype)
             return
@@ -131,7 +133,8 @@ def _plan_theirs(
     chosen = dtype if dtype is not None and not described.is_buffer else stored
     shape = described.shape[1:] if entry.stacked else described.shape
     for number, theirs in enumerate(entry.theirs):
-        yield theirs, _Piece(TensorSpec(theirs, chosen, shape), name, (number,) if entry.stacked else ())
+        spec = TensorSpec(theirs, chosen, entry.shape_theirs(described.shape))
+        yield theirs, _Piece(spec, name, shape, (number,) if entry.stacked else ())
 
 
 def _find_main_dtype(pieces: Iterable[_Piece]) -> str:

@@ -42,9 +42,11 @@ class HfFolder(Mapping[str, torch.Tensor]):
                 do="download the folder again",
             )
         self._packed = self._find_packed()
+        self._stored_names: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._read_packed(name) if name in self._packed else self._read(name)
+        stored = self._stored_names.get(name, name)
+        return self._read_packed(stored) if stored in self._packed else self._read(stored)
 
     def _read(self, name: str) -> torch.Tensor:
         file = self._file_of[name]
@@ -57,6 +59,12 @@ class HfFolder(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def remove_prefix(self, prefix: str) -> None:
+        """Call tensors by the rest of their names, where these begin with `prefix`."""
+        named = {name: name.removeprefix(prefix) for name in self.specs}
+        self._stored_names = {short: name for name, short in named.items()}
+        self.specs = {short: self.specs[name] for name, short in named.items()}
 
     def _find_packed(self) -> frozenset[str]:
         """MXFP4 weights, which take the place of their blocks and scales: they are read like any other tensor."""

@@ -35,6 +35,9 @@ class HfWeights:
     def __init__(self, source: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder = HfFolder(source)
         family = find_family(str(self.folder.config.get("model_type")))
+        find_prefix = getattr(family, "find_prefix", None)
+        if find_prefix is not None:
+            self.folder.remove_prefix(find_prefix(self.folder.config))
         self.config = family.from_hf_config(self.folder.config)
         check_config(self.config)
         entries = family.entries(self.config)
@@ -53,7 +56,9 @@ class HfWeights:
 
     def read_piece(self, key: str, number: int) -> torch.Tensor:
         """One of the tensors of theirs that make up a tensor of ours."""
-        return read_theirs(self.folder, self._entries[key].theirs[number])
+        entry = self._entries[key]
+        found = read_theirs(self.folder, entry.theirs[number])
+        return found.unflatten(-1, entry.unflatten) if entry.unflatten else found
 
     def records(self) -> dict[str, TensorRecord]:
         """The tensors as a checkpoint would list them: one chunk for every tensor of theirs."""
@@ -101,7 +106,7 @@ def check_theirs(
         shape = ours[entry.ours].shape
         if entry.stacked and len(entry.theirs) != shape[0]:
             raise AssertionError(f"{entry.ours} stacks {shape[0]} tensors, but {len(entry.theirs)} are named")
-        needed |= dict.fromkeys(entry.theirs, shape[1:] if entry.stacked else shape)
+        needed |= dict.fromkeys(entry.theirs, entry.shape_theirs(shape))
     scales = {name + SCALE_SUFFIX for name in needed}
     wrong = [
         f"{name} has shape {list(folder.specs[name].shape)} instead of {list(shape)}"

@@ -102,7 +102,7 @@ def test_a_stopped_rank_is_found_by_the_timeout_named_and_replaced(agents, unbro
 
 
 def test_a_rank_that_is_paused_again_and_again_is_named_and_changes_no_bit(agents, unbroken):
-    job = agents(flags={"metrics.rank_times_interval": 4, "metrics.slow_rank_limit": 3.0, "debug.log_level": "info"})
+    job = agents(flags={"metrics.rank_times_interval": 4, "metrics.slow_rank_limit": 1.5, "debug.log_level": "info"})
     for name in ("a", "b"):
         job.start(name, 1)
     job.wait_for_step(2)
@@ -110,23 +110,23 @@ def test_a_rank_that_is_paused_again_and_again_is_named_and_changes_no_bit(agent
     is_over = threading.Event()
 
     def slow_down():
-        while not is_over.wait(0.02):
+        while not is_over.wait(0.1):
             try:
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.4)
+                time.sleep(0.3)
                 os.kill(pid, signal.SIGCONT)
             except ProcessLookupError:
                 return
 
     slowing = threading.Thread(target=slow_down)
     slowing.start()
-    job.wait_for_step(24)
+    job.wait_for_step(14)
     is_over.set()
     slowing.join()
     assert job.finish() == {"a": 0, "b": 0}, job.read_output()
     check_same_bits(job.folder, unbroken)
-    slowest = [each["rank_ms"]["slowest_rank"] for each in read_records(job.folder) if "rank_ms" in each][:5]
-    assert slowest.count(rank) >= 4, slowest
+    slowest = [each["rank_ms"]["slowest_rank"] for each in read_records(job.folder) if "rank_ms" in each][:3]
+    assert slowest.count(rank) >= 2, slowest
     log = (job.folder / "logs" / "rank-0.log").read_text()
     assert re.search(rf"slow ranks: rank {rank} \(", log), log
 

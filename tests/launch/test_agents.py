@@ -132,13 +132,13 @@ def test_a_rank_that_is_paused_again_and_again_is_named_and_changes_no_bit(agent
 
 
 def test_an_elastic_job_goes_on_with_fewer_ranks_and_takes_back_a_smaller_node(agents, unbroken):
-    job = agents(nnodes="1:2", flags={"model.pause_seconds": 0.15})
+    job = agents(nnodes="1:2", flags={"model.pause_seconds": 0.4})
     job.start("a", 2)
     job.start("b", 2)
     job.wait_for_step(7)
     job.lose("b")
     lost_at = job.find_last_step()
-    job.wait_for_step(lost_at + 6)
+    job.wait_for_step(lost_at + 2)
     job.start("b", 1)
     codes = job.finish()
     assert codes == {"a": 0, "b": 0}, job.read_output()

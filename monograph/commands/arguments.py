@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from monograph.commands.sizes import parse_bytes
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
 from monograph.machine.choose import find_machine
@@ -157,6 +158,30 @@ class MachineMeasureArguments(Configurable.Config):
         if not self.out.endswith(".json"):
             what = f"--out {self.out}" if self.out else "--out is missing"
             raise ConfigError(what, why="the rates go to a .json file", do="--out machine.json")
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanOptions(Configurable.Config):
+    """`monograph plan`."""
+
+    gpus: int = 0
+    """Devices to plan for; none is needed here."""
+    memory: str = ""
+    """Memory of one device, such as 80GiB; empty takes the machine's."""
+    explain: bool = False
+    """Also show where the time and the memory of the best run go."""
+    json: str = ""
+    """Also write the plan to this file."""
+    top: int = 10
+    """How many runs to capture and show."""
+
+    def check(self) -> None:
+        if self.gpus < 1:
+            raise ConfigError(f"--gpus must be >= 1, got {self.gpus}", why="it counts devices", do="--gpus 64")
+        if self.top < 1:
+            raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts runs", do="--top 10")
+        if self.memory:
+            parse_bytes(self.memory)
 
 
 @dataclass(kw_only=True, slots=True)

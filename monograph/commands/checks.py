@@ -41,6 +41,16 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
         raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
 
 
+def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any) -> None:
+    """plan: there is a graph to estimate, and a folder for the file."""
+    if config.compile.mode != "graph":
+        raise ConfigError(
+            f"compile.mode is {config.compile.mode}", why="plan reads the captured graph", do="--compile.mode graph"
+        )
+    if json and not Path(json).parent.is_dir():
+        raise ConfigError(f"--json {json}", why=f"there is no folder {Path(json).parent}", do="make it first")
+
+
 def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, **_: Any) -> None:
     """precompile: there is a step to capture, a key to sign with, and room for the artifact."""
     if config.compile.mode != "graph":

@@ -15,9 +15,12 @@ from monograph.commands.terminal import make_console, print_plain, print_rows, p
 from monograph.errors import ConfigError
 from monograph.execute.device import find_device
 from monograph.execute.facts import make_facts
-from monograph.graph.cost import Cost, measure
+from monograph.graph.cost import Cost, find_node_costs, measure
 from monograph.graph.diff import diff_texts
+from monograph.graph.facts import Facts
+from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.timeline import find_timeline
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.machine.choose import AUTO, FALLBACK
@@ -27,6 +30,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
+from monograph.report.trace import make_trace
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example, target_machine
 from monograph.train.config import TrainerConfig
@@ -105,6 +109,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         ran = [record.name for record in records if record.status == "ran"]
         numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
         final = collect_graph(graph, facts)
+        write_trace(graph, facts, folder / "predicted.trace.json", f"{recipe}, predicted for {facts.machine.name}")
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.needs_evaluation():
             example = make_example(config, source)
@@ -124,7 +129,15 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
     print_records(records)
     print_plain(f"\nnumerics: {numerics}\n" + "\n".join(notes))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
+    print_plain(f"trace:  {folder / 'predicted.trace.json'} (ui.perfetto.dev)")
     return 0
+
+
+def write_trace(graph: StepGraph, facts: Facts, path: Path, name: str) -> None:
+    """The predicted step for trace viewers."""
+    inside = graph.module.graph
+    timeline = find_timeline(inside, find_node_costs(inside, LikelySizes(inside), facts).seconds)
+    write_whole(path, strict_json.dump(make_trace(timeline, name=name), is_compact=True) + "\n")
 
 
 def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from monograph.commands.arguments import (
     MachineMeasureArguments,
     MachineShowArguments,
     PassesArguments,
+    PlanOptions,
     PrecompileOptions,
     RankOptions,
     TrainOptions,
@@ -31,6 +32,7 @@ from monograph.commands.checks import (
     check_bench,
     check_inspect,
     check_pass_arguments,
+    check_plan_options,
     check_precompile,
     check_ranks,
 )
@@ -119,6 +121,16 @@ COMMANDS = (
         takes_recipe=True,
         needs=("words",),
         arguments=BenchOptions,
+    ),
+    Command(
+        name="plan",
+        usage="RECIPE --gpus N [--machine h100] [--memory 80GiB] [--explain] [--json FILE] [--section.field value ...]",
+        summary="Will it fit, how fast, on which mesh: the ten best, estimated from their graphs; needs no GPU.",
+        function="monograph.commands.plan:plan",
+        check=check_plan_options,
+        takes_recipe=True,
+        needs=("words", "origins"),
+        arguments=PlanOptions,
     ),
     Command(
         name="precompile",

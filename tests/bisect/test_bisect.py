@@ -18,7 +18,7 @@ from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
 from tests.test_cli import RUN_MANY
 
-QUICK = ("remove_no_ops", "recompute", "merge_matmuls", "fuse_kernels")
+QUICK = ("recompute", "merge_matmuls")
 """Faults of `make test`; the others are long."""
 
 

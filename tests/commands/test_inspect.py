@@ -30,7 +30,7 @@ def inspected(tmp_path_factory):
 def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
     report = json.loads((inspected / "report.json").read_text())
     ran = [(index, each) for index, each in enumerate(report["passes"], 1) if each["status"] == "ran"]
-    expected = {"00-captured.txt", "report.json", "index.html"}
+    expected = {"00-captured.txt", "report.json", "index.html", "predicted.trace.json"}
     expected |= {f"{index:02d}-{each['name']}.{end}" for index, each in ran for end in ("txt", "diff")}
     assert {path.name for path in inspected.iterdir()} == expected
     assert len(ran) >= 5 and len(report["passes"]) > len(ran), "skipped passes are reported as well"
@@ -146,3 +146,15 @@ def test_the_program_is_that_of_the_machine_named_wherever_it_is_captured(tmp_pa
     assert saved["h200"] < saved["cpu"]
     assert "The program is for a CPU." in reports["cpu"]["run"]["notes"]
     assert reports["cpu"]["run"]["numerics"] == "bitwise identical to eager"
+
+
+def test_the_trace_has_every_lane_of_the_time_line_with_module_paths(inspected):
+    report = json.loads((inspected / "report.json").read_text())
+    events = json.loads((inspected / "predicted.trace.json").read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert lanes == {lane["name"] for lane in report["final"]["timeline"]["lanes"]}
+    spans = [event for event in events if event["ph"] == "X"]
+    end = max(event["ts"] + event["dur"] for event in spans)
+    assert end == pytest.approx(1e6 * report["final"]["timeline"]["total_seconds"])
+    assert any(event["args"].get("module") == "layers.1.attention.wo" for event in spans)
+    assert {event["cat"] for event in spans} == {"compute", "collective"}

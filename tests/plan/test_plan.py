@@ -1,0 +1,149 @@
+"""plan: candidates that the configuration accepts, estimates of deep models from few blocks, agreement with an H200."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.plan_accuracy import RECORDED, estimate_step
+from monograph import cli
+from monograph.commands.arguments import RankOptions
+from monograph.commands.request import read_request
+from monograph.commands.sizes import parse_bytes
+from monograph.errors import ConfigError
+from monograph.execute.facts import make_facts
+from monograph.graph.cost import find_node_costs
+from monograph.graph.likely_sizes import LikelySizes
+from monograph.graph.memory import find_memory
+from monograph.graph.timeline import find_timeline
+from monograph.machine.table import MACHINES
+from monograph.parallel.groups import fake_groups
+from monograph.passes.runner import build_passes
+from monograph.plan.axes import Candidate, list_candidates
+from monograph.plan.depth import find_reduced_depth, plan_depth
+from monograph.plan.measure import measure_candidate
+from monograph.recipes.catalog import load_recipe
+from monograph.run import build_source, capture_and_optimize, make_example
+from monograph.train.layout import plan_run_mesh
+from tests.kit.ranks import pool
+from tests.kit.tiny import tiny
+from tests.plan.on_ranks import track_peak
+from tests.test_cli import RUN_MANY
+
+H100 = MACHINES["H100"]
+
+
+def test_a_deep_model_is_captured_with_three_blocks_of_each_kind():
+    depth = plan_depth(["dense"] * 3 + ["moe"] * 58)
+    assert (depth.blocks, depth.extra, depth.total) == (6, {4: 55}, 61)
+    assert plan_depth(["a", "b"] * 8).extra == {2: 5, 3: 5}
+    assert plan_depth(["a", "a"]).extra == {}
+    assert find_reduced_depth(load_recipe("llama3_debugmodel").model).blocks == 3
+
+
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_few_blocks_tell_the_time_and_memory_of_many(model, tmp_path):
+    """The whole graph of twelve blocks against its estimate from those that were captured."""
+    changes = {"compile.mode": "graph", "model.n_layers": 12, "machine": "h100", "training.local_batch_size": 4}
+    config = tiny(model, tmp_path, changes)
+    config = config.replace(model=config.model.for_device("cuda"))
+    candidate = Candidate(config, plan_run_mesh(config, 4), 4, "selective", True, 1)
+    step = measure_candidate(candidate, H100, find_reduced_depth(config.model))
+    with fake_groups(candidate.mesh, 0, torch.device("cpu")) as groups:
+        source, settings = build_source(config, groups)
+        facts = make_facts(source.table, groups, settings)
+        passes = build_passes(settings.passes, settings.compile.numerics)
+        graph = capture_and_optimize(source, make_example(config, source), facts, passes, is_measured=False).graph
+        inside = graph.module.graph
+        sizes = LikelySizes(inside)
+        timeline = find_timeline(inside, find_node_costs(inside, sizes, facts).seconds)
+        memory = find_memory(graph, sizes)
+    in_graph = step.memory.peak - step.memory.optimizer
+    assert in_graph == pytest.approx(memory.peak_bytes, rel=0.02)
+    assert step.step_seconds == pytest.approx(timeline.total_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "setting", [RECORDED[1], *(pytest.param(each, marks=pytest.mark.long) for each in (RECORDED[0], *RECORDED[2:]))]
+)
+def test_estimates_agree_with_steps_that_were_measured_on_an_h200(setting):
+    config = read_request([*setting.words.split(), "--machine", "h200"], RankOptions()).config
+    ms, gib = estimate_step(config, MACHINES["H200"])
+    assert gib == pytest.approx(setting.gib, rel=0.05)
+    assert ms == pytest.approx(setting.ms, rel=0.10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
+def test_estimated_memory_is_what_tensors_hold_on_ranks(model, tmp_path):
+    config = tiny(model, tmp_path, {"compile.mode": "graph", "machine": "cpu"}, tp=2)
+    measured = max(pool.run(2, track_peak, config))
+    with fake_groups(plan_run_mesh(config, 2), 0, torch.device("cpu")) as groups:
+        source, settings = build_source(config, groups)
+        facts = make_facts(source.table, groups, settings)
+        passes = build_passes(settings.passes, settings.compile.numerics)
+        graph = capture_and_optimize(source, make_example(config, source), facts, passes).graph
+    assert find_memory(graph).peak_bytes == pytest.approx(measured, rel=0.05)
+
+
+def test_candidates_divide_the_devices_and_keep_the_global_batch():
+    config = load_recipe("deepseek_v3_16b")
+    found = list(list_candidates(config, 64, H100, {}))
+    assert {candidate.mesh.world_size for candidate in found} == {64}
+    for each in found:
+        assert each.sequences * each.micro_batches * each.mesh.data_parts == config.training.global_batch_size
+    assert {each.mesh.tp for each in found} == {1, 2, 4, 8} and max(each.mesh.ep for each in found) == 64
+    assert {each.mesh.etp for each in found} >= {1, 2}
+    fixed = list(list_candidates(config.replace(), 64, H100, {"parallelism.tensor_parallel_degree": 2}))
+    assert {each.mesh.tp for each in fixed} == {2}
+
+
+def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    line = "plan llama3_8b --gpus 1 --machine h200 --top 2 --explain --training.seq_len 4096"
+    assert cli.main([*line.split(), "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    content = json.loads(path.read_text())
+    runs = content["runs"]
+    assert runs[0]["tokens_per_second"] >= runs[-1]["tokens_per_second"] > 0
+    assert runs[0]["needed_bytes"] <= 141e9 and runs[0]["command"] in out and "1 x H200" in out
+    assert "waiting" in out or "compute" in out
+    words = runs[0]["command"].split()[2:]
+    again = read_request(words, RankOptions()).config
+    assert again.training.local_batch_size == runs[0]["local_batch_size"], "the command asks for what was planned"
+    assert content["not_searched"]["ep"] == "the model has no routed experts"
+
+
+@pytest.mark.long
+def test_what_does_not_fit_is_refused_with_the_nearest(capsys):
+    assert cli.main(["plan", "llama3_8b", "--gpus", "1", "--machine", "l40s", "--top", "1"]) == 1
+    err = capsys.readouterr().err
+    assert "nothing fits into the 44.7 GiB of 1 x L40S" in err and "the nearest needs" in err and "--gpus" in err
+
+
+@pytest.mark.parametrize(("text", "size"), [("80GiB", 80 * 2**30), ("141 GB", 141 * 10**9), ("1.5tib", 1536 * 2**30)])
+def test_sizes_are_read_with_their_unit(text, size):
+    assert parse_bytes(text) == size
+    with pytest.raises(ConfigError, match="a number and a unit"):
+        parse_bytes(f"{text}s")
+
+
+REFUSED = {
+    "": "--gpus must be >= 1",
+    "--gpus 8 --memory 80 gigs": "a number and a unit",
+    "--gpus 8 --machine h10": "did you mean H100?",
+    "--gpus 8 --compile.mode eager": "plan reads the captured graph",
+    "--gpus 8 --json none/plan.json": "there is no folder none",
+}
+
+
+def test_what_cannot_be_planned_is_refused_at_once_without_torch():
+    lines = [["plan", "llama3_debugmodel", *words.replace("80 gigs", "80gigs").split()] for words in REFUSED]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_MANY], input=json.dumps(lines), capture_output=True, text=True, check=True
+    )
+    for (code, _, err, seconds), reason in zip(json.loads(done.stdout), REFUSED.values(), strict=True):
+        assert (code, reason in err) == (2, True), err
+        assert seconds < 2

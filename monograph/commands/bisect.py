@@ -6,8 +6,8 @@ from pathlib import Path
 
 from monograph.bisect.run import Outcome, bisect
 from monograph.bisect.show import describe_outcomes
-from monograph.commands.arguments import BisectArguments
 from monograph.commands.bisect_lines import BisectLines, read_lines
+from monograph.commands.insight_arguments import BisectArguments
 from monograph.commands.on_ranks import start_rank
 from monograph.commands.terminal import print_plain
 from monograph.errors import EXIT_FAILED

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from monograph.commands.arguments import BisectArguments
 from monograph.commands.compare import read_line, take_apart
+from monograph.commands.insight_arguments import BisectArguments
 from monograph.commands.request import Request
 from monograph.errors import ConfigError
 from monograph.train.config import TrainerConfig

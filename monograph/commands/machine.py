@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.multiprocessing as multiprocessing
 
-from monograph.commands.arguments import MachineMeasureArguments, MachineShowArguments
+from monograph.commands.insight_arguments import MachineMeasureArguments, MachineShowArguments
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.config.docs import find_field_docs
 from monograph.errors import ConfigError

@@ -10,7 +10,6 @@ from monograph.commands.arguments import (
     ArtifactSignArguments,
     ArtifactVerifyArguments,
     BenchOptions,
-    BisectArguments,
     CheckModelArguments,
     CheckPassArguments,
     CompareArguments,
@@ -19,10 +18,7 @@ from monograph.commands.arguments import (
     GoodputArguments,
     InspectOptions,
     LaunchOptions,
-    MachineMeasureArguments,
-    MachineShowArguments,
     PassesArguments,
-    PlanOptions,
     PrecompileOptions,
     RankOptions,
     TrainOptions,
@@ -35,6 +31,13 @@ from monograph.commands.checks import (
     check_plan_options,
     check_precompile,
     check_ranks,
+)
+from monograph.commands.insight_arguments import (
+    BisectArguments,
+    MachineMeasureArguments,
+    MachineShowArguments,
+    PlanOptions,
+    WatchArguments,
 )
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate, check_import
@@ -211,6 +214,15 @@ COMMANDS = (
         arguments=BisectArguments,
         positional=("left", "right"),
         optional=("right",),
+    ),
+    Command(
+        name="watch",
+        usage="FOLDER [--also FOLDER ...] [--out FILE.html] [--port N]",
+        summary="Show runs as a page: loss, speed, memory, expert load; while they train or afterwards.",
+        function="monograph.commands.watch:watch",
+        check="monograph.commands.watch:check_watch",
+        arguments=WatchArguments,
+        positional=("folder",),
     ),
     Command(
         name="config",

@@ -1,0 +1,107 @@
+"""What the commands that answer questions take: machine, plan, bisect, watch. Loads without torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from monograph.commands.sizes import parse_bytes
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+from monograph.machine.choose import find_machine
+
+
+@dataclass(kw_only=True, slots=True)
+class BisectArguments(Configurable.Config):
+    """`monograph bisect`."""
+
+    left: str = ""
+    """One run, as it would follow `monograph train`, in quotes."""
+    right: str = ""
+    """The other run; without it, the eager step of the first."""
+    steps: int = 3
+    """Updates to compare, until one differs."""
+    tolerance: float = 0.0
+    """Largest difference, relative to the largest value of a tensor, that counts as equal; 0 compares bit for bit."""
+
+    def check(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"--steps must be >= 1, got {self.steps}", why="it counts updates", do="--steps 3")
+        if self.tolerance < 0:
+            raise ConfigError(
+                f"--tolerance {self.tolerance}", why="a difference is not negative", do="--tolerance 1e-5"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineMeasureArguments(Configurable.Config):
+    """`monograph machine measure`."""
+
+    out: str = ""
+    """The JSON file to write, for --machine FILE.json."""
+    name: str = ""
+    """What estimates call the machine; empty takes the device's name."""
+    ranks: int = 0
+    """Start this many local ranks, which measure at once, and the links between them; 0 is one process, or one of the
+    ranks that torchrun started."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU when there is one."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts processes", do="--ranks 2")
+        if not self.out.endswith(".json"):
+            what = f"--out {self.out}" if self.out else "--out is missing"
+            raise ConfigError(what, why="the rates go to a .json file", do="--out machine.json")
+
+
+@dataclass(kw_only=True, slots=True)
+class MachineShowArguments(Configurable.Config):
+    """`monograph machine show`."""
+
+    machine: str = ""
+    """One machine, by name or as a .json file; empty lists all."""
+
+    def check(self) -> None:
+        if self.machine:
+            find_machine(self.machine)
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanOptions(Configurable.Config):
+    """`monograph plan`."""
+
+    gpus: int = 0
+    """Devices to plan for; none is needed here."""
+    memory: str = ""
+    """Memory of one device, such as 80GiB; empty takes the machine's."""
+    explain: bool = False
+    """Also show where the time and the memory of the best run go."""
+    json: str = ""
+    """Also write the plan to this file."""
+    top: int = 10
+    """How many runs to capture and show."""
+
+    def check(self) -> None:
+        if self.gpus < 1:
+            raise ConfigError(f"--gpus must be >= 1, got {self.gpus}", why="it counts devices", do="--gpus 64")
+        if self.top < 1:
+            raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts runs", do="--top 10")
+        if self.memory:
+            parse_bytes(self.memory)
+
+
+@dataclass(kw_only=True, slots=True)
+class WatchArguments(Configurable.Config):
+    """`monograph watch`."""
+
+    folder: str = ""
+    """Folder of a run (its job.dump_folder): training, finished or killed."""
+    also: tuple[str, ...] = ()
+    """Folders of further runs, shown side by side."""
+    out: str = ""
+    """Write the page to this file instead of serving it."""
+    port: int = 0
+    """Port on this machine; 0 takes a free one."""
+
+    def check(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"--port {self.port}", why="ports are 1 to 65535", do="leave it out")

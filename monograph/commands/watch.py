@@ -1,0 +1,41 @@
+"""`monograph watch`: runs as a page, while they train or afterwards. Loads without torch."""
+
+from pathlib import Path
+
+from monograph.commands.insight_arguments import WatchArguments
+from monograph.commands.terminal import print_plain
+from monograph.errors import ConfigError
+from monograph.report.page import make_run_page
+from monograph.watch.runs import collect_runs
+from monograph.watch.server import RunServer
+from monograph.whole_file import write_whole
+
+
+def check_watch(arguments: WatchArguments) -> None:
+    """There are runs in these folders, and a folder for the file."""
+    for name in (arguments.folder, *arguments.also):
+        folder = Path(name)
+        if not folder.is_dir():
+            raise ConfigError(f"{name} is not a folder", why="a run leaves its metrics in its job.dump_folder")
+        if not (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
+            raise ConfigError(
+                f"{name} has neither metrics.jsonl nor config.json", why="no run wrote there", do="see job.dump_folder"
+            )
+    if arguments.out and not Path(arguments.out).parent.is_dir():
+        raise ConfigError(f"--out {arguments.out}", why="there is no such folder", do="make it first")
+
+
+def watch(arguments: WatchArguments) -> int:
+    """Write the page, or serve it until interrupted."""
+    folders = [Path(arguments.folder), *map(Path, arguments.also)]
+    if arguments.out:
+        write_whole(Path(arguments.out), make_run_page(collect_runs(folders, is_live=False)))
+        print_plain(f"page: {arguments.out}")
+        return 0
+    with RunServer(folders, arguments.port) as server:
+        print_plain(f"{server.address}\n(on this machine only; the address is the key; Ctrl-C ends it)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0

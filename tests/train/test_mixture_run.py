@@ -7,8 +7,18 @@ import pytest
 from monograph.errors import DataError
 from monograph.run import train
 from tests.kit.ranks import pool
-from tests.kit.runs import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
+from tests.kit.runs import (
+    differing,
+    find_steps,
+    open_trainer,
+    read_exact,
+    read_records,
+    read_step,
+    tiny_run,
+    write_texts,
+)
 from tests.parallel.rank_work import run_trainer
+from tests.train.processes import KILLED, kill, run, start, wait_until
 
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 
@@ -84,3 +94,19 @@ def test_each_validation_set_has_a_loss_and_a_perplexity(tmp_path, mixture, caps
     assert len({each["loss"] for each in held["validation"].values()}) == 3
     assert summary.validation.losses.keys() == {"web", "books"}
     assert "books " in capsys.readouterr().err
+
+
+def test_a_mixture_that_is_killed_continues_to_the_bit(tmp_path, mixture):
+    watched = {"validator__interval": 2, "validator__steps": 1, "training__steps": 12}
+    assert run(make_run(tmp_path / "whole", mixture, **watched)) == 0
+    process = start(make_run(tmp_path / "killed", mixture, **watched))
+    wait_until(lambda: 4 in find_steps(tmp_path / "killed"), process)
+    assert kill(process) == KILLED
+    assert run(make_run(tmp_path / "killed", mixture, **watched, checkpoint__load="latest")) == 0
+    names = ("step", "loss", "grad_norm", "cursor", "source_loss", "source_samples", "validation")
+    seen = [
+        [{name: record.get(name) for name in names} for record in read_records(tmp_path / each)]
+        for each in ("whole", "killed")
+    ]
+    assert seen[0] == seen[1]
+    assert differing(read_step(tmp_path / "whole", 12), read_step(tmp_path / "killed", 12)) == []

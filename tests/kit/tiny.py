@@ -116,6 +116,8 @@ def tiny(model: str, folder: Path, changes: dict[str, Any] | None = None, **degr
     )
     if not hasattr(config.model, "feed_forward"):
         del small["model.feed_forward.hidden_dim"]
+    if (changes or {}).get("training.steps", 4) < 2:
+        small["lr_scheduler.warmup_steps"] = 0
     for path, value in {**small, **(changes or {})}.items():
         config = replace_leaf(config, path, value)
     check_config(config)

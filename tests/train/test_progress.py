@@ -1,7 +1,9 @@
 """What a person sees while training."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -120,3 +122,26 @@ def test_a_run_tells_where_the_time_before_its_first_step_went_and_then_its_step
     order = [shown.index(text) for text in said]
     assert order == sorted(order) and shown.count("time to the first step") == 1
     assert "content hash" in shown
+
+
+@pytest.mark.long
+def test_a_terminal_keeps_the_step_lines_and_shows_the_bar(tmp_path):
+    """A real terminal of the system, with a real run in it."""
+    words = ["train", "tests.kit.runs:tiny", "--training.steps", "12", "--metrics.log_interval", "4"]
+    words += ["--metrics.progress", "auto", "--debug.log_level", "info", "--job.dump_folder", str(tmp_path / "run")]
+    controller, terminal = os.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "monograph", *words], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(controller, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
+    assert re.findall(r" I step +(\d+)/12 .*lr \d", text) == ["1", "4", "8", "12"]
+    assert "training ━" in text and "training finished" in text

@@ -25,6 +25,7 @@ from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import find_source
 from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.train.lr_plan import plan_lr
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import CPU, buffers_of, digest
 from tests.kit.capture import prepare
@@ -58,7 +59,7 @@ def see_update(config: TrainerConfig) -> Any:
     with single_rank() as groups:
         step = build_step(config, groups)
         optimizer = config.optimizer.build(parameters=step.parameters, weight_cache=step.weight_cache)
-        scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
+        scheduler = plan_lr(config.lr_scheduler, peak=config.optimizer.lr, steps=config.training.steps).plan
         seen: list[Any] = [[scheduler.lr(number) for number in range(1, config.training.steps + 1)]]
         for number in range(1, UPDATES + 1):
             loss = add_gradients(step, [make_batch(config)])

@@ -19,8 +19,12 @@ RUNS = {
     "deepseek_v3": {**ROPE, "model.rope.scaling": "yarn"},
     "llama3": {**ROPE, "model.rope.scaling": "llama3"},
 }
-ELSEWHERE = {"HfExportArguments.max_file_gb", "CompareArguments.tolerance"}
-"""Floats that are no part of a run; both commands check them with their other arguments."""
+ELSEWHERE = {
+    *("HfExportArguments.max_file_gb", "CompareArguments.tolerance", "BisectArguments.tolerance"),
+    *("GenerateArguments.temperature", "GenerateArguments.top_p", "GenerateArguments.repetition_penalty"),
+    "MixturePartConfig.weight",
+}
+"""Floats that are no field of these runs; commands and a mixture check them with their other arguments."""
 EXTREMES = (0.0, -1.0, 5e-324, 1e-300, 1e-40, 1e-12, 1.0 - 2**-53, 1.0, 1e12, 1e38, 1e300, 1.7e308)
 NOT_FINITE = (math.inf, -math.inf, math.nan)
 

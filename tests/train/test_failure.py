@@ -23,9 +23,9 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self._step, name)
 
-    def __call__(self, batch, normalizers):
+    def accumulate(self, batches, scalars):
         self.__dict__["_calls"] += 1
-        loss = self._step(batch, normalizers)
+        loss = self._step.accumulate(batches, scalars)
         return self._spoil(self._step, loss) if self._calls == self._at else loss
 
 

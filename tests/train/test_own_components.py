@@ -138,6 +138,7 @@ def test_own_optimizer_state_moves_to_another_mesh_bit_for_bit(tmp_path):
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path, capsys):
     train(tmp_path / "adamw")
     load = ["--checkpoint.load", str(tmp_path / "adamw" / "checkpoints" / "step-00000003"), "--training.steps", "5"]
+    load += ["--lr_scheduler.on_extend", "hold"]
     words = ["train", "tests.kit.runs:tiny", "--job.dump_folder", str(tmp_path / "lion"), *LION, *load]
     assert cli.main(words) != 0
     assert "optimizer/momentum" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 from monograph.cli import main
 from monograph.train import trainer
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
+from monograph.train.speed import SpeedReport
 from monograph.train.summary import find_next, summary_rows
 from monograph.train.trainer import Summary
 from tests.kit.runs import find_steps, read_records, tiny_run, write_texts
@@ -89,7 +90,7 @@ def test_weights_that_were_only_the_start_are_not_loaded_again(empty, capsys):
 
 
 def make_summary(**changes):
-    values = dict(steps=2, first={}, last={}, tokens_per_second=1.0, validation=None, checkpoint=None)
+    values = dict(steps=2, first={}, last={}, speed=SpeedReport(), validation=None, checkpoint=None)
     return Summary(**values | dict(metrics=Path("m"), missing=[], is_rank_zero=True) | changes)
 
 

@@ -120,7 +120,7 @@ def chapter_4_trainer(config: TrainerConfig) -> Path:
     folder = Path(config.job.dump_folder)
     print(f"4. trained {summary.steps} steps: loss {summary.first['loss']:.2f} -> {summary.last['loss']:.2f}")
     left = ", ".join(sorted(path.name for path in folder.iterdir()))
-    print(f"   held-out loss {summary.validation_loss:.2f}; the run's folder holds {left}")
+    print(f"   {summary.validation.describe()}; the run's folder holds {left}")
 
     # metrics.jsonl has one line a step. A loss is written as the exact float32 that was computed, so two runs can be
     # compared bit for bit from their files.

@@ -19,8 +19,8 @@ ROUTINGS = ((), (2, 3))
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_debug_recipe_brings_the_loss_clearly_down(family, tmp_path):
-    short = "--training.steps 40 --training.local_batch_size 2 --training.seq_len 96 --validator.interval 0"
-    quiet = "--checkpoint.enabled false --metrics.progress off --debug.device cpu"
+    short = "--training.steps 40 --training.local_batch_size 2 --training.seq_len 96 --model.n_layers 3"
+    quiet = "--validator.interval 0 --checkpoint.enabled false --metrics.progress off --debug.device cpu"
     words = [f"{family}_debugmodel", *short.split(), *quiet.split(), "--job.dump_folder", str(tmp_path)]
     assert main(["train", *words]) == 0
     losses = [record["loss"] for record in read_records(tmp_path) if "loss" in record]

@@ -16,7 +16,6 @@ FAMILIES = (
     "deepseek_v3_debugmodel",
     "gpt_oss_debugmodel",
     "llama4_debugmodel",
-    "llama4_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24

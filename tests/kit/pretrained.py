@@ -44,6 +44,16 @@ SINKS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+CHUNKS = {
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 FAMILIES = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
@@ -51,6 +61,7 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 8, **EXPERTS}),
     "deepseek_v3": ("DeepseekV3", LATENT),
     "gpt_oss": ("GptOss", SINKS),
+    "llama4": ("Llama4Text", CHUNKS),
 }
 
 
@@ -83,7 +94,7 @@ def write_pretrained(folder: Path, family: str = "llama", *, scale: float = 1.0,
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **more, **overrides})
     config.bos_token_id, config.eos_token_id = 0, 1
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

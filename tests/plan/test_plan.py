@@ -102,7 +102,7 @@ def test_candidates_divide_the_devices_and_keep_the_global_batch():
 
 def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    line = "plan llama3_8b --gpus 1 --machine h200 --top 2 --explain --training.seq_len 4096"
+    line = "plan llama3_1b --gpus 1 --machine h200 --top 2 --explain --training.seq_len 4096"
     assert cli.main([*line.split(), "--json", str(path)]) == 0
     out = capsys.readouterr().out
     content = json.loads(path.read_text())

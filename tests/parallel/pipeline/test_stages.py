@@ -4,9 +4,11 @@ import itertools
 import random
 
 import pytest
+import torch
 
 from monograph.errors import ConfigError
 from monograph.parallel.pipeline.stages import balance, plan_stages
+from monograph.recipes.catalog import find_recipes, load_recipe
 
 UNITS = ["embedding", *(f"layers.{n}" for n in range(6)), "head"]
 
@@ -53,3 +55,11 @@ def test_an_explicit_list_names_the_first_units_of_all_stages_but_the_first():
 def test_stages_that_cannot_be_are_refused_with_the_nearest_that_can(count, firsts, words):
     with pytest.raises(ConfigError, match=words):
         plan_stages(UNITS, [1] * 8, count, firsts)
+
+
+@pytest.mark.parametrize("name", [name for name in find_recipes() if name.endswith(("debugmodel", "debugmodel_moe"))])
+def test_a_config_knows_the_units_of_its_model_before_it_is_built(name):
+    config = load_recipe(name).model
+    with torch.device("meta"):
+        model = config.build()
+    assert config.find_units() == tuple(unit.path for unit in model.units())

@@ -131,3 +131,9 @@ def test_ten_updates_of_every_model_and_schedule_have_the_bits_of_one_device(mod
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_a_pipeline_over_a_mesh_has_the_bits_of_that_mesh_without_it(degrees, schedule):
     compare("deepseek_v3", 4, 3, pp=2, schedule=schedule, **degrees)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["gpt_oss", "llama4"])
+def test_every_family_of_decoders_has_the_bits_of_one_device(model):
+    compare(model, 4, 2, (("model.n_layers", 4),), pp=2, schedule="zero_bubble")

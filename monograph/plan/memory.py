@@ -33,6 +33,8 @@ class MemoryParts:
     """Activations that wait for backward."""
     working: int
     """Gathered weights, values in use, workspaces of kernels."""
+    most_saved: int
+    """The most that waits for backward at any time, at the peak or not."""
 
     @property
     def peak(self) -> int:
@@ -107,6 +109,7 @@ def find_memory_parts(
         optimizer=int(MOMENTS * trained),
         saved=int(curves[_SAVED][peak]),
         working=int(curves[_WORKING][peak] + work[peak]),
+        most_saved=int(max(curves[_SAVED])),
     )
 
 

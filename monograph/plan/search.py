@@ -191,7 +191,7 @@ def find_model_facts(config: TrainerConfig, model: Model, machine: Machine, dept
         seq_len=config.training.seq_len,
         routed=float(moe.router.top_k) if moe is not None else 0.0,
         compute_seconds=step.compute_seconds,
-        saved_bytes=step.memory.saved,
+        saved_bytes=step.memory.most_saved,
         working_bytes=step.memory.working,
     )
 

@@ -78,7 +78,7 @@ def explain_run(run: PlannedRun) -> list[str]:
         f"  {'':7}  {format_seconds(hidden):>8}  of collectives behind compute",
         f"{format_bytes(run.needed_bytes)} of {format_bytes(run.machine.memory_bytes)} on each device",
     ]
-    names = [each.name for each in dataclasses.fields(memory)]
+    names = [each.name for each in dataclasses.fields(memory) if each.name != "most_saved"]
     parts = {name: float(getattr(memory, name)) for name in names}
     parts["fragments, context, communicators"] = run.needed_bytes - run.peak_bytes
     lines += [

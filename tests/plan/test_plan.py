@@ -117,6 +117,13 @@ def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
 
 
 @pytest.mark.long
+def test_what_fits_only_with_full_recomputation_is_found(tmp_path, capsys):
+    """8B parameters with their moments leave 10 GiB of an H200 to everything else."""
+    assert cli.main(["plan", "llama3_8b", "--gpus", "1", "--machine", "h200", "--top", "2"]) == 0
+    assert "full" in capsys.readouterr().out
+
+
+@pytest.mark.long
 def test_what_does_not_fit_is_refused_with_the_nearest(capsys):
     assert cli.main(["plan", "llama3_8b", "--gpus", "1", "--machine", "l40s", "--top", "1"]) == 1
     err = capsys.readouterr().err

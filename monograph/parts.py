@@ -5,6 +5,7 @@ parameters start, how it is sharded, and what it costs. docs/guides/own_model.md
 """
 
 from monograph.models.attention import Attention
+from monograph.models.attention_kind import CAUSAL
 from monograph.models.config import (
     AttentionConfig,
     ExpertsConfig,
@@ -25,8 +26,10 @@ from monograph.models.loss import ChunkedCrossEntropy
 from monograph.models.moe import Moe
 from monograph.models.norm import RMSNorm
 from monograph.models.rope import Rope
+from monograph.models.segments import build_segments
 
 __all__ = [
+    "CAUSAL",
     "Attention",
     "AttentionConfig",
     "ChunkedCrossEntropy",
@@ -51,5 +54,6 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "RouterConfig",
+    "build_segments",
     "expand",
 ]

@@ -95,11 +95,12 @@ def test_what_it_cannot_do_is_refused(changed):
         hf.from_hf_config(hf.to_hf_config(Starcoder2Config()) | changed)
 
 
-@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}], ids=["dp2", "tp2"])
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}], ids=["dp2", "tp2", "cp2"])
 def test_two_ranks_compute_what_one_device_computes(degrees, tmp_path):
     config = starcoder2_debugmodel()
     config.model.n_layers, config.training.seq_len, config.training.local_batch_size = 2, 32, 2
     config.parallelism.tensor_parallel_degree = degrees.get("tp", 1)
+    config.parallelism.context_parallel_degree = degrees.get("cp", 1)
     config.job.dump_folder, config.debug.device = str(tmp_path), "cpu"
     verdict = pool.run(2, verify_on_ranks, config)[0]
     assert verdict.is_equal, verdict.blame

@@ -4,13 +4,16 @@ monograph train examples.own_model.recipe:starcoder2_debugmodel
 monograph check-model examples.own_model.model:Starcoder2 --ranks 2
 """
 
+from collections.abc import Mapping
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import monograph as mg
 from examples.own_model import hf as names
 from examples.own_model.config import Starcoder2Config
-from monograph.parts import Attention, Embedding, Linear, ResidualSpec
+from monograph.parts import CAUSAL, Attention, Embedding, Linear, ResidualSpec, build_segments
 
 
 class GeluFeedForward(nn.Module):
@@ -39,8 +42,8 @@ class Starcoder2Block(nn.Module):
         self.norm_2 = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.feed_forward = GeluFeedForward(config.dim, config.hidden_dim, out_std=residual.out_std)
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        h = h + self.attention(self.norm_1(h), (cos, sin))
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, segments: Tensor | None = None) -> Tensor:
+        h = h + self.attention(self.norm_1(h), (cos, sin), segments)
         return h + self.feed_forward(self.norm_2(h))
 
 
@@ -83,16 +86,30 @@ class Starcoder2(mg.Model):
     def parallel_plan(self) -> mg.ParallelPlan:
         return mg.plan_vocab_embedding("embedding") + super().parallel_plan()
 
-    def forward(self, tokens: Tensor, labels: Tensor, targets: Tensor, *, call=mg.call_module) -> mg.StepOutput:
-        return mg.StepOutput.of(call(self.head, self.run(tokens, call), labels, targets))
+    def step_inputs(self, batch: Mapping[str, Tensor], part: mg.SequencePart) -> dict[str, Tensor]:
+        """With context parallelism: the positions of this rank's tokens, and the keys they see."""
+        inputs = super().step_inputs(batch, part)
+        if not part.is_whole:
+            size, length = batch["tokens"].shape
+            inputs["positions"] = part.take(torch.arange(length).expand(size, length), 1)
+            segments = build_segments(None, CAUSAL, part, batch=size, length=length)
+            inputs |= {} if segments is None else {"segments": segments}
+        return inputs
+
+    def forward(
+        self, tokens: Tensor, labels: Tensor, targets: Tensor, *, call=mg.call_module, **shared: Tensor
+    ) -> mg.StepOutput:
+        return mg.StepOutput.of(call(self.head, self.run(tokens, call, **shared), labels, targets))
 
     def predict(self, tokens: Tensor, *, call=mg.call_module) -> Tensor:
         return call(self.head, self.run(tokens, call))
 
-    def run(self, tokens: Tensor, call: mg.UnitCall) -> Tensor:
+    def run(
+        self, tokens: Tensor, call: mg.UnitCall, positions: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """The stream after the last block."""
-        cos, sin = self.rope(tokens.shape[1], None)
+        cos, sin = self.rope(tokens.shape[1], positions)
         h = call(self.embedding, tokens)
         for layer in self.layers:
-            h = call(layer, h, cos, sin)
+            h = call(layer, h, cos, sin, segments)
         return h

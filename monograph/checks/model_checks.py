@@ -20,6 +20,7 @@ from monograph.models.hf_families import find_family_of
 from monograph.models.hf_tensors import export_tensors, import_tensors
 from monograph.models.init import initialize
 from monograph.models.model import Model, find_scalars
+from monograph.models.sequence_part import WHOLE
 from monograph.parallel.check_plan import check_plan
 from monograph.parallel.groups import find_first_difference
 from monograph.parallel.mesh import Mesh
@@ -80,13 +81,14 @@ def check_description(config: TrainerConfig) -> str:
             raise ModelRefused(f"units() has {path} twice")
     build_table(model, model.parallel_plan(), Mesh())
     model.plan_parameters()
-    names = [*model.batch_spec, *find_scalars(model)]
+    batch = draw_batch(config, model.batch_spec, torch.Generator().manual_seed(0))
+    names = [*model.step_inputs(batch, WHOLE), *find_scalars(model)]
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys([*names, "call"]))
     except TypeError as error:
         raise ModelRefused(
-            f"forward cannot be called with {', '.join(names)} and call, which batch_spec, normalizers and "
-            f"draws_random name: {error}"
+            f"forward cannot be called with {', '.join(names)} and call, which batch_spec, step_inputs, "
+            f"normalizers and draws_random name: {error}"
         ) from None
     blocks = sum(unit.is_block for unit in units)
     count = sum(parameter.numel() for parameter in model.parameters())

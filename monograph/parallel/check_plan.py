@@ -57,6 +57,13 @@ def check_sequences(model: Model, plan: ParallelPlan, mesh: Mesh) -> None:
             "every rank would compute with its own part alone",
             do="--parallelism.context_parallel_degree 1, or compute attention with mg.AttentionCore",
         )
+    if mesh.cp > 1 and type(model).step_inputs is Model.step_inputs:
+        raise ConfigError(
+            f"parallelism.context_parallel_degree is {mesh.cp}",
+            why=f"{type(model).__qualname__} does not say which positions the tokens of a rank have, and which keys "
+            "they see",
+            do="--parallelism.context_parallel_degree 1, or define step_inputs (docs/guides/own_model.md)",
+        )
 
 
 def check_axes(model: Model, plan: ParallelPlan, mesh: Mesh) -> None:

@@ -55,6 +55,12 @@ class GatheredAttention(nn.Module):
     ) -> Tensor:
         """The output for this rank's queries; `segments` has a table for each of its slices."""
         check_no_cache(cache)
+        if segments is None:
+            raise ConfigError(
+                "attention got no segments, and parallelism.context_parallel_degree is larger than 1",
+                why="a rank has two slices of every sequence, and the table says which keys their queries see",
+                do="make them in step_inputs by monograph.parts.build_segments (docs/guides/own_model.md)",
+            )
         out: Tensor = _AttendGathered.apply(q, k, v, segments, sinks, self.rule, self.degree)
         return out
 

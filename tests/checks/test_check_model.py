@@ -1,9 +1,15 @@
 """`monograph check-model`: families of the package and a model from outside pass, planted mistakes are named."""
 
-import pytest
+from dataclasses import dataclass
 
+import pytest
+import torch
+
+import monograph as mg
+from examples.own_model.config import Starcoder2Config
+from examples.own_model.model import Starcoder2
 from monograph.checks.captured_model import shrink
-from monograph.checks.model_checks import check_model
+from monograph.checks.model_checks import check_description, check_model
 from monograph.cli import main
 
 FAMILIES = ("llama3_debugmodel",)
@@ -45,6 +51,25 @@ def test_a_model_from_outside_passes_and_the_report_says_how_to_train_it(capsys)
     assert code == 0, shown
     assert "monograph train llama3_debugmodel --model examples.own_model.model:Starcoder2" in shown
     assert "shards over fsdp, tp" in shown and "loss and 34 gradients equal bit for bit" in shown
+
+
+class Positioned(Starcoder2):
+    """Cannot run without what its step_inputs adds to the batch."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Starcoder2Config):
+        """Its own, so that this class is built."""
+
+    def step_inputs(self, batch, part):
+        length = batch["tokens"].shape[1]
+        return super().step_inputs(batch, part) | {"places": torch.arange(length).expand_as(batch["tokens"])}
+
+    def forward(self, tokens, labels, targets, places, *, call=mg.call_module):
+        return super().forward(tokens, labels, targets, call=call, positions=places)
+
+
+def test_forward_may_need_what_step_inputs_adds():
+    assert "6 units" in check_description(shrink("llama3_debugmodel").replace(model=Positioned.Config()))
 
 
 LATER = ("Branching", "RankReader", "DirectCall")

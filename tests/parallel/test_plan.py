@@ -6,9 +6,12 @@ from torch import nn
 
 from monograph.axes import Axis
 from monograph.errors import ConfigError
+from monograph.models.attention import AttentionCore
+from monograph.models.attention_kind import CAUSAL
 from monograph.models.model import Model, blocks_of
 from monograph.models.parallel_plan import ModuleRule, ParallelPlan, matches, plan_column_row_pair
 from monograph.parallel.check_plan import check_plan
+from monograph.parallel.context_gather import GatheredAttention
 from monograph.parallel.mesh import Mesh
 from tests.kit.tiny import MODELS, tiny
 
@@ -82,6 +85,32 @@ def test_a_plan_that_would_compute_something_else_is_refused_with_the_path(plan,
     with pytest.raises(ConfigError) as refused:
         check_plan(model, model.parallel_plan(), Mesh(tp=2))
     assert said in refused.value.what and refused.value.why and refused.value.do
+
+
+class Positioned(Toy):
+    """A model that says what the tokens of a rank are."""
+
+    def step_inputs(self, batch, part):
+        return super().step_inputs(batch, part)
+
+
+def test_context_parallelism_needs_attention_of_whole_sequences_and_inputs_for_parts_of_them():
+    for model in (Toy(ParallelPlan()), Positioned(ParallelPlan())):
+        with pytest.raises(ConfigError) as refused:
+            check_plan(model, model.parallel_plan(), Mesh(cp=2))
+        assert "no module that attends to whole sequences" in refused.value.why
+        assert "mg.AttentionCore" in refused.value.do
+    core = AttentionCore(CAUSAL, scale=1.0)
+    unknowing, knowing = Toy(ParallelPlan()), Positioned(ParallelPlan())
+    for model in (unknowing, knowing):
+        model.layers[0]["part"] = core
+    with pytest.raises(ConfigError) as refused:
+        check_plan(unknowing, unknowing.parallel_plan(), Mesh(cp=2))
+    assert "which positions the tokens of a rank have" in refused.value.why and "step_inputs" in refused.value.do
+    check_plan(knowing, knowing.parallel_plan(), Mesh(cp=2))
+    q = torch.zeros(1, 4, 1, 2)
+    with pytest.raises(ConfigError, match="attention got no segments"):
+        GatheredAttention(core, 2)(q, q, q)
 
 
 def test_a_whole_plan_and_a_weight_that_is_replicated_on_purpose_are_accepted():

@@ -63,7 +63,7 @@ def test_every_make_target_in_a_page_exists():
 
 
 def test_the_readme_shows_the_session_as_the_program_prints_it():
-    for text in ("time to the first step", "training finished", "held-out loss", "try next"):
+    for text in ("time to the first step", "training finished", "peak memory", "validation", "perplexity", "try next"):
         source = "\n".join(path.read_text() for path in (ROOT / "monograph" / "train").glob("*.py"))
         assert text in README and text in source
 

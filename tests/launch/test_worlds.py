@@ -11,7 +11,7 @@ from tests.kit.tiny import tiny
 from tests.parallel.rank_work import train_with_journal
 
 pytestmark = pytest.mark.faults
-GLOBAL_BATCH = 8
+GLOBAL_BATCH = 16
 PLAN = ((2, 9), (4, 17), (1, 26), (2, 40), (4, None))
 """Ranks, and the step at which one of them is killed."""
 

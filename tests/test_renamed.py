@@ -82,8 +82,10 @@ def test_a_configuration_from_before_the_renames_is_refused_field_by_field_with_
             data = follow(data, error)
     assert errors[0].what == "there is no field model.loss.slice_tokens"
     assert errors[0].do == "it is called 'chunk_tokens' now"
-    assert errors[1].what == "there is no field compile.partition"
-    assert errors[1].do == "write activation_checkpoint.mode min_cut"
+    assert errors[1].what == "there is no field model.attention.sdpa"
+    assert errors[1].do == "write kernel: auto, flash, cudnn or reference"
+    assert errors[2].what == "there is no field compile.partition"
+    assert errors[2].do == "write activation_checkpoint.mode min_cut"
     assert [error.what for error in errors if not error.do] == []
     advice = " ".join(error.do for error in errors if error.what.startswith("there is no field"))
     assert {*re.findall(r"\w+\.\w+", advice)} <= FIELDS

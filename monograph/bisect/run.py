@@ -9,7 +9,7 @@ from monograph.bisect.differences import ValueDifference, find_differences
 from monograph.bisect.nodes import find_node_by_tags
 from monograph.bisect.replay import keep, replay, replay_all
 from monograph.bisect.search import Finding, blame_passes
-from monograph.bisect.stages import CAPTURE, Stage, build_stages
+from monograph.bisect.stages import CAPTURE, PassedGraph, build_stages
 from monograph.execute.base import MeshStep
 from monograph.execute.facts import make_facts
 from monograph.execute.graph_step import GraphStep
@@ -187,7 +187,7 @@ def explain(
     return {"both": Finding("execution", "the program", note)}
 
 
-def sum_gradients(stage: Stage, micro: Sequence[StepInputs]) -> dict[str, Tensor]:
+def sum_gradients(stage: PassedGraph, micro: Sequence[StepInputs]) -> dict[str, Tensor]:
     """The gradients of a graph, added up over micro-batches as a step does it."""
     total: dict[str, Tensor] = {}
     for inputs in micro:
@@ -196,7 +196,7 @@ def sum_gradients(stage: Stage, micro: Sequence[StepInputs]) -> dict[str, Tensor
     return {name: value for name, value in total.items() if name.startswith(OutputKind.GRADIENT.value)}
 
 
-def make_stages(side: Side, groups: Groups) -> list[Stage]:
+def make_stages(side: Side, groups: Groups) -> list[PassedGraph]:
     """The side's graph after every pass."""
     source, settings = build_source(side.config, groups)
     facts = make_facts(source.table, groups, settings)
@@ -213,7 +213,7 @@ def make_inputs(
     return StepInputs(owner.parameters, given.buffers, given.batch, given.coords, given.scalars, given.frozen)
 
 
-def compare_captures(captured: list[Stage], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:
+def compare_captures(captured: list[PassedGraph], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:
     """Two captured steps that no pass has touched: the first node that differs, by module and op."""
     (expected, old), (outputs, new) = (
         replay_all(each.graph, given) for each, given in zip(captured, inputs, strict=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from monograph.bisect.differences import ValueDifference, find_differences
 from monograph.bisect.nodes import NodeDifference, find_node
 from monograph.bisect.replay import replay, replay_all
-from monograph.bisect.stages import Stage
+from monograph.bisect.stages import PassedGraph
 from monograph.graph.inputs import StepInputs
 
 Agree = Callable[[bool], bool]
@@ -30,7 +30,7 @@ class Finding:
 
 
 def find_pass(
-    stages: Sequence[Stage], inputs: StepInputs, *, tolerance: float, agree: Agree
+    stages: Sequence[PassedGraph], inputs: StepInputs, *, tolerance: float, agree: Agree
 ) -> tuple[int, list[str]] | None:
     """The index of a stage whose outputs differ from the first stage's while those of the stage before it do not."""
     expected = replay(stages[0].graph, inputs)
@@ -49,7 +49,9 @@ def find_pass(
     return high, tried
 
 
-def blame_passes(stages: Sequence[Stage], inputs: StepInputs, *, tolerance: float, agree: Agree) -> Finding | None:
+def blame_passes(
+    stages: Sequence[PassedGraph], inputs: StepInputs, *, tolerance: float, agree: Agree
+) -> Finding | None:
     """The pass that changed the outputs and the node where it shows first; None when no pass did."""
     found = find_pass(stages, inputs, tolerance=tolerance, agree=agree)
     if found is None:

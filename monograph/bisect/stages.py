@@ -18,12 +18,12 @@ CAPTURE = "capture"
 """The name of the first stage."""
 
 
-class PassRefused(MonographError):
+class PassFailed(MonographError):
     """A pass raised, or left a graph that the checks refuse: nothing is left to search for."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class PassedGraph:
     """The graph that one pass left behind."""
 
     name: str
@@ -31,22 +31,22 @@ class Stage:
     graph: StepGraph
 
 
-def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass]) -> list[Stage]:
+def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass]) -> list[PassedGraph]:
     """The captured graph, then the graph after each pass that ran, with the source lines of their nodes."""
     graph = capture(source, inputs, has_sources=True)
-    stages = [Stage(CAPTURE, f"{len(graph.nodes)} nodes", copy_graph(graph))]
+    stages = [PassedGraph(CAPTURE, f"{len(graph.nodes)} nodes", copy_graph(graph))]
     seen: list[str] = []
 
     def watch(record: PassRecord, graph: StepGraph) -> None:
         seen.append(record.name)
         if record.status == "ran":
-            stages.append(Stage(record.name, record.note, copy_graph(graph)))
+            stages.append(PassedGraph(record.name, record.note, copy_graph(graph)))
 
     try:
         run_passes(graph, passes, facts, watch=watch, is_measured=False)
     except Exception as error:
         name = passes[len(seen)].name() if len(seen) < len(passes) else CAPTURE
-        raise PassRefused(
+        raise PassFailed(
             f"pass {name} failed, before any number was computed",
             why=f"{type(error).__name__}: {error}",
             do=f"--passes.off {name} runs the step without it",

@@ -21,8 +21,10 @@ from monograph.models.config import (
     RouterConfig,
 )
 from monograph.models.deepseek_v3.config import DeepseekV3Config
+from monograph.models.gpt_oss.sizes import gpt_oss_debugmodel
 from monograph.models.llama3.config import Llama3Config
 from monograph.models.llama3.model import Llama3
+from monograph.models.llama4.sizes import llama4_debugmodel
 from monograph.parallel.groups import joined_groups
 from monograph.recipes.starting_points import make_debug_run
 from monograph.run import build_trainer
@@ -68,7 +70,12 @@ def tiny_deepseek_v3() -> DeepseekV3Config:
     )
 
 
-MODELS = {"llama3": tiny_llama3, "deepseek_v3": tiny_deepseek_v3}
+MODELS = {
+    "llama3": tiny_llama3,
+    "deepseek_v3": tiny_deepseek_v3,
+    "gpt_oss": gpt_oss_debugmodel,
+    "llama4": llama4_debugmodel,
+}
 
 
 def tiny_run(folder: Path, changes: Mapping[str, Any] | None = None, *, model: str = "llama3") -> TrainerConfig:

@@ -12,6 +12,7 @@ from monograph.capture.capture import GraphKind
 from monograph.capture.source import StepSource
 from monograph.capture.stage import CarrySpec, find_carries
 from monograph.compat.capture import fake_tensors
+from monograph.errors import ConfigError
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.facts import make_facts
@@ -30,6 +31,7 @@ from monograph.log import get_log
 from monograph.models.flops import count_model_flops
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
+from monograph.parallel.param_table import ParamTable
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.stage_runner import Stage
 from monograph.parallel.pipeline.stages import StagePlan, plan_stages
@@ -125,6 +127,7 @@ def build_pipeline_step(
     kinds: tuple[GraphKind, ...],
 ) -> PipelineStep:
     """The step of this rank; `whole` has no parameters yet. Without `optimize` its stages run op by op."""
+    check_trained(whole.table, plan, schedule)
     rank = groups.mesh.coordinate(groups.rank, Axis.PP)
     numbers = schedule.stages_of(rank)
     own = whole.table.of_units({unit for number in numbers for unit in plan.stages[number]})
@@ -144,6 +147,18 @@ def build_pipeline_step(
     if optimize is not None:
         check_same_on_peers(groups, step)
     return step
+
+
+def check_trained(table: ParamTable, plan: StagePlan, schedule: Schedule) -> None:
+    """Every rank has something to train; all ranks find the same one that has not."""
+    for rank in range(schedule.ranks):
+        units = [unit for number in schedule.stages_of(rank) for unit in plan.stages[number]]
+        if not table.of_units(units).trained:
+            raise ConfigError(
+                f"pipeline rank {rank} has no parameter to train: all of {units[0]} .. {units[-1]} are frozen",
+                why="every rank updates its own parameters",
+                do="give it other units (parallelism.pipeline_stages), or use fewer pipeline ranks",
+            )
 
 
 def _for(kind: GraphKind, inputs: StepInputs) -> StepInputs:

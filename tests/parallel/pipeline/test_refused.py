@@ -4,12 +4,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from monograph.commands.checks import check_bench, check_precompile, check_ranks
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.errors import ConfigError
+from monograph.parallel.groups import fake_groups
+from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
+from monograph.run import build_step
+from tests.kit.tiny import tiny
 
 PIPED = {"parallelism.pipeline_parallel_degree": 2, "training.global_batch_size": 16}
 
@@ -61,6 +66,14 @@ def test_a_pipeline_that_cannot_run_is_refused_by_the_field_that_asks_for_it(cha
 def test_commands_without_an_answer_for_pipelines_say_so(check, more, command):
     with pytest.raises(ConfigError, match=f"monograph {command}"):
         check(configure({}), **more)
+
+
+def test_a_rank_whose_parameters_are_all_frozen_is_refused_by_its_units(tmp_path):
+    changes = {"compile.mode": "graph", "training.global_batch_size": 4, "training.freeze": ("embedding.*",)}
+    config = tiny("llama3", tmp_path, changes, pipeline_parallel_degree=2, pipeline_stages=("layers.0",))
+    with fake_groups(Mesh(pp=2), 1, torch.device("cpu")) as groups:
+        with pytest.raises(ConfigError, match="pipeline rank 0 has no parameter to train"):
+            build_step(config, groups)
 
 
 def test_a_schedule_that_does_not_fit_is_refused_within_two_seconds_and_without_torch():

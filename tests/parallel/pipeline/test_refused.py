@@ -71,9 +71,9 @@ def test_commands_without_an_answer_for_pipelines_say_so(check, more, command):
 def test_a_rank_whose_parameters_are_all_frozen_is_refused_by_its_units(tmp_path):
     changes = {"compile.mode": "graph", "training.global_batch_size": 4, "training.freeze": ("embedding.*",)}
     config = tiny("llama3", tmp_path, changes, pipeline_parallel_degree=2, pipeline_stages=("layers.0",))
-    with fake_groups(Mesh(pp=2), 1, torch.device("cpu")) as groups:
-        with pytest.raises(ConfigError, match="pipeline rank 0 has no parameter to train"):
-            build_step(config, groups)
+    message = "pipeline rank 0 has no parameter to train"
+    with fake_groups(Mesh(pp=2), 1, torch.device("cpu")) as groups, pytest.raises(ConfigError, match=message):
+        build_step(config, groups)
 
 
 def test_a_schedule_that_does_not_fit_is_refused_within_two_seconds_and_without_torch():

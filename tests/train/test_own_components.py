@@ -125,6 +125,7 @@ def test_a_triangle_rises_to_the_middle_and_falls_again():
 
 def test_own_optimizer_state_moves_to_another_mesh_bit_for_bit(tmp_path):
     changes = {"optimizer": Lion.Config(), "checkpoint.interval": 2, "lr_scheduler.decay": "constant"}
+    changes["training.global_batch_size"] = 2
     saved = pool.run(2, run_trainer, tiny("llama3", tmp_path / "two", {**changes, "training.steps": 2}, fsdp="graph"))[
         0
     ]

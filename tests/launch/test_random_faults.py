@@ -33,6 +33,9 @@ def strike(job, kind, draw):
     if kind == "lose a node":
         job.lose(name)
         time.sleep(draw.uniform(0, 3))
+        if name == "a":  # which keeps the rendezvous store: the other agent ends, and a scheduler starts both again
+            job.agents["b"].wait(timeout=300)
+            job.start("b", 1)
         job.start(name, 1)
     elif kind == "refuse writes":
         job.full_disk.touch()

@@ -131,7 +131,7 @@ def test_a_run_without_metrics_is_an_error_that_names_the_file(monkeypatch, caps
         (f"{TINY} --ranks 3 --parallelism.tensor_parallel_degree 2", "tensor_parallel_degree 2"),
         (f"{TINY} --compile.mode layer --parallelism.fsdp graph", "parallelism.fsdp is graph"),
         (f"{TINY} --job.description 'open", "no closing quotation"),
-        ("llama4_debugmodel", "llama3_debugmodel"),
+        ("llama3_debugmode", "llama3_debugmodel"),
         ("", "a recipe is missing"),
     ],
 )

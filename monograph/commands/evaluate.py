@@ -1,6 +1,5 @@
 """`monograph evaluate FOLDER --data SET ...`: perplexity of sets of texts, and tasks of lm-eval."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from monograph import strict_json
 from monograph.commands.model_arguments import EvaluateArguments
 from monograph.commands.model_checks import find_length
 from monograph.commands.open_model import find_source, load
@@ -77,7 +77,7 @@ def show(sets: dict[str, Perplexity], tasks: dict[str, dict[str, Any]], *, as_js
             }
             for name, each in sets.items()
         }
-        print_plain(json.dumps({"sets": measured, "tasks": tasks}, indent=1))
+        print_plain(strict_json.dump({"sets": measured, "tasks": tasks}, indent=1))
         return
     for name, each in sets.items():
         print_plain(

@@ -68,4 +68,4 @@ def render(prompt: str, row: Generation, loaded: LoadedModel, *, as_json: bool) 
     if not as_json:
         return prompt + text
     value: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": row.tokens, "ended": row.is_ended}
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

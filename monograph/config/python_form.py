@@ -64,7 +64,7 @@ def _render_plain(value: Any, depth: int, kinds: dict[str, str]) -> str:
         entries = [_render(item, depth, kinds) for item in value]
         inner = ", ".join(entries) + ("," if isinstance(value, tuple) and len(entries) == 1 else "")
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, str) else repr(value)
 
 
 def _is_default(field: "dataclasses.Field[Any]", value: Any) -> bool:

@@ -215,10 +215,12 @@ def _nearest_multiple(base: int, near: int) -> int:
     return max(base, round(near / base) * base)
 
 
-def all_meshes(world_size: int, *, degrees: tuple[int, ...] = (1, 2, 4, 8)) -> list[Mesh]:
+def all_meshes(
+    world_size: int, *, degrees: tuple[int, ...] = (1, 2, 4, 8), context_degrees: tuple[int, ...] = (1,)
+) -> list[Mesh]:
     """Every supported mesh over `world_size` ranks with the given degrees: what tests draw from."""
     found = []
-    for replicate, shard, cp, tp, ep in product(degrees, repeat=5):
+    for replicate, shard, cp, tp, ep in product(degrees, degrees, context_degrees, degrees, degrees):
         if replicate * shard * cp * tp != world_size:
             continue
         for etp in {1, tp}:

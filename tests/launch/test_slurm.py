@@ -41,6 +41,7 @@ def submit(folder, state, *, pause=0.0, flags=FLAGS):
     )
 
 
+@pytest.mark.long
 def test_a_job_that_reaches_its_time_limit_saves_is_requeued_and_ends_with_the_same_bits(tmp_path):
     folder, state = tmp_path / "run", tmp_path / "state"
     state.mkdir()

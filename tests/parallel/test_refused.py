@@ -28,7 +28,6 @@ REFUSED = {
     f"deepseek_v3_debugmodel --ranks 2 {EP} 4": ("expert_parallel_degree 4 x", f"{EP} 2"),
     f"llama3_debugmodel --ranks 2 {EP} 2": ("expert_parallel_degree is 2", f"{EP} 1"),
     "llama3_debugmodel --ranks 4 --training.global_batch_size 24": ("= 16", "--training.global_batch_size 32"),
-    "llama3_debugmodel --ranks 2 --parallelism.pipeline_parallel_degree 2": ("pipeline_parallel_degree is 2", "1"),
     f"llama3_debugmodel --ranks 2 {CP} 2 --training.seq_len 254": ("training.seq_len is 254", "seq_len 256"),
     f"llama3_debugmodel --ranks 8 {TP} 4 {CP} 2 --training.seq_len 260": ("training.seq_len is 260", "seq_len 256"),
     f"qwen3_debugmodel_moe --ranks 16 {CP} 16 {ULYSSES}": ("n_heads is 8 but parallelism.context", "all_gather"),

@@ -59,7 +59,9 @@ def describe_machine(device: torch.device, *, is_compiled: bool, planned_for: Ma
     """
     found: dict[str, Any] = {"device": device.type}
     if planned_for is not None:
-        planned = json.loads(json.dumps(dataclasses.asdict(planned_for)))  # as it is read: tuples become lists
+        planned = json.loads(
+            json.dumps(dataclasses.asdict(planned_for), allow_nan=False)
+        )  # as it is read: tuples become lists
         found |= {f"{PLANNED_FOR}.{name}": value for name, value in planned.items()}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

@@ -91,7 +91,7 @@ def frame_texts(data: bytes, bos_id: int | None) -> bytes:
             "pair": [special, first, second],
             "special_tokens": {name: {"id": name, "ids": [bos_id], "tokens": [name]}},
         }
-    return json.dumps(content, ensure_ascii=False).encode()
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
 
 
 def name_ids(data: bytes) -> dict[int, str]:
@@ -132,4 +132,4 @@ def read_content(token: Any) -> Any:
 
 def dump(content: dict[str, Any]) -> bytes:
     """JSON as people read it."""
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -34,6 +34,7 @@ def read_losses(folder):
     return {record["step"]: (record["loss"], record["grad_norm"]) for record in records if "loss" in record}
 
 
+@pytest.mark.long
 def test_a_run_moves_between_one_two_and_four_stages_bit_for_bit(tmp_path):
     train(tmp_path / "alone", 1, 5)
     moved = tmp_path / "moved"

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.paced import find_processes, paced, wait_until
 from tests.kit.ranks import pool
 from tests.kit.runs import differing, find_steps, read_exact, read_records, read_step

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from monograph.train.checkpoint.verify import verify_checkpoint

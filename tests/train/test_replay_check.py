@@ -66,6 +66,7 @@ def test_a_planted_bit_flip_is_found_and_the_rank_is_named(layout, victim, is_pe
     assert ("the same wrong bits each time" in said[0]) == is_permanent
 
 
+@pytest.mark.long
 def test_checked_runs_on_healthy_ranks_have_the_same_bits_and_finish(tmp_path):
     changes = {**CHECKED, "training.global_batch_size": 4, "model.n_layers": 2}
     checked = tiny("deepseek_v3", tmp_path / "a", changes, tp=2, ep=2)

@@ -98,6 +98,7 @@ def test_fewer_micro_batches_than_stages_and_uneven_stages_have_the_bits_of_one_
     compare("llama3", 2, pp=4, stages=("layers.0", "layers.3", "head"))
 
 
+@pytest.mark.long
 def test_a_pipeline_of_sharded_data_parallel_ranks_has_the_bits_of_those_ranks_without_it():
     compare("deepseek_v3", 2, pp=2, shard=2)
 

@@ -62,7 +62,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def describe_install(extra: str, package: str) -> str:
     """The command that installs an optional package: by the extra of this checkout, where there is one.
 
-    Never by our own name from a package index, where it may be a stranger's.
+    Never by the name of this project from a package index, where it may be another package.
     """
     root = Path(__file__).resolve().parent.parent
     return f"pip install -e '{root}[{extra}]'" if (root / "pyproject.toml").is_file() else f"pip install {package}"

@@ -102,7 +102,7 @@ def submit(engine: str, text: str, job: Job) -> int:
         if job.nodes > 1:
             raise ConfigError(
                 f"--submit on torchrun with {job.nodes} nodes",
-                why="nobody starts the agents on the other nodes",
+                why="it starts the agents of one node, and the other nodes need theirs",
                 do="--out job.sh, and run it on every node: HEAD=address bash job.sh",
             )
         return subprocess.run(["bash", "-c", text], check=False).returncode

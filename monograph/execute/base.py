@@ -232,7 +232,7 @@ def find_sequence_part(groups: Groups) -> SequencePart:
 
 def find_part(mesh: Mesh, index: int) -> SequencePart:
     """The part of every sequence that ranks with this cp coordinate have."""
-    return SequencePart(index, mesh.cp, is_exchanged=mesh.cp_method == "ulysses")
+    return SequencePart(index, mesh.cp, is_ulysses=mesh.cp_method == "ulysses")
 
 
 def sum_in_order(shares: Sequence[Tensor]) -> Tensor:

@@ -37,19 +37,19 @@ class RoutedExperts(nn.Module, Configurable):
     @property
     def widths(self) -> tuple[int, int]:
         """Hidden channels of one expert, which may be a shard's, and channels of a row."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} does not define widths")
 
     def compute_grouped(self, rows: Tensor, ends: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
         """All experts in a few matmuls, whose shapes do not depend on the routing."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} does not define compute_grouped(rows, ends, matmul)")
 
     def stacks(self) -> tuple[Tensor, ...]:
         """The weights, each with the experts as its first dim: what `compute_expert` gets of one expert."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} does not define stacks()")
 
     def compute_expert(self, rows: Tensor, *weights: Tensor) -> Tensor:
         """One expert's answer to its rows."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__qualname__} does not define compute_expert(rows, *weights)")
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Each expert's answer to its rows; `ends` (int32, on the device) says where each expert's rows end."""

@@ -11,14 +11,14 @@ class SequencePart:
     """Part `index` of `count`. One part of one is the whole.
 
     A sequence is divided into 2 x count slices, and a part is slice `index` from the front and slice `index` from the
-    back: with causal attention all parts cost the same. Where ranks exchange tokens for heads they all attend to the
-    whole, and a part is one slice.
+    back: with causal attention all parts cost the same. With Ulysses every rank attends to whole sequences, and a part
+    is one slice.
     """
 
     index: int = 0
     count: int = 1
-    is_exchanged: bool = False
-    """Whether attention exchanges tokens for heads: its queries are then those of the whole sequence."""
+    is_ulysses: bool = False
+    """Whether attention exchanges tokens for heads by all_to_all: its queries are then those of the whole sequence."""
 
     @property
     def is_whole(self) -> bool:
@@ -28,13 +28,13 @@ class SequencePart:
     @property
     def attended(self) -> "SequencePart":
         """The part whose queries this rank's attention gets."""
-        return WHOLE if self.is_exchanged else self
+        return WHOLE if self.is_ulysses else self
 
     def bounds(self, length: int) -> list[tuple[int, int]]:
         """Start and stop of its slices in a sequence of this length, which the number of all slices divides."""
         if self.is_whole:
             return [(0, length)]
-        numbers = (self.index,) if self.is_exchanged else (self.index, 2 * self.count - 1 - self.index)
+        numbers = (self.index,) if self.is_ulysses else (self.index, 2 * self.count - 1 - self.index)
         size = length // (self.count * len(numbers))
         return [(number * size, (number + 1) * size) for number in numbers]
 

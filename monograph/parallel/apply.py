@@ -9,8 +9,8 @@ from monograph.models.attention import AttentionCore
 from monograph.models.load_balance import LoadBalance
 from monograph.models.model import Model
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
-from monograph.parallel.context_exchange import ExchangedAttention
-from monograph.parallel.context_gather import GatheredAttention
+from monograph.parallel.context_all_gather import AllGatherAttention
+from monograph.parallel.context_ulysses import UlyssesAttention
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.random_positions import ShardedRowStarts
@@ -77,8 +77,8 @@ def share_sequences(model: Model, path: str, module: nn.Module, mesh: Mesh, coor
     if mesh.cp > 1:
         assert isinstance(module, AttentionCore)
         parent, _, name = path.rpartition(".")
-        is_exchanged = mesh.cp_method == "ulysses"
-        built = ExchangedAttention(module, mesh.cp, coords) if is_exchanged else GatheredAttention(module, mesh.cp)
+        is_ulysses = mesh.cp_method == "ulysses"
+        built = UlyssesAttention(module, mesh.cp, coords) if is_ulysses else AllGatherAttention(module, mesh.cp)
         setattr(model.get_submodule(parent), name, built)
 
 

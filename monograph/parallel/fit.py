@@ -45,7 +45,7 @@ def plan_fitting_mesh(
     if mesh.cp > 1:
         check_sequence_parts(mesh, seq_len)
         if mesh.cp_method == "ulysses":
-            check_exchanged_heads(mesh, [share for share in shares if share.axis is Axis.CP])
+            check_ulysses_heads(mesh, [share for share in shares if share.axis is Axis.CP])
     together = local_batch_size * mesh.data_parts
     if global_batch_size != -1 and global_batch_size % together:
         nearest = max(1, round(global_batch_size / together)) * together
@@ -77,7 +77,7 @@ def check_sequence_parts(mesh: Mesh, seq_len: int) -> None:
         )
 
 
-def check_exchanged_heads(mesh: Mesh, shares: list[DividedSize]) -> None:
+def check_ulysses_heads(mesh: Mesh, shares: list[DividedSize]) -> None:
     """Every rank gets equally many heads; a key head may go to several ranks."""
     for share in shares:
         here = share.size // mesh.tp

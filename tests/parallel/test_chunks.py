@@ -71,10 +71,22 @@ def test_gradients_are_added_from_the_last_chunk_to_the_first():
     assert add_in_reverse(values).item() == ((values[3] + values[2]) + values[1] + values[0]).item()
 
 
-@pytest.mark.parametrize("grad_sum", ["before_reduce", "after_reduce"])
-def test_chunks_change_nothing_but_the_rounding(tmp_path, grad_sum):
-    whole = small("deepseek_v3", tmp_path, EAGER)
-    parts = chunked("deepseek_v3", tmp_path, grad_sum=grad_sum)
+DOCUMENTS = {"model.mask": "document"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlap"),
+    [
+        ({}, {"grad_sum": "before_reduce"}),
+        ({}, {"grad_sum": "after_reduce"}),
+        ({}, {"chunk_dim": "seq"}),
+        (DOCUMENTS, {"chunk_dim": "seq", "num_chunks": 4}),
+    ],
+)
+def test_chunks_change_nothing_but_the_rounding(tmp_path, changes, overlap):
+    """Of whole blocks: along the sequence, a chunk sees the keys of those before it."""
+    whole = small("deepseek_v3", tmp_path, EAGER | changes)
+    parts = chunked("deepseek_v3", tmp_path, changes, **overlap)
     with one_rank(whole) as groups:
         one, other = (make_updates(config, groups, routings=((), (0,))) for config in (whole, parts))
     for left, right in zip(one, other, strict=True):

@@ -11,7 +11,7 @@ from monograph.models.attention_kind import CAUSAL
 from monograph.models.model import Model, blocks_of
 from monograph.models.parallel_plan import ModuleRule, ParallelPlan, matches, plan_column_row_pair
 from monograph.parallel.check_plan import check_plan
-from monograph.parallel.context_gather import GatheredAttention
+from monograph.parallel.context_all_gather import AllGatherAttention
 from monograph.parallel.mesh import Mesh
 from tests.kit.tiny import MODELS, tiny
 
@@ -110,7 +110,7 @@ def test_context_parallelism_needs_attention_of_whole_sequences_and_inputs_for_p
     check_plan(knowing, knowing.parallel_plan(), Mesh(cp=2))
     q = torch.zeros(1, 4, 1, 2)
     with pytest.raises(ConfigError, match="attention got no segments"):
-        GatheredAttention(core, 2)(q, q, q)
+        AllGatherAttention(core, 2)(q, q, q)
 
 
 def test_a_whole_plan_and_a_weight_that_is_replicated_on_purpose_are_accepted():

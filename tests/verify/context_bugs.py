@@ -10,7 +10,7 @@ from torch import Tensor
 
 import monograph.execute.base
 import monograph.parallel.apply
-import monograph.parallel.context_gather
+import monograph.parallel.context_all_gather
 from monograph.labels import IGNORED_LABEL
 from monograph.models.decoder import Decoder
 from monograph.models.parallel_plan import ParallelForm
@@ -108,22 +108,22 @@ def loss_averaged_over_parts() -> Iterator[None]:
 @contextmanager
 def second_slices_in_rank_order() -> Iterator[None]:
     """The second slices of all ranks are taken to be in the order of the sequence."""
-    honest = monograph.parallel.context_gather.put_in_order
+    honest = monograph.parallel.context_all_gather.put_in_order
 
     def put(gathered: Tensor, *, is_reversed: bool) -> Tensor:
         return honest(gathered, is_reversed=False)
 
-    with patch.object(monograph.parallel.context_gather, "put_in_order", put):
+    with patch.object(monograph.parallel.context_all_gather, "put_in_order", put):
         yield
 
 
 @contextmanager
 def gradients_of_the_first_call() -> Iterator[None]:
     """Of the gradients of keys, those that the second slice of queries gave are lost."""
-    honest = monograph.parallel.context_gather.start_scatters
+    honest = monograph.parallel.context_all_gather.start_scatters
 
     def scatter(first: Tensor, second: Tensor, degree: int) -> list[Tensor]:
         return honest(first, torch.zeros_like(second), degree)
 
-    with patch.object(monograph.parallel.context_gather, "start_scatters", scatter):
+    with patch.object(monograph.parallel.context_all_gather, "start_scatters", scatter):
         yield

@@ -10,7 +10,7 @@ from monograph.capture.source import StepSource
 from monograph.capture.stage import detach, differentiate
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import StepSettings
-from monograph.execute.pipeline.stage_program import HANDED_ON, Box, name_input
+from monograph.execute.pipeline.stage_program import HANDED_ON, LiveValues, name_input
 from monograph.execute.program import OutputCallback
 from monograph.execute.sharded import CheckpointedBlockRunner
 from monograph.graph.signature import InputKind, OutputKind, OutputSpec
@@ -38,52 +38,52 @@ class EagerStage:
             run=CheckpointedBlockRunner(runner, blocks) if runner is not None else call_function,
         )
 
-    def fill(self, box: Box, kind: InputKind, values: Mapping[str, Tensor]) -> None:
-        """Put inputs into a box."""
+    def fill(self, live: LiveValues, kind: InputKind, values: Mapping[str, Tensor]) -> None:
+        """Add inputs to live values."""
         for name, value in values.items():
-            box[name_input(kind, name)] = value
+            live[name_input(kind, name)] = value
 
-    def run(self, kind: ActionKind, box: Box) -> None:
+    def run(self, kind: ActionKind, live: LiveValues) -> None:
         """Forward or backward of a micro-batch."""
         if kind is ActionKind.FORWARD:
-            self.run_forward(box)
+            self.run_forward(live)
         else:
             assert kind is ActionKind.BACKWARD, "an eager stage has whole backwards"
-            self.run_backward(box)
+            self.run_backward(live)
 
-    def evaluate(self, _kind: ActionKind, box: Box) -> None:
+    def evaluate(self, _kind: ActionKind, live: LiveValues) -> None:
         """A forward without gradients, in evaluation mode."""
         self.model.eval()
         try:
             with torch.no_grad():
-                output, handed_on = self.forward(box, take_all(box, InputKind.CARRY))
+                output, handed_on = self.forward(live, take_all(live, InputKind.CARRY))
         finally:
             self.model.train()
         self.take(OutputSpec(kind=OutputKind.LOSS), output.loss)
-        self.hand_on(box, OutputKind.CARRY, handed_on)
+        self.hand_on(live, OutputKind.CARRY, handed_on)
 
-    def forward(self, box: Box, carry: Mapping[str, Tensor]) -> tuple[StepOutput, dict[str, Tensor]]:
+    def forward(self, live: LiveValues, carry: Mapping[str, Tensor]) -> tuple[StepOutput, dict[str, Tensor]]:
         """The model's forward as far as it is this stage's, and its carry."""
         runner = StageRunner(self.model, self.stage, self.call, carry)
-        inputs = take_all(box, InputKind.BATCH) | take_all(box, InputKind.SCALAR)
+        inputs = take_all(live, InputKind.BATCH) | take_all(live, InputKind.SCALAR)
         output: StepOutput = self.model(**inputs, call=runner)
         return output, runner.carry
 
-    def run_forward(self, box: Box) -> None:
+    def run_forward(self, live: LiveValues) -> None:
         carry = {
             name: value.detach().requires_grad_(value.is_floating_point())
-            for name, value in take_all(box, InputKind.CARRY).items()
+            for name, value in take_all(live, InputKind.CARRY).items()
         }
-        output, handed_on = self.forward(box, carry)
+        output, handed_on = self.forward(live, carry)
         self.take(OutputSpec(kind=OutputKind.LOSS), output.loss.detach())
         for name, value in output.metrics.items():
             self.take(OutputSpec(kind=OutputKind.METRIC, name=name), value)
-        box["carry"], box["handed_on"], box["objective"] = carry, handed_on, output.objective
-        self.hand_on(box, OutputKind.CARRY, detach(handed_on))
+        live["carry"], live["handed_on"], live["objective"] = carry, handed_on, output.objective
+        self.hand_on(live, OutputKind.CARRY, detach(handed_on))
 
-    def run_backward(self, box: Box) -> None:
-        carry, handed_on, objective = (box.pop(name) for name in ("carry", "handed_on", "objective"))
-        seeds = take_all(box, InputKind.CARRY_GRADIENT)
+    def run_backward(self, live: LiveValues) -> None:
+        carry, handed_on, objective = (live.pop(name) for name in ("carry", "handed_on", "objective"))
+        seeds = take_all(live, InputKind.CARRY_GRADIENT)
         ends: list[tuple[Tensor, Tensor | None]] = [
             (value, seeds[name]) for name, value in handed_on.items() if value.requires_grad
         ]
@@ -97,18 +97,18 @@ class EagerStage:
                 self.take(OutputSpec(kind=OutputKind.GRADIENT, name=name), gradient)
         pairs = zip(incoming.items(), found[len(wanted) :], strict=True)
         back = {name: torch.zeros_like(value) if given is None else given for (name, value), given in pairs}
-        self.hand_on(box, OutputKind.CARRY_GRADIENT, back)
+        self.hand_on(live, OutputKind.CARRY_GRADIENT, back)
 
-    def hand_on(self, box: Box, kind: OutputKind, values: Mapping[str, Tensor]) -> None:
-        """Leave values in the box for another stage."""
+    def hand_on(self, live: LiveValues, kind: OutputKind, values: Mapping[str, Tensor]) -> None:
+        """Leave values in the live for another stage."""
         for name, value in values.items():
-            box[f"{HANDED_ON[kind]}{name}"] = value
+            live[f"{HANDED_ON[kind]}{name}"] = value
 
     def close(self) -> None:
         """Nothing was captured."""
 
 
-def take_all(box: Box, kind: InputKind) -> dict[str, Any]:
+def take_all(live: LiveValues, kind: InputKind) -> dict[str, Any]:
     """The inputs of one kind, by name; they are not needed again."""
     prefix = name_input(kind, "")
-    return {key.removeprefix(prefix): box.pop(key) for key in list(box) if key.startswith(prefix)}
+    return {key.removeprefix(prefix): live.pop(key) for key in list(live) if key.startswith(prefix)}

@@ -1,6 +1,6 @@
 """Partition of a captured stage: its forward, its backward, and backward as input gradient and weight gradients.
 
-What one part computes and a later one reads is kept in a box, one for every micro-batch under way. Plans only; the
+What one part computes and a later one reads is a live value of its micro-batch. Plans only; the
 programs are built in stage_program.py.
 """
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from monograph.execute.pipeline.links import Links, Pending, Specs
 from monograph.execute.pipeline.run_times import RunTimes
-from monograph.execute.pipeline.stage_program import HANDED_ON, Box
+from monograph.execute.pipeline.stage_program import HANDED_ON, LiveValues
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.parallel.pipeline.actions import Action, ActionKind
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.transfers import GRADIENT_MAKERS, find_receive
 
-RunPart = Callable[[ActionKind, Box], None]
-Fill = Callable[[Box, InputKind, Mapping[str, Tensor]], None]
+RunPart = Callable[[ActionKind, LiveValues], None]
+Fill = Callable[[LiveValues, InputKind, Mapping[str, Tensor]], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PipelineRun:
     ) -> None:
         self.schedule, self.rank, self.stages, self.links = schedule, rank, stages, links
         self.batches, self.scalars = batches, scalars
-        self.boxes: dict[tuple[int, int], Box] = {}
+        self.live: dict[tuple[int, int], LiveValues] = {}
         self.arriving: dict[Action, Pending] = {}
         self.leaving: list[Pending] = []
         self.results: dict[tuple[int, int, OutputKind], dict[str, Tensor]] = {}
@@ -81,27 +81,27 @@ class PipelineRun:
 
     def compute(self, part: Action) -> None:
         """Wait for an action's input, and run it."""
-        box = self.find_box(part)
+        live = self.find_live(part)
         receive = find_receive(part, self.schedule.stage_ranks)
         if receive is not None:
             kind = InputKind.CARRY if receive.kind is ActionKind.RECV_CARRY else InputKind.CARRY_GRADIENT
             values = self.links.wait(self.arriving.pop(receive), str(part))
-            self.stages[part.stage].fill(box, kind, values)
+            self.stages[part.stage].fill(live, kind, values)
         with self.times.computing(str(part)):
-            self.stages[part.stage].run(part.kind, box)
+            self.stages[part.stage].run(part.kind, live)
         self.hand_over(part)
         if part.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
-            del self.boxes[part.stage, part.micro_batch]
+            del self.live[part.stage, part.micro_batch]
 
-    def find_box(self, part: Action) -> Box:
+    def find_live(self, part: Action) -> LiveValues:
         """The values of a micro-batch on a stage; made when its forward begins."""
         key = part.stage, part.micro_batch
         if part.kind is ActionKind.FORWARD:
-            box = self.boxes.setdefault(key, {})
+            live = self.live.setdefault(key, {})
             stage = self.stages[part.stage]
-            stage.fill(box, InputKind.BATCH, self.batches[part.micro_batch])
-            stage.fill(box, InputKind.SCALAR, self.scalars)
-        return self.boxes[key]
+            stage.fill(live, InputKind.BATCH, self.batches[part.micro_batch])
+            stage.fill(live, InputKind.SCALAR, self.scalars)
+        return self.live[key]
 
     def hand_over(self, part: Action) -> None:
         """Give a result to the next or the previous stage where that is on this rank, or keep it to be sent."""
@@ -113,12 +113,12 @@ class PipelineRun:
             return
         values = self.take_results(part.stage, part.micro_batch, kind)
         if to in self.stages:
-            self.stages[to].fill(self.boxes.setdefault((to, part.micro_batch), {}), given, values)
+            self.stages[to].fill(self.live.setdefault((to, part.micro_batch), {}), given, values)
         elif 0 <= to < self.schedule.stages:
             self.results[part.stage, part.micro_batch, kind] = values
 
     def take_results(self, stage: int, micro_batch: int, kind: OutputKind) -> dict[str, Tensor]:
         """What a stage hands on, by name."""
-        box, prefix = self.boxes[stage, micro_batch], HANDED_ON[kind]
-        names = [key for key in box if key.startswith(prefix)]
-        return {name.removeprefix(prefix): box.pop(name).contiguous() for name in names}
+        live, prefix = self.live[stage, micro_batch], HANDED_ON[kind]
+        names = [key for key in live if key.startswith(prefix)]
+        return {name.removeprefix(prefix): live.pop(name).contiguous() for name in names}

@@ -1,6 +1,6 @@
-"""The programs of one stage: each reads what it needs from a micro-batch's box, and leaves there what others need.
+"""The programs of one stage: each reads the live values of a micro-batch that it needs, and stores what others need.
 
-A box is a dict of values under way: the micro-batch, the carry, what forward saved. A program takes a value out the
+Live values are a dict: the micro-batch, the carry, saved activations. A program takes a value out the
 moment it is needed, and for the last time, so that nothing lives longer than in a step that is one graph.
 """
 
@@ -24,28 +24,28 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag, set_tag
 from monograph.parallel.pipeline.actions import ActionKind
 
-Box = dict[str, Any]
+LiveValues = dict[str, Any]
 HANDED_ON = {OutputKind.CARRY: "out/carry/", OutputKind.CARRY_GRADIENT: "out/carry_gradient/"}
 
 
 def name_input(kind: InputKind, name: str) -> str:
-    """The key of an input in a box."""
+    """The key of an input among live values."""
     return f"in/{kind.value}/{name}"
 
 
-def read_value(box: Box, key: str) -> Any:
+def read_value(live: LiveValues, key: str) -> Any:
     """A value that is needed again."""
-    return box[key]
+    return live[key]
 
 
-def take_value(box: Box, key: str) -> Any:
+def take_value(live: LiveValues, key: str) -> Any:
     """A value that is not needed again."""
-    return box.pop(key)
+    return live.pop(key)
 
 
-def keep_value(box: Box, key: str, value: Any) -> None:
+def store_value(live: LiveValues, key: str, value: Any) -> None:
     """Leave a value for another program."""
-    box[key] = value
+    live[key] = value
 
 
 class StageProgram:
@@ -72,19 +72,19 @@ class StageProgram:
         builder = _PartBuilder(graph, inputs, take, weight_cache, parts)
         self.modules = {kind: builder.build(part, kind) for kind, part in chosen.items()}
 
-    def fill(self, box: Box, kind: InputKind, values: Mapping[str, Tensor]) -> None:
-        """Put inputs into a box; checked against what was captured."""
+    def fill(self, live: LiveValues, kind: InputKind, values: Mapping[str, Tensor]) -> None:
+        """Add inputs to live values; checked against what was captured."""
         for name, value in values.items():
             key = name_input(kind, name)
             if key in self.specs:
-                box[key] = check_fits(self.specs[key], value)
+                live[key] = check_fits(self.specs[key], value)
 
-    def run(self, kind: ActionKind, box: Box) -> None:
+    def run(self, kind: ActionKind, live: LiveValues) -> None:
         """Run one part on a micro-batch."""
         module = self.modules[kind]
         try:
             with torch.no_grad():
-                module(box)
+                module(live)
         except Exception as error:
             if node := find_failed_node(error, module.graph):
                 error.add_note(describe_failed_node(node))
@@ -96,7 +96,7 @@ class StageProgram:
 
 
 class _PartBuilder:
-    """Copies parts of a stage's graph into modules that work on a box."""
+    """Copies parts of a stage's graph into modules that work on live values."""
 
     def __init__(
         self,
@@ -115,19 +115,19 @@ class _PartBuilder:
                 self.wanted.setdefault(node, []).append(index)
 
     def build(self, part: StagePart, kind: ActionKind) -> GraphModule:
-        """One part as a module of one argument, the box."""
+        """One part as a module of one argument, the live values."""
         root = nn.Module()
         for name, child in self.graph.module.named_children():
             root.add_module(name, child)
         for name, buffer in self.graph.module.named_buffers(recurse=False):
             root.register_buffer(name, buffer)
         inside = Graph()
-        box = inside.placeholder("box")
+        live = inside.placeholder("live")
         copies: dict[Node, Node] = {}
 
         def find(node: Node) -> Node:
             if node not in copies:
-                copies[node] = self.fetch(node, part, kind, root, inside, box)
+                copies[node] = self.fetch(node, part, kind, root, inside, live)
             return copies[node]
 
         for node in part.nodes:
@@ -135,14 +135,14 @@ class _PartBuilder:
                 find(each)
             copies[node] = inside.node_copy(node, copies.__getitem__)
             if node in part.keeps:
-                inside.call_function(keep_value, (box, node.name, copies[node]))
+                inside.call_function(store_value, (live, node.name, copies[node]))
             for index in self.wanted.get(node, ()):
-                self.hand_over(index, copies[node], root, inside, box)
+                self.hand_over(index, copies[node], root, inside, live)
         if kind is ActionKind.FORWARD:
             for node in self.wanted:  # an input or a constant that is handed on as it is
                 if not is_compute(node):
                     for index in self.wanted[node]:
-                        self.hand_over(index, find(node), root, inside, box)
+                        self.hand_over(index, find(node), root, inside, live)
         inside.output(())
         bound_sizes(inside, self.graph.max_size)
         for node in inside.nodes:
@@ -150,7 +150,7 @@ class _PartBuilder:
                 set_tag(node, find_tag(self.graph.placeholders[0]))  # type: ignore[arg-type]
         return GraphModule(root, inside)
 
-    def fetch(self, node: Node, part: StagePart, kind: ActionKind, root: nn.Module, inside: Graph, box: Node) -> Node:
+    def fetch(self, node: Node, part: StagePart, kind: ActionKind, root: nn.Module, inside: Graph, live: Node) -> Node:
         """Where a part gets a value from that it does not compute."""
         if node in self.casts:
             return self.hold(node.name, self.cast_of(node), root, inside)
@@ -159,10 +159,10 @@ class _PartBuilder:
             if spec.kind not in PER_CALL_INPUTS:
                 return self.hold(node.name, check_fits(spec, self.inputs.get(spec)).detach(), root, inside)
             is_last = self.is_last_reader(node, kind)
-            return inside.call_function(take_value if is_last else read_value, (box, name_input(spec.kind, spec.name)))
+            return inside.call_function(take_value if is_last else read_value, (live, name_input(spec.kind, spec.name)))
         if node.op == "get_attr":
             return inside.node_copy(node)
-        return inside.call_function(take_value if node in part.last_reads else read_value, (box, node.name))
+        return inside.call_function(take_value if node in part.last_reads else read_value, (live, node.name))
 
     def cast_of(self, node: Node) -> Tensor:
         cast = self.casts[node]
@@ -183,11 +183,11 @@ class _PartBuilder:
         root.register_buffer(f"held_{name}", value, persistent=False)
         return inside.get_attr(f"held_{name}")
 
-    def hand_over(self, index: int, node: Node, root: nn.Module, inside: Graph, box: Node) -> None:
-        """Give an output to its taker, or leave it in the box for another stage."""
+    def hand_over(self, index: int, node: Node, root: nn.Module, inside: Graph, live: Node) -> None:
+        """Give an output to its taker, or store it among the live values for another stage."""
         spec = self.graph.outputs[index]
         if spec.kind in HANDED_ON:
-            inside.call_function(keep_value, (box, f"{HANDED_ON[spec.kind]}{spec.name}", node))
+            inside.call_function(store_value, (live, f"{HANDED_ON[spec.kind]}{spec.name}", node))
         else:
             root.add_module(f"take_{index}", OutputHook(spec, self.take))
             inside.call_module(f"take_{index}", (node,))

@@ -4,7 +4,7 @@
     value = wait_tensor(recv([2, 8], dtype, device, peer, tag, group))
 
 `peer` is the other rank's coordinate along pp. Both return at once; like every collective of a graph, they are waited
-for by `wait_tensor`, and forgotten by no one: whoever sends holds the value until then.
+for by `wait_tensor`, and the sender holds the value until then.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Context parallelism by exchange (Ulysses): tokens of some heads for some tokens of all heads, around attention.
+"""Context parallelism by all_to_all (Ulysses): all tokens of some heads for some tokens of all heads, in attention.
 
 Every rank has one slice of a sequence. Before attention an all_to_all gives each rank the whole sequence of some heads,
 and after it another gives each rank its tokens of all heads. Where there are fewer key heads than ranks, each is sent
@@ -15,10 +15,10 @@ from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import all_to_all
 from monograph.models.attention import AttentionCore
 from monograph.models.cache import LayerCache
-from monograph.parallel.context_gather import check_no_cache
+from monograph.parallel.context_all_gather import check_no_cache
 
 
-class ExchangedAttention(nn.Module):
+class UlyssesAttention(nn.Module):
     """Attention over whole sequences with this rank's share of the heads."""
 
     coords: Tensor

@@ -1,12 +1,13 @@
-"""Context parallelism by gathering keys and values: queries stay, and attend to the keys of the whole sequence.
+"""Context parallelism by all_gather of keys and values: queries stay, and attend to the keys of the whole sequence.
 
 Every rank has two slices of a sequence, of which there are 2 x cp: slice i and slice i from the back (SequencePart).
-So there are two gathers, each of one slice of every rank, and two calls of attention, one for each slice of queries.
+So there are two all_gathers, each of one slice of every rank, and two calls of attention, one for each slice of
+queries.
 With causal attention the first slice of queries sees nothing of the second half of the sequence: its call starts when
 the first gather is done, and the second gather is under way meanwhile. What a rank's queries see is in its tables.
 
-What was gathered is not kept: backward gathers again, so that saved activations shrink with the number of ranks. The
-gradients of keys and values are summed over both calls and all ranks in fp32.
+Gathered keys and values are not saved: backward gathers them again, so that saved activations shrink with the number of
+ranks. Their gradients are summed over both calls, and over ranks by reduce_scatter, in fp32.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Rule(NamedTuple):
     kernel: int
 
 
-class GatheredAttention(nn.Module):
+class AllGatherAttention(nn.Module):
     """Attention whose queries are this rank's part of every sequence, over the keys and values of all ranks."""
 
     def __init__(self, core: AttentionCore, degree: int) -> None:
@@ -61,7 +62,7 @@ class GatheredAttention(nn.Module):
                 why="a rank has two slices of every sequence, and the table says which keys their queries see",
                 do="make them in step_inputs by monograph.parts.build_segments (docs/guides/own_model.md)",
             )
-        out: Tensor = _AttendGathered.apply(q, k, v, segments, sinks, self.rule, self.degree)
+        out: Tensor = _AttendAllGather.apply(q, k, v, segments, sinks, self.rule, self.degree)
         return out
 
 
@@ -75,7 +76,7 @@ def check_no_cache(cache: LayerCache | None) -> None:
         )
 
 
-class _AttendGathered(Function):
+class _AttendAllGather(Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor, sinks: Tensor | None, rule: Rule, degree: int

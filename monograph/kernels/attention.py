@@ -19,8 +19,8 @@ from monograph.kernels.attention_sinks import add_sinks, find_sink_gradient
 from monograph.kernels.custom_op import custom_op
 from monograph.kernels.example_tensors import example_tensor
 
-AttentionKernel = Literal["auto", "cudnn", "flash", "reference"]
-KERNELS: tuple[AttentionKernel, ...] = ("auto", "cudnn", "flash", "reference")
+AttentionKernel = Literal["auto", "cudnn", "flash", "reference", "triton"]
+KERNELS: tuple[AttentionKernel, ...] = ("auto", "cudnn", "flash", "reference", "triton")
 """By their number in graphs."""
 
 
@@ -88,7 +88,7 @@ def reference_attention_backward(
 
 def check_kernel(kernel: int) -> None:
     """Refuse a GPU's kernel on a CPU."""
-    if KERNELS[kernel] in ("cudnn", "flash"):
+    if KERNELS[kernel] in ("cudnn", "flash", "triton"):
         raise ConfigError(
             f"the attention kernel is {KERNELS[kernel]}, on a CPU",
             why="it runs on GPUs only",

@@ -16,7 +16,7 @@ from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.models.model_config import DividedSize, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
-AttentionKernel = Literal["auto", "cudnn", "flash", "reference"]
+AttentionKernel = Literal["auto", "cudnn", "flash", "reference", "triton"]
 MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
 """The most channels of one kind; heads, layers or experts; vocabulary entries or positions.
 
@@ -121,7 +121,7 @@ class AttentionConfig(Configurable.Config):
     qk_norm: bool = False
     """Normalise every query and key head before rotating it."""
     kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
+    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and triton, our own, for
     packed documents and windows; reference computes all scores."""
 
     def check(self) -> None:

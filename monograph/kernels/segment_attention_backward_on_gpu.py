@@ -214,10 +214,10 @@ def key_gradient_kernel(
 def choose_backward_tiles(channels: int) -> tuple[Tiles, Tiles]:
     """For the gradient of queries, and of keys and values: what was fastest on an H200."""
     if channels <= 64:
-        return Tiles(128, 64, 4, 3), Tiles(128, 64, 4, 3)
+        return Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3)
     if channels <= 128:
-        return Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2)
-    return Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)
+        return Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)
+    return Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 3)
 
 
 def run_segments_backward(

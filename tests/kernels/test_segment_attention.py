@@ -66,7 +66,12 @@ def test_the_interpreted_kernels_equal_naive_attention():
 
 @pytest.mark.gpu
 def test_the_kernels_equal_naive_attention_on_a_gpu():
-    check_cases("cuda", torch.bfloat16, 2e-2, [(64, 64), (128, 128), (192, 128), (72, 40)])
+    check_cases("cuda", torch.bfloat16, 2e-2, [(64, 64)])
+    table, n_queries, n_keys = TABLES["documents"]
+    for sizes in ((128, 128), (192, 128), (72, 40)):
+        rule = {"causal": True, "window": 0}
+        errors = find_errors(table, n_queries, n_keys, **rule, sizes=sizes, device="cuda", dtype=torch.bfloat16)
+        assert max(errors) < 2e-2, (sizes, errors)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monograph.kernels.check_op import check_op
     from monograph.kernels.custom_op import CustomOp, custom_op
     from monograph.kernels.random import random_uniform
-    from monograph.models.attention import AttentionCore
+    from monograph.models.attention_core import AttentionCore
     from monograph.models.attention_kind import AttentionKind
     from monograph.models.dropout import Dropout
     from monograph.models.model import (
@@ -129,7 +129,7 @@ _HOMES = {
     "monograph.kernels.check_op": "check_op",
     "monograph.kernels.custom_op": "CustomOp custom_op",
     "monograph.kernels.random": "random_uniform",
-    "monograph.models.attention": "AttentionCore",
+    "monograph.models.attention_core": "AttentionCore",
     "monograph.models.attention_kind": "AttentionKind",
     "monograph.models.dropout": "Dropout",
     "monograph.models.model": "BatchTensor Model StepOutput Unit UnitCall blocks_of call_module",

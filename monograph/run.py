@@ -50,6 +50,7 @@ from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
+from monograph.train.flex_limits import check_flex_device, has_compiler
 from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
@@ -117,7 +118,7 @@ def build_graph_step(
             artifact = None
             passes = build_passes(settings.passes, settings.compile.numerics)
             # A bench counts FLOPs of the graph; once a compiler has run it has to read them from the passes' records.
-            is_measured = settings.passes.has_compiler
+            is_measured = has_compiler(config, groups.device.type)
             graphs = {
                 kind: capture_and_optimize(source, inputs, facts, passes, kind=kind, is_measured=is_measured)
                 for kind in kinds
@@ -149,7 +150,7 @@ def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> P
         plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=training.seq_len)
         inputs = make_example(config, source)
     passes = build_passes(settings.passes, settings.compile.numerics)
-    is_measured = settings.passes.has_compiler
+    is_measured = has_compiler(config, groups.device.type)
 
     def optimize(stage: StepSource, example: StepInputs, facts: Facts, kind: GraphKind) -> OptimizedGraph:
         return capture_and_optimize(stage, example, facts, passes, kind=kind, is_measured=is_measured)
@@ -189,6 +190,7 @@ def capture_and_optimize(
 
 def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Model, ParamTable, StepSettings]:
     """The model sharded for the mesh, the table of its parameters, and how its step computes."""
+    check_flex_device(config, groups.device.type)
     model = build_model(config, groups.device)
     choice = find_run_machine(config, groups)
     if choice.note:
@@ -207,7 +209,7 @@ def build_source(
     config: TrainerConfig, groups: Groups, *, probe: OutputProbe | None = None, has_parameters: bool = True
 ) -> tuple[StepSource, StepSettings]:
     """What graph mode captures from: the parallel model, with this rank's shards."""
-    if groups.device.type == "cuda" and config.passes.has_compiler and not config.compile.artifact:
+    if groups.device.type == "cuda" and has_compiler(config, "cuda") and not config.compile.artifact:
         start_workers()  # early, because starting them takes seconds; on a CPU they would compete with the model
     model, table, settings = build_parallel_model(config, groups)
     source = StepSource(

@@ -23,9 +23,9 @@ from monograph.recipes.size import Size, count_parameters
 
 GOLDENS = Path(__file__).parent / "goldens" / "recipes"
 SIZES = {
-    "deepseek_v3": "debugmodel 16b 236b 671b",
+    "deepseek_v3": "debugmodel debugmodel_flex 16b 236b 671b",
     "gpt_oss": "debugmodel 20b 120b",
-    "llama3": "debugmodel 1b 3b 8b 70b 405b",
+    "llama3": "debugmodel debugmodel_flex 1b 3b 8b 70b 405b",
     "llama4": "debugmodel scout maverick",
     "qwen2_5": "debugmodel 0_5b 1_5b 3b 7b 14b 32b 72b",
     "qwen3": "debugmodel 0_6b 1_7b 4b 8b 14b 32b debugmodel_moe 30b_a3b 235b_a22b",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.block_repeats import BlockRepeat
 from monograph.capture.functionalize import functionalize
+from monograph.capture.inner_graphs import share_inner_graphs
 from monograph.capture.replicate import replicate_skipped_blocks
 from monograph.compat.capture import fake_tensors, is_gradient_sum, trace_function
 from monograph.compat.ops import annotations_restored
@@ -64,6 +65,7 @@ def trace(
         ]
         module = trace_function(flat_step, tensors, fake, has_sources=has_sources)
     functionalize(module)
+    share_inner_graphs(module)
     drop_missing(module.graph)
     drop_device_numbers(module.graph)
     tag_nodes(module.graph, number_units(model))

@@ -29,6 +29,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
+from monograph.models.attention_kernel_config import uses_flex
 from monograph.parallel.groups import fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
@@ -38,9 +39,10 @@ from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, make_example
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
+from monograph.train.flex_limits import has_compiler
 from monograph.train.layout import count_ranks, plan_run_mesh
 
-COMPILERS = ("compile_regions", "compile_whole")
+COMPILERS = ("compile_regions", "compile_whole", "compile_flex")
 """Passes that make code: it is made once, and is no part of what two ranks compare."""
 
 
@@ -95,8 +97,15 @@ def precompile(
 ) -> dict[str, bytes]:
     """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
     device = find_device(config.debug.device)
+    if uses_flex(config.model) and device.type == "cpu":
+        raise CannotPrecompile(
+            "model.attention.kernel is flex and the device is a CPU",
+            why="graph files hold calls of listed operators, not the functions of FlexAttention; on a GPU these are "
+            "compiled code",
+            do="precompile on a GPU, or train without an artifact",
+        )
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
-        compiler = compiler_folder(Path(folder)) if config.passes.has_compiler else nullcontext()
+        compiler = compiler_folder(Path(folder)) if has_compiler(config, device.type) else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
             captured = capture_as(rank, config, mesh, device, is_compiled=True)
             other = mesh.world_size - 1 - rank
@@ -124,7 +133,7 @@ def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.devic
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
                 if name == STEP:
-                    calls.extend(find_calls(seen, is_compiled=config.passes.has_compiler))
+                    calls.extend(find_calls(seen, is_compiled=has_compiler(config, device.type)))
 
             records = improve(graph, passes, facts, look, is_compiled=is_compiled)
             graphs[name] = OptimizedGraph(graph, records)

@@ -95,7 +95,8 @@ def costly_ops() -> frozenset[Any]:
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_fused_attention_overrideable",
     )
-    return frozenset(getattr(ATEN, name).default for name in (*names, *attention))
+    flex = torch.ops.higher_order.flex_attention
+    return frozenset(getattr(ATEN, name).default for name in (*names, *attention)) | {flex}
 
 
 # --- Functional collectives by group name: the only ops whose results a graph can hold. ---

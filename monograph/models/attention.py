@@ -1,56 +1,19 @@
-"""Grouped-query attention, and the core that all attention modules share."""
+"""Grouped-query attention."""
 
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from monograph.config.configurable import Configurable
-from monograph.kernels.attention import attention
-from monograph.kernels.cached_attention import cached_attention
 from monograph.kernels.rope import Rotation, apply_rope
 from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.cache import LayerCache
-from monograph.models.config import AttentionConfig, AttentionKernel, ResidualSpec, RopeConfig
+from monograph.models.config import AttentionConfig, ResidualSpec, RopeConfig
+from monograph.models.flex_attention import build_core
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
-from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan, plan_column_row_pair
+from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
-
-
-class AttentionCore(nn.Module):
-    """Attention of queries over keys and values; parallelism puts another in its place."""
-
-    def __init__(self, kind: AttentionKind, *, scale: float, kernel: AttentionKernel = "auto") -> None:
-        super().__init__()
-        self.kind, self.scale, self.kernel = kind, scale, kernel
-
-    def plan_parallel(self) -> ParallelPlan:
-        """With context parallelism every rank has a part of each sequence."""
-        return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.SHARED_SEQUENCES),))
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        segments: Tensor | None = None,
-        sinks: Tensor | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """The output [batch, sequence, heads, value channels] for q, k and v, all [batch, sequence, heads, channels].
-
-        `segments` is the table of the kind (models/segments.py); without one, a sequence is one text. With a cache,
-        these tokens follow those that it has, and see them.
-        """
-        if cache is not None:
-            keys, values = cache.append(k.transpose(1, 2), v.transpose(1, 2))
-            if not cache.is_empty:
-                return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale)
-        table = None if segments is None else segments[:, 0]
-        kind = self.kind
-        return attention(
-            q, k, v, table, sinks, scale=self.scale, causal=kind.causal, window=kind.window, kernel=self.kernel
-        )
 
 
 class Attention(nn.Module, Configurable):
@@ -66,7 +29,8 @@ class Attention(nn.Module, Configurable):
         super().__init__()
         self.config = config
         self.head_dim, self.kind = config.find_head_dim(residual.dim), kind
-        self.attend = AttentionCore(kind, scale=self.head_dim**-0.5 * compute_score_scale(rope), kernel=config.kernel)
+        scale = self.head_dim**-0.5 * compute_score_scale(rope)
+        self.attend = build_core(config, kind, n_heads=config.n_heads, scale=scale)
         self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
         self.wq = Linear(residual.dim, config.n_heads * self.head_dim, init_std=residual.init_std)
         self.wk = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
@@ -89,9 +53,7 @@ class Attention(nn.Module, Configurable):
         """Every rank computes some of the heads."""
         return plan_column_row_pair(("wq.weight", "wk.weight", "wv.weight"), ("wo.weight",))
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, segments: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, segments: Any = None, cache: LayerCache | None = None) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         q, k = self.place(q, k, rotation)
         out: Tensor = self.wo(self.attend(q, k, v, segments, self.sinks, cache).flatten(2))

@@ -12,11 +12,11 @@ from monograph.axes import Axis
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
+from monograph.models.attention_kernel_config import AttentionKernelConfig
 from monograph.models.load_balance_config import LoadBalanceConfig
 from monograph.models.model_config import DividedSize, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
-AttentionKernel = Literal["auto", "cudnn", "flash", "reference", "triton"]
 MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
 """The most channels of one kind; heads, layers or experts; vocabulary entries or positions.
 
@@ -108,7 +108,7 @@ class RopeConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class AttentionConfig(Configurable.Config):
+class AttentionConfig(AttentionKernelConfig):
     """Grouped-query attention."""
 
     owner: ClassVar[str] = "monograph.models.attention:Attention"
@@ -120,11 +120,9 @@ class AttentionConfig(Configurable.Config):
     """Channels of one head; 0 divides the model's width by n_heads."""
     qk_norm: bool = False
     """Normalise every query and key head before rotating it."""
-    kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and triton, our own, for
-    packed documents and windows; reference computes all scores."""
 
     def check(self) -> None:
+        self.check_kernel()
         check_positive(self, "n_heads", "n_kv_heads", most=MAX_COUNT)
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(
@@ -159,7 +157,7 @@ class AttentionConfig(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
-class LatentAttentionConfig(Configurable.Config):
+class LatentAttentionConfig(AttentionKernelConfig):
     """Multi-head latent attention: keys and values are rebuilt from a small shared latent."""
 
     owner: ClassVar[str] = "monograph.models.latent_attention:LatentAttention"
@@ -177,10 +175,9 @@ class LatentAttentionConfig(Configurable.Config):
     """Channels of a value head."""
     latent_norm_eps: float = 1e-6
     """Added to the mean square in the norms of the latents; DeepSeek's models use 1e-6, whatever norm_eps is."""
-    kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU, as for grouped-query attention."""
 
     def check(self) -> None:
+        self.check_kernel()
         check_positive(self, "n_heads", most=MAX_COUNT)
         check_positive(self, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         check_range(self, "latent_norm_eps", FP32_TINY, FP32_MAX, why="norms add it in float32")

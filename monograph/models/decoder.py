@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from monograph.kernels.rope import Rotation
 from monograph.labels import IGNORED_LABEL
+from monograph.models.attention_kernel_config import AttentionKernelConfig, uses_flex
 from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.cache import DecoderCache, LayerCache
 from monograph.models.config import DecoderConfig, LossConfig, ResidualSpec
 from monograph.models.dropout import Dropout
 from monograph.models.feed_forward import FeedForward
+from monograph.models.flex_attention import FlexInputs, build_flex_inputs
+from monograph.models.flex_mods import FlexSpec
 from monograph.models.linear import Embedding, Linear
 from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted, update_expert_bias
 from monograph.models.model import BatchTensor, Model, StepOutput, Unit, UnitCall, blocks_of, call_module
@@ -45,7 +48,7 @@ class Block(nn.Module):
         h: Tensor,
         cos: Tensor,
         sin: Tensor,
-        segments: Tensor | None = None,
+        segments: Tensor | FlexInputs | None = None,
         seed: Tensor | None = None,
         token_index: Tensor | None = None,
         cache: LayerCache | None = None,
@@ -101,6 +104,7 @@ class Decoder(Model):
         residual = config.residual()
         self.embedding = Embedding(config.vocab_size, config.dim, init_std=config.init_std)
         self.kinds = [self.find_attention_kind(layer) for layer in range(config.n_layers)]
+        self.flex_specs = self.find_flex_specs()
         self.layers = nn.ModuleList(self.build_block(residual, layer) for layer in range(config.n_layers))
         self.head = Head(residual, vocab_size=config.vocab_size, loss=config.loss)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
@@ -114,6 +118,18 @@ class Decoder(Model):
     def find_attention_kind(self, layer: int) -> AttentionKind:
         """What the queries of the block with this number see."""
         return CAUSAL
+
+    def find_flex_specs(self) -> dict[AttentionKind, FlexSpec]:
+        """What FlexAttention computes in the layers of each kind; empty where another kernel does."""
+        if not uses_flex(self.config):
+            return {}
+        attention: AttentionKernelConfig = self.config.attention  # type: ignore[attr-defined]
+        mods = attention.mask_mod, attention.score_mod
+        heads = attention.find_query_heads()
+        specs = {kind: FlexSpec(kind, heads, *mods, self.has_documents) for kind in dict.fromkeys(self.kinds)}
+        for spec in specs.values():
+            spec.check()
+        return specs
 
     def find_position_table(self, kind: AttentionKind) -> nn.Module:
         """What a block of this kind gets for positions: a module that returns two tensors, by default RoPE's table."""
@@ -145,7 +161,12 @@ class Decoder(Model):
     def build_segments(
         self, shape: Sequence[int], documents: Tensor | None, part: SequencePart = WHOLE
     ) -> dict[str, Tensor]:
-        """The tables of all kinds that need one, from documents in host memory, by the name that `forward` takes."""
+        """The tables of all kinds that need one, from documents in host memory, by the name that `forward` takes.
+
+        FlexAttention reads the documents themselves.
+        """
+        if self.flex_specs:
+            return {} if documents is None else {"documents": documents.to(torch.int32)}
         sizes = {"batch": shape[0], "length": shape[1], "max_documents": self.config.max_documents}
         tables = {
             f"{kind.name}_segments": build_segments(documents, kind, part, **sizes)
@@ -249,8 +270,8 @@ class Decoder(Model):
         return call(self.head, h[:, -last:])
 
     def new_cache(self, batch: int, capacity: int, padding: Sequence[int] = ()) -> DecoderCache | None:
-        """None where a layer is not causal: what it said about earlier tokens changes with every new one."""
-        if not all(kind.causal for kind in self.kinds):
+        """None where a layer is not causal, or may not be: what it said about earlier tokens changes with every one."""
+        if self.flex_specs or not all(kind.causal for kind in self.kinds):
             return None
         device = self.head.norm.weight.device
         return DecoderCache(self.kinds, batch=batch, capacity=capacity, device=device, padding=padding)
@@ -268,16 +289,28 @@ class Decoder(Model):
         """The stream after the last block, and what each router did; None for a router of another pipeline stage."""
         modules = [self.find_position_table(kind) for kind in self.kinds]
         tables = {module: module(tokens.shape[1], positions) for module in dict.fromkeys(modules)}
+        inputs = self.find_attention_inputs(tokens, positions, segments)
         h = call(self.embedding, tokens)
         stats: list[RouterStats | None] = []
         for number, (block, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
-            table = segments.get(f"{kind.name}_segments")
             cos, sin = tables[modules[number]]
             more = () if cache is None else (cache.layers[number],)
-            h, found = call(block, h, cos, sin, table, seed, token_index, *more)
+            h, found = call(block, h, cos, sin, inputs[kind], seed, token_index, *more)
             if block.moe is not None:
                 stats.append(found)
         return h, stats
+
+    def find_attention_inputs(
+        self, tokens: Tensor, positions: Tensor | None, segments: Mapping[str, Tensor]
+    ) -> dict[AttentionKind, Tensor | FlexInputs | None]:
+        """What the layers of each kind get to know which keys their queries see."""
+        given = {"positions": positions, "documents": segments.get("documents")}
+        return {
+            kind: build_flex_inputs(self.flex_specs[kind], tokens, given)
+            if kind in self.flex_specs
+            else segments.get(f"{kind.name}_segments")
+            for kind in dict.fromkeys(self.kinds)
+        }
 
     def stack_load(self, stats: Sequence[RouterStats | None], device: torch.device) -> Tensor:
         """The experts' load, int64 [MoE layers, experts]; zeros where a layer is on another pipeline stage."""

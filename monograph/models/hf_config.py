@@ -100,6 +100,10 @@ def check_read(config: DecoderConfig, names: Mapping[str, str]) -> None:
 
 def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -> dict[str, Any]:
     """The keys of a config.json that say what `read_shared` reads, and which model class to use."""
+    attention = getattr(config, "attention", None)
+    for name in ("mask_mod", "score_mod"):
+        if getattr(attention, name, None) is not None:
+            raise ConfigError(f"attention.{name} is given", why=f"{architecture} calls no functions of yours")
     return {
         "architectures": [architecture],
         "model_type": model_type,

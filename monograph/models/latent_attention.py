@@ -1,5 +1,7 @@
 """Multi-head latent attention: keys and values come from one small latent, and extra channels carry RoPE."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -7,10 +9,10 @@ from monograph.config.configurable import Configurable
 from monograph.kernels.cached_attention import cached_attention
 from monograph.kernels.heads import join_keys, rope_tail
 from monograph.kernels.rope import Rotation, apply_rope
-from monograph.models.attention import AttentionCore
 from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.cache import LayerCache
 from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeConfig
+from monograph.models.flex_attention import build_core
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
 from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
@@ -32,9 +34,8 @@ class LatentAttention(nn.Module, Configurable):
         super().__init__()
         self.config = config
         self.qk_head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-        self.attend = AttentionCore(
-            kind, scale=self.qk_head_dim**-0.5 * compute_score_scale(rope), kernel=config.kernel
-        )
+        scale = self.qk_head_dim**-0.5 * compute_score_scale(rope)
+        self.attend = build_core(config, kind, n_heads=config.n_heads, scale=scale)
         self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
         dim, std, rank, eps = residual.dim, residual.init_std, config.q_lora_rank, config.latent_norm_eps
         if rank:
@@ -64,9 +65,7 @@ class LatentAttention(nn.Module, Configurable):
             replicated=("wq_a.weight", "wkv_a.weight") if has_latent else ("wkv_a.weight",),
         )
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, segments: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, segments: Any = None, cache: LayerCache | None = None) -> Tensor:
         q, latent, k_rope = self.project(x, rotation)
         if cache is not None:
             rotated = apply_rope(k_rope, rotation, interleaved=self.interleaved, kernels=self.kernels)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from monograph.axes import Group
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
 from monograph.models.load_balance import LoadBalance
 from monograph.models.model import Model
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
@@ -13,6 +13,7 @@ from monograph.parallel.context_all_gather import AllGatherAttention
 from monograph.parallel.context_ulysses import UlyssesAttention
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.numbered_heads import FirstHead
 from monograph.parallel.random_positions import ShardedRowStarts
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss, add_input_boundary, add_output_boundary
 
@@ -88,6 +89,12 @@ def shard_positions(_model: Model, _path: str, module: nn.Module, mesh: Mesh, co
         module.find_starts = ShardedRowStarts(coords, mesh.tp, module.shared)  # type: ignore[arg-type]
 
 
+def number_heads(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
+    """Functions of FlexAttention get the numbers that heads have in the whole model."""
+    if mesh.tp > 1:
+        module.find_first_head = FirstHead(coords)
+
+
 FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]] = {
     ParallelForm.VOCAB_EMBEDDING: split_embedding,
     ParallelForm.VOCAB_LOSS: split_loss,
@@ -95,4 +102,5 @@ FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]]
     ParallelForm.COUNT_REDUCTION: reduce_counts,
     ParallelForm.RANDOM_POSITIONS: shard_positions,
     ParallelForm.SHARED_SEQUENCES: share_sequences,
+    ParallelForm.NUMBERED_HEADS: number_heads,
 }

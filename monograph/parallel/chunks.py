@@ -110,18 +110,23 @@ class Chunks:
                 why=f"{extent} is not a multiple of {self.count}",
                 do="change training.local_batch_size, training.seq_len or compile.expert_overlap.num_chunks",
             )
-        columns: list[Sequence[Any]] = []
-        for value in args:
-            if isinstance(value, Tensor) and value.dim() > self.dim and value.shape[self.dim] == extent:
-                columns.append(_Cut.apply(value, self.dim, self.count))
-            elif value is None or value.dim() == 0 or value.shape[self.dim] == 1:
-                columns.append([value] * self.count)
-            else:
-                raise ConfigError(
-                    f"{self.path} gets {list(value.shape)} next to {list(args[0].shape)}",
-                    why=f"along dim {self.dim} it has neither {extent} entries, to be cut, nor 1, to be shared",
-                )
+        columns = [self.cut_argument(value, args[0]) for value in args]
         return list(zip(*columns, strict=True))
+
+    def cut_argument(self, value: Any, first: Tensor) -> Sequence[Any]:
+        """One argument for every chunk; a named tuple is cut field by field."""
+        extent = first.shape[self.dim]
+        if isinstance(value, tuple):
+            fields = [self.cut_argument(each, first) for each in value]
+            return [type(value)(*parts) for parts in zip(*fields, strict=True)]
+        if isinstance(value, Tensor) and value.dim() > self.dim and value.shape[self.dim] == extent:
+            return _Cut.apply(value, self.dim, self.count)
+        if value is None or value.dim() == 0 or value.shape[self.dim] == 1:
+            return [value] * self.count
+        raise ConfigError(
+            f"{self.path} gets {list(value.shape)} next to {list(first.shape)}",
+            why=f"along dim {self.dim} it has neither {extent} entries, to be cut, nor 1, to be shared",
+        )
 
 
 def merge_stats(parts: Sequence[RouterStats], *, is_batch: bool) -> RouterStats:

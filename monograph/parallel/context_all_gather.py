@@ -21,7 +21,7 @@ from monograph.axes import Group
 from monograph.compat.ops import cast, finish, start_all_gather, start_reduce_scatter
 from monograph.errors import ConfigError
 from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
 from monograph.models.cache import LayerCache
 
 SEQUENCE = 1

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import all_to_all
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
 from monograph.models.cache import LayerCache
 from monograph.parallel.context_all_gather import check_no_cache
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from monograph.errors import ConfigError
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
+from monograph.models.flex_attention import FlexCore
 from monograph.parallel.replaced_forward import replaced_forward
 
 SEQUENCE = 1
@@ -59,6 +60,12 @@ def earlier_keys_kept(root: nn.Module) -> Iterator[None]:
 def check_sequence_chunks(path: str, root: nn.Module) -> None:
     """Refuse attention that sees tokens of later chunks."""
     for name, module in root.named_modules():
+        if isinstance(module, FlexCore):
+            raise ConfigError(
+                f"{path} is to run chunk by chunk along the sequence, and {path}.{name} is FlexAttention",
+                why="tables of blocks are made for whole sequences",
+                do="--compile.expert_overlap.modules 'layers.*.moe', or --compile.expert_overlap.chunk_dim batch",
+            )
         if isinstance(module, AttentionCore) and not module.kind.causal:
             raise ConfigError(
                 f"{path} is to run chunk by chunk along the sequence, and {path}.{name} sees all tokens",

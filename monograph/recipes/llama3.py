@@ -1,6 +1,7 @@
 """Recipes of the Llama 3 family: sequences of 8192 tokens, batches that grow with the model."""
 
 from monograph.models.llama3 import sizes
+from monograph.models.score_mods import add_alibi
 from monograph.recipes.starting_points import make_debug_run, make_published_run
 from monograph.train.config import TrainerConfig
 
@@ -8,6 +9,13 @@ from monograph.train.config import TrainerConfig
 def llama3_debugmodel() -> TrainerConfig:
     """A small Llama 3 on the built-in corpus: a minute on a laptop."""
     return make_debug_run("llama3_debugmodel", sizes.llama3_debugmodel())
+
+
+def llama3_debugmodel_flex() -> TrainerConfig:
+    """The same with FlexAttention, packed documents kept apart, and scores that fall with distance (ALiBi)."""
+    model = sizes.llama3_debugmodel()
+    attention = model.attention.replace(kernel="flex", score_mod=add_alibi)
+    return make_debug_run("llama3_debugmodel_flex", model.replace(attention=attention, mask="document"))
 
 
 def llama3_1b() -> TrainerConfig:

@@ -14,6 +14,7 @@ from monograph.passes.config import PassesConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
+from monograph.train.flex_limits import check_flex_limits
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
 from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
 from monograph.train.pipeline_limits import check_pipeline_limits
@@ -255,6 +256,7 @@ class TrainerConfig(Configurable.Config):
                 do="--compile.mode graph, or --compile.mode eager --parallelism.fsdp graph",
             )
         check_pipeline_limits(self)
+        check_flex_limits(self)
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,

@@ -6,7 +6,7 @@ from torch import nn
 
 from monograph.axes import Axis
 from monograph.errors import ConfigError
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
 from monograph.models.attention_kind import CAUSAL
 from monograph.models.model import Model, blocks_of
 from monograph.models.parallel_plan import ModuleRule, ParallelPlan, matches, plan_column_row_pair

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from monograph.models.attention import AttentionCore
+from monograph.models.attention_core import AttentionCore
 from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
 from monograph.models.flops import FlopsPerToken
 from monograph.models.init import initialize

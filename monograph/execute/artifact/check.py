@@ -12,6 +12,7 @@ from monograph.execute.artifact.machine import describe_here
 from monograph.execute.artifact.manifest import ArtifactManifest
 from monograph.execute.artifact.trust import Trust, check_code, find_trust
 from monograph.execute.config import CompileConfig
+from monograph.models.attention_kernel_config import uses_flex
 from monograph.parallel.mesh import Mesh
 
 SHOWN = 8
@@ -45,8 +46,8 @@ def check_before_start(config: BaseConfig, settings: CompileConfig, mesh: Mesh) 
 def trust_code(folder: Path, manifest: ArtifactManifest, config: BaseConfig, settings: CompileConfig) -> Trust:
     """Who vouches for the artifact; refused when it has code that this run may not load."""
     trust = find_trust(folder, manifest, is_shared_trusted=settings.artifact_trust_shared_folder)
-    passes: Any = getattr(config, "passes")  # noqa: B009 - of the trainer's config, which is not known here
-    check_code(folder, manifest, trust, is_asked_for=passes.has_compiler)
+    whole: Any = config  # the trainer's, which is not known here
+    check_code(folder, manifest, trust, is_asked_for=whole.passes.has_compiler or uses_flex(whole.model))
     return trust
 
 

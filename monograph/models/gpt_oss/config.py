@@ -34,6 +34,10 @@ class SinkAttentionConfig(AttentionConfig):
         AttentionConfig.check(self)
         if self.qk_norm:
             raise ConfigError("qk_norm is on", why="gpt_oss has no norms of queries and keys", do="qk_norm false")
+        if self.is_flex:
+            raise ConfigError(
+                "kernel is flex", why="FlexAttention has no sinks, and every head of gpt_oss has one", do="kernel auto"
+            )
 
     def count_parameters(self, dim: int) -> int:
         """Parameters of one block's attention in a model of width `dim`."""

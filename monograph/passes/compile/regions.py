@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.compat.capture import expression_of
 from monograph.compat.compiler import CompiledCode, compile_graph
+from monograph.compat.flex import FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD
 from monograph.graph.cast_weights import is_cached_cast
 from monograph.graph.edit import fake_mode
 from monograph.graph.host_use import find_host_use
@@ -51,7 +52,15 @@ _ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
 def can_compile(node: Node) -> bool:
     """Whether a node may be in a region: collectives and what waits for the host stay visible, sums keep an order."""
     is_special = is_launch(node) or is_wait(node) or is_size(node) or is_cached_cast(node) or node.target in _ATOMIC
-    return node.op == "call_function" and not is_special and not find_host_use(node)
+    return node.op == "call_function" and not is_special and not find_host_use(node) and not is_flex_on_cpu(node)
+
+
+def is_flex_on_cpu(node: Node) -> bool:
+    """Whether a node is FlexAttention of a training step on a CPU, which Inductor cannot compile."""
+    if node.target not in (FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD):
+        return False
+    has_gradient = node.target is FLEX_ATTENTION_BACKWARD or node.args[6].get("OUTPUT_LOGSUMEXP")  # type: ignore[union-attr]
+    return bool(has_gradient) and value_of(node)[0].device.type == "cpu"
 
 
 def find_region(nodes: Sequence[Node]) -> Region:

@@ -1,0 +1,45 @@
+"""The core that all attention modules share: what computes attention from queries, keys and values."""
+
+from torch import Tensor, nn
+
+from monograph.kernels.attention import AttentionKernel, attention
+from monograph.kernels.cached_attention import cached_attention
+from monograph.models.attention_kind import AttentionKind
+from monograph.models.cache import LayerCache
+from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
+
+
+class AttentionCore(nn.Module):
+    """Attention of queries over keys and values; parallelism puts another in its place."""
+
+    def __init__(self, kind: AttentionKind, *, scale: float, kernel: AttentionKernel = "auto") -> None:
+        super().__init__()
+        self.kind, self.scale, self.kernel = kind, scale, kernel
+
+    def plan_parallel(self) -> ParallelPlan:
+        """With context parallelism every rank has a part of each sequence."""
+        return ParallelPlan(modules=(ModuleRule(pattern="", form=ParallelForm.SHARED_SEQUENCES),))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """The output [batch, sequence, heads, value channels] for q, k and v, all [batch, sequence, heads, channels].
+
+        `segments` is the table of the kind (models/segments.py); without one, a sequence is one text. With a cache,
+        these tokens follow those that it has, and see them.
+        """
+        if cache is not None:
+            keys, values = cache.append(k.transpose(1, 2), v.transpose(1, 2))
+            if not cache.is_empty:
+                return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale)
+        table = None if segments is None else segments[:, 0]
+        kind = self.kind
+        return attention(
+            q, k, v, table, sinks, scale=self.scale, causal=kind.causal, window=kind.window, kernel=self.kernel
+        )

@@ -1,0 +1,52 @@
+"""Who computes attention, and with which functions. Loads without torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from monograph.config.configurable import Configurable
+from monograph.errors import ConfigError
+
+AttentionKernel = Literal["auto", "cudnn", "flash", "flex", "reference"]
+
+
+@dataclass(kw_only=True, slots=True)
+class AttentionKernelConfig(Configurable.Config):
+    """What all attention modules can choose."""
+
+    is_base: ClassVar[bool] = True
+    kernel: AttentionKernel = "auto"
+    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
+    packed documents and windows; flex compiles FlexAttention, on a CPU it is its reference; reference computes all
+    scores."""
+    mask_mod: Callable[..., Any] | None = None
+    """With kernel flex: the function (package.module:name) that says which queries see which keys in place of what the
+    family's layers see; keys of other packed documents are never seen."""
+    score_mod: Callable[..., Any] | None = None
+    """With kernel flex: the function (package.module:name) that changes scores before the softmax."""
+
+    @property
+    def is_flex(self) -> bool:
+        """Whether FlexAttention computes it."""
+        return self.kernel == "flex"
+
+    def find_query_heads(self) -> int:
+        """Query heads of the whole model."""
+        heads: int = self.n_heads  # type: ignore[attr-defined]
+        return heads
+
+    def check_kernel(self) -> None:
+        """Refuse functions that no kernel but FlexAttention would call."""
+        for name in ("mask_mod", "score_mod"):
+            if getattr(self, name) is not None and not self.is_flex:
+                raise ConfigError(
+                    f"{name} is given and kernel is {self.kernel}",
+                    why="only FlexAttention calls functions",
+                    do="--model.attention.kernel flex",
+                )
+
+
+def uses_flex(model: Any) -> bool:
+    """Whether a model with these settings computes attention with FlexAttention."""
+    attention = getattr(model, "attention", None)
+    return isinstance(attention, AttentionKernelConfig) and attention.is_flex

@@ -31,6 +31,9 @@ PAIRWISE = {
     "ep2": ("verify " + DEEPSEEK, "overlap " + QWEN, "artifact " + QWEN),
     "dp2 tp2 ep2": ("verify " + QWEN, "verify " + DEEPSEEK, "overlap " + DEEPSEEK, "artifact " + QWEN),
     "hsdp 2x2": ("verify " + LLAMA, "artifact " + DEEPSEEK),
+    "cp2": ("verify " + LLAMA, "verify " + DEEPSEEK, "artifact " + LLAMA),
+    "cp2 ulysses": ("verify " + LLAMA, "verify " + DEEPSEEK),
+    "cp2 tp2": ("verify " + LLAMA, "verify " + DEEPSEEK),
 }
 TIMEOUT_SECONDS = 10
 """Of collectives in the fault cases."""

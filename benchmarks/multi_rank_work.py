@@ -25,12 +25,18 @@ from monograph.train.update import add_gradients, apply_update
 from monograph.verify.run import verify
 from tests.execute.updates import buffers_of, digest, read_batches
 
-MESHES: dict[str, tuple[int, dict[str, int]]] = {
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "dp2": (2, {}),
-    "tp2": (2, {"tensor_parallel": 2}),
-    "ep2": (2, {"expert_parallel": 2}),
-    "dp2 tp2 ep2": (4, {"tensor_parallel": 2, "expert_parallel": 2}),
-    "hsdp 2x2": (4, {"data_parallel_replicate": 2}),
+    "tp2": (2, {"parallelism.tensor_parallel_degree": 2}),
+    "ep2": (2, {"parallelism.expert_parallel_degree": 2}),
+    "dp2 tp2 ep2": (4, {"parallelism.tensor_parallel_degree": 2, "parallelism.expert_parallel_degree": 2}),
+    "hsdp 2x2": (4, {"parallelism.data_parallel_replicate_degree": 2}),
+    "cp2": (2, {"parallelism.context_parallel_degree": 2, "model.mask": "document"}),
+    "cp2 ulysses": (
+        2,
+        {"parallelism.context_parallel_degree": 2, "parallelism.context_parallel_method": "ulysses"},
+    ),
+    "cp2 tp2": (4, {"parallelism.context_parallel_degree": 2, "parallelism.tensor_parallel_degree": 2}),
 }
 LLAMA, QWEN, DEEPSEEK = "llama3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel"
 GRAPH = {"compile.mode": "graph", "compile.cuda_graph": "off"}
@@ -70,7 +76,7 @@ def make_config(recipe: str, mesh: str, device: str, changes: Changes) -> Traine
         "debug.deterministic": True,
         "debug.log_level": "warning",
         "validator.interval": 0,
-        **{f"parallelism.{name}_degree": degree for name, degree in MESHES[mesh][1].items()},
+        **MESHES[mesh][1],
     }
     config = load_recipe(recipe)
     for path, value in {**fixed, **changes}.items():

@@ -100,9 +100,10 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
 
 
 def run_modes(
-    configs: dict[str, TrainerConfig], *, steps: int, warmup: int, profile: Path | None = None
+    configs: dict[str, TrainerConfig], *, steps: int, warmup: int, profile: Path | None = None, document_tokens: int = 0
 ) -> list[BenchRow]:
-    """Measure every mode; with a folder for it, profile each as well."""
+    """Measure every mode; with a folder for it, profile each as well. Sequences are one document each, or documents of
+    `document_tokens`."""
     first = next(iter(configs.values()))
     device = find_device(first.debug.device)
     rows = []
@@ -110,7 +111,8 @@ def run_modes(
         for mode, config in configs.items():
             log.info("measuring %s", mode)
             trace = profile / f"{mode}.trace.json" if profile else None
-            rows.append(run_mode(mode, config, groups, steps=steps, warmup=warmup, trace=trace))
+            counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
+            rows.append(run_mode(mode, config, groups, **counts, trace=trace))
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -118,7 +120,14 @@ def run_modes(
 
 
 def run_mode(
-    mode: str, config: TrainerConfig, groups: Groups, *, steps: int, warmup: int, trace: Path | None = None
+    mode: str,
+    config: TrainerConfig,
+    groups: Groups,
+    *,
+    steps: int,
+    warmup: int,
+    document_tokens: int = 0,
+    trace: Path | None = None,
 ) -> BenchRow:
     """Build a step, warm it up, time it; then, apart from the timing, see where the time goes."""
     device = groups.device
@@ -130,7 +139,7 @@ def run_mode(
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
         optimizer: Optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
-    batches = make_batches(config, step)
+    batches = make_batches(config, step, document_tokens)
     with startup.phase("step"):
         loss = step.run(*next(batches))
         synchronize(device)
@@ -168,20 +177,21 @@ def update(step: MeshStep, optimizer: Optimizer, batch: DrawnBatch, config: Trai
     return loss
 
 
-def make_batches(config: TrainerConfig, step: MeshStep) -> Iterator[DrawnBatch]:
+def make_batches(config: TrainerConfig, step: MeshStep, document_tokens: int = 0) -> Iterator[DrawnBatch]:
     """Random batches without end, the same in every mode; on the device long before they are needed."""
     generator = torch.Generator().manual_seed(config.debug.seed)
     while True:
-        drawn = [draw_batch(config, step.model.batch_spec, generator) for _ in range(AHEAD)]
+        drawn = [draw_batch(config, step.model.batch_spec, generator, document_tokens) for _ in range(AHEAD)]
         prepared = [step.prepare(batch) for batch in drawn]
         for inputs, batch in zip(prepared, drawn, strict=True):
             yield DrawnBatch(inputs, step.compute_scalars([batch]))
 
 
 def draw_batch(
-    config: TrainerConfig, specs: Mapping[str, BatchTensor], generator: torch.Generator
+    config: TrainerConfig, specs: Mapping[str, BatchTensor], generator: torch.Generator, document_tokens: int = 0
 ) -> dict[str, Tensor]:
-    """Tensors of a batch: random tokens in one document, each labelled with the next; all else is noise, or zero."""
+    """Tensors of a batch: random tokens, each labelled with the next, in one document or in documents of
+    `document_tokens`; all else is noise, or zero."""
     sizes = {"batch": config.training.local_batch_size, "sequence": config.training.seq_len}
     found: dict[str, Tensor] = {}
     for name, spec in specs.items():
@@ -191,7 +201,9 @@ def draw_batch(
         elif name == "labels" and "tokens" in found:
             found[name] = found["tokens"].roll(-1, 1)
         elif name == "positions":
-            found[name] = torch.arange(shape[-1]).expand(shape).contiguous()
+            found[name] = (torch.arange(shape[-1]) % (document_tokens or shape[-1])).expand(shape).contiguous()
+        elif name == "documents" and document_tokens:
+            found[name] = (torch.arange(shape[-1]) // document_tokens).to(spec.dtype).expand(shape).contiguous()
         elif spec.dtype.is_floating_point:
             found[name] = torch.randn(shape, generator=generator).to(spec.dtype)
         else:

@@ -69,6 +69,8 @@ class BenchOptions(Configurable.Config):
     """Steps before them that do not, besides the first."""
     balanced_routing: bool = False
     """Deal tokens out to experts evenly instead of asking the router."""
+    document_tokens: int = 0
+    """Tokens of each document packed into a sequence, for --model.mask document; 0 makes a sequence one document."""
     out: str = ""
     """Also write the numbers to this JSON file."""
     profile: str = ""
@@ -83,6 +85,8 @@ class BenchOptions(Configurable.Config):
             raise ConfigError(f"--steps {self.steps}", why="there is nothing to measure", do="--steps 20")
         if self.warmup < 0:
             raise ConfigError(f"--warmup {self.warmup}", why="it counts steps", do="--warmup 3")
+        if self.document_tokens < 0:
+            raise ConfigError(f"--document-tokens {self.document_tokens}", why="it counts tokens", do="leave it out")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -25,6 +25,7 @@ def bench(
     steps: int,
     warmup: int,
     balanced_routing: bool,
+    document_tokens: int,
     out: str,
     profile: str,
     words: list[str],
@@ -35,7 +36,8 @@ def bench(
     configs = {mode: reset_unused(each, flags=()) for mode, each in plan_modes(config, modes).items()}
     for each in configs.values():
         check_config(each)
-    rows = run_modes(configs, steps=steps, warmup=warmup, profile=Path(profile) if profile else None)
+    counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
+    rows = run_modes(configs, **counts, profile=Path(profile) if profile else None)
     console = Console(width=max(WIDTH, Console().width))
     console.print(make_table(rows))
     for row in rows:
@@ -46,17 +48,9 @@ def bench(
     if profile:
         console.print(f"traces for a browser (chrome://tracing, ui.perfetto.dev) are in {profile}")
     if out:
-        command = [
-            "monograph",
-            "bench",
-            *words,
-            "--modes",
-            ",".join(modes),
-            "--steps",
-            str(steps),
-            "--warmup",
-            str(warmup),
-        ]
+        command = ["monograph", "bench", *words, "--modes", ",".join(modes)]
+        command += ["--steps", str(steps), "--warmup", str(warmup)]
+        command += ["--document-tokens", str(document_tokens)] if document_tokens else []
         write_json(Path(out), rows, command + ["--balanced-routing"] * balanced_routing)
     return 0
 

@@ -71,11 +71,17 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
     check_target(Path(out), overwrite=overwrite)
 
 
-def check_bench(config: TrainerConfig, *, balanced_routing: bool, **_: Any) -> None:
-    """bench: routing can be balanced only where there is a router."""
+def check_bench(config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, **_: Any) -> None:
+    """bench: routing can be balanced only where there is a router, and documents matter only to their mask."""
     refuse_pipeline(config, "bench")
     if balanced_routing and getattr(config.model, "moe", None) is None:
         raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
+    if document_tokens and getattr(config.model, "mask", "") != "document":
+        raise ConfigError(
+            f"--document-tokens {document_tokens}",
+            why="this model's attention does not look at documents",
+            do="--model.mask document",
+        )
 
 
 def check_pass_arguments(arguments: CheckPassArguments) -> None:

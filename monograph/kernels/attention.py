@@ -19,8 +19,8 @@ from monograph.kernels.attention_sinks import add_sinks, find_sink_gradient
 from monograph.kernels.custom_op import custom_op
 from monograph.kernels.example_tensors import example_tensor
 
-AttentionKernel = Literal["auto", "cudnn", "flash", "reference"]
-KERNELS: tuple[AttentionKernel, ...] = ("auto", "cudnn", "flash", "reference")
+AttentionKernel = Literal["auto", "cudnn", "flash", "reference", "triton"]
+KERNELS: tuple[AttentionKernel, ...] = ("auto", "cudnn", "flash", "reference", "triton")
 """By their number in graphs."""
 
 
@@ -88,7 +88,7 @@ def reference_attention_backward(
 
 def check_kernel(kernel: int) -> None:
     """Refuse a GPU's kernel on a CPU."""
-    if KERNELS[kernel] in ("cudnn", "flash"):
+    if KERNELS[kernel] in ("cudnn", "flash", "triton"):
         raise ConfigError(
             f"the attention kernel is {KERNELS[kernel]}, on a CPU",
             why="it runs on GPUs only",
@@ -130,9 +130,9 @@ def fake_attention_backward(
 
 
 def _make_segments() -> Tensor:
-    """Two sequences of nine: three documents; then keys that no query sees, and the last queries of documents."""
-    whole, part = [0, 4, 7, 9, 9], [0, 0, 2, 9, 9]
-    return torch.tensor([[whole, whole], [part, [0, 3, 6, 9, 9]]], dtype=torch.int32)
+    """Nine keys and five queries: the last queries of three documents; in a second sequence no query sees some keys."""
+    first, second = ([0, 1, 4, 5, 5], [0, 4, 7, 9, 9]), ([0, 0, 2, 5, 5], [0, 3, 6, 9, 9])
+    return torch.tensor([first, second], dtype=torch.int32)
 
 
 def _make_examples() -> list[tuple[object, ...]]:
@@ -141,8 +141,8 @@ def _make_examples() -> list[tuple[object, ...]]:
     return [
         (q, k, v, None, None, 0.3, True, 0, 0),
         (q, k, narrow, None, sinks, 0.3, False, 0, 0),
-        (q, k, v, _make_segments(), None, 0.3, True, 0, 0),
-        (q, k, narrow, _make_segments(), sinks, 0.3, True, 3, 0),
+        (q[:, :5].contiguous(), k, v, _make_segments(), None, 0.3, True, 0, 0),
+        (q[:, :5].contiguous(), k, narrow, _make_segments(), sinks, 0.3, True, 3, 0),
     ]
 
 

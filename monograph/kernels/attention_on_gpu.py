@@ -1,7 +1,9 @@
-"""Which of torch's kernels computes attention on a GPU.
+"""Which kernel computes attention on a GPU.
 
-cuDNN's is the fastest where a sequence is one text (docs/decisions/0028); FlashAttention 2 takes tables of segments
-and windows. Neither takes fp32: there, and for heads of more than 256 channels, scores are computed as a whole.
+cuDNN's is the fastest where a sequence is one text (docs/decisions/0028). Tables of segments and windows are for a
+kernel of ours (segment_attention_on_gpu.py), which is also deterministic: FlashAttention 2 takes them too, but starts
+a program for every block of every segment that there is room for. None takes fp32: there, and for heads of more than
+256 channels, scores are computed as a whole.
 """
 
 from collections.abc import Callable
@@ -22,9 +24,11 @@ from monograph.errors import ConfigError
 from monograph.kernels.attention_reference import attend_backward_densely, attend_densely, pad_channels
 from monograph.kernels.attention_segments import flatten_segments
 from monograph.kernels.attention_sinks import add_sinks, find_sink_gradient
+from monograph.kernels.segment_attention_backward_on_gpu import run_segments_backward
+from monograph.kernels.segment_attention_on_gpu import run_segments
 
-MAX_FLASH_CHANNELS = 256
-AUTO, CUDNN, FLASH, DENSE = range(4)
+MAX_CHANNELS = 256
+AUTO, CUDNN, FLASH, DENSE, TRITON = range(5)
 
 
 def attention(
@@ -44,6 +48,8 @@ def attention(
         out, lse = cudnn_attention(q, k, v, scale=scale, causal=causal)
     elif chosen == FLASH:
         out, lse = run_flash(q, k, v, segments, scale=scale, window=find_window(causal, window))
+    elif chosen == TRITON:
+        out, lse = run_segments(q, k, v, segments, scale=scale, causal=causal, window=window)
     else:
         out, lse = attend_densely(q, k, v, segments, scale=scale, causal=causal, window=window)
     out, lse = add_sinks(out, lse, sinks)
@@ -67,12 +73,14 @@ def attention_backward(
     """The gradients of q, k, v and sinks, by the kernel of the forward."""
     chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel)
     found: tuple[Tensor, ...]
+    rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
     if chosen == CUDNN:
         found = cudnn_attention_backward(grad, q, k, v, out, lse, scale=scale, causal=causal)
     elif chosen == FLASH:
         found = run_flash_backward(grad, q, k, v, segments, out, lse, scale=scale, window=find_window(causal, window))
+    elif chosen == TRITON:
+        found = run_segments_backward(grad, q, k, v, segments, out, lse, **rule)
     else:
-        rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
         found = attend_backward_densely(grad, q, k, v, segments, out, lse, **rule)
     return *(each.contiguous() for each in found), find_sink_gradient(grad, out, lse, sinks)
 
@@ -96,17 +104,18 @@ def choose_kernel(
         and not window
         and q.shape[1] == k.shape[1]
         and can_use(q, k, v, causal=causal),
-        FLASH: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_FLASH_CHANNELS,
+        TRITON: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS,
+        FLASH: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS,
         DENSE: True,
     }
     if kernel == AUTO:
         return next(each for each, is_served in serves.items() if is_served)
     if not serves[kernel]:
-        name = {CUDNN: "cudnn", FLASH: "flash"}[kernel]
+        name = {CUDNN: "cudnn", FLASH: "flash", TRITON: "triton"}[kernel]
         raise ConfigError(
             f"the attention kernel is {name}, which does not serve {q.dtype} heads of {q.shape[-1]} channels"
             + (" with packed documents" if segments is not None else ""),
-            why="flash takes bf16 and up to 256 channels; cudnn also wants one text a sequence and no window",
+            why="flash and triton take bf16 and up to 256 channels; cudnn also wants one text a sequence and no window",
             do="--model.attention.kernel auto",
         )
     return kernel

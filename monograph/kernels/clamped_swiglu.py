@@ -5,6 +5,7 @@ Both come from one matmul whose columns alternate: gate, up, gate, up. So one op
 gradient, and nothing is split or joined in between.
 """
 
+import torch
 from torch import Tensor
 
 from monograph.kernels import clamped_swiglu_on_gpu
@@ -35,9 +36,7 @@ def reference_clamped_swiglu_backward(grad: Tensor, pairs: Tensor, alpha: float,
     share = (low * alpha).sigmoid()
     of_gate = grad * (bounded + 1) * share * (1 + alpha * low * (1 - share)) * (gate <= limit)
     of_up = grad * low * share * (up.abs() <= limit)
-    found = pairs.new_empty((*gate.shape, 2))
-    found[..., 0], found[..., 1] = of_gate, of_up
-    return found.flatten(-2)
+    return torch.stack((of_gate, of_up), -1).flatten(-2)
 
 
 def _make_examples() -> list[tuple[Tensor, Tensor, float, float]]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 
-AttentionKernel = Literal["auto", "cudnn", "flash", "flex", "reference"]
+AttentionKernel = Literal["auto", "cudnn", "flash", "flex", "reference", "triton"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,7 +16,7 @@ class AttentionKernelConfig(Configurable.Config):
 
     is_base: ClassVar[bool] = True
     kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and FlashAttention for
+    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and triton, our own, for
     packed documents and windows; flex compiles FlexAttention, on a CPU it is its reference; reference computes all
     scores."""
     mask_mod: Callable[..., Any] | None = None

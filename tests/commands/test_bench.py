@@ -4,10 +4,13 @@ import json
 import math
 
 import pytest
+import torch
 
 from monograph import strict_json
-from monograph.bench import BenchRow, write_json
+from monograph.bench import BenchRow, draw_batch, write_json
 from monograph.cli import main
+from monograph.models.model import BatchTensor
+from monograph.recipes.catalog import load_recipe
 
 TINY = "tests.kit.runs:tiny"
 
@@ -83,6 +86,7 @@ def test_a_loss_that_is_not_a_number_is_written_as_strict_json(tmp_path):
 
 def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
     words = [TINY, "--modes", "eager", "--steps", "1", "--warmup", "0", "--out", str(tmp_path / "rows.json")]
+    words += ["--model.mask", "document", "--document-tokens", "8"]
     assert main(["bench", *words, "--metrics.peak_flops", "1e15"]) == 0
     (row,) = strict_json.parse((tmp_path / "rows.json").read_text())["rows"]
     assert 0 < row["mfu"] < 1
@@ -94,8 +98,19 @@ def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
         ([TINY, "--modes", "eager,exac"], "did you mean 'exact'?"),
         ([TINY, "--steps", "0"], "nothing to measure"),
         (["llama3_debugmodel", "--balanced-routing"], "this model has no experts"),
+        (["llama3_debugmodel", "--model.mask", "causal", "--document-tokens", "8"], "--model.mask document"),
+        ([TINY, "--document-tokens", "-8"], "it counts tokens"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(words, said, capsys):
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_packed_documents_are_numbered_and_restart_their_positions():
+    config = load_recipe("llama3_debugmodel")
+    config = config.replace(training=config.training.replace(seq_len=12, local_batch_size=2))
+    spec = {name: BatchTensor() for name in ("tokens", "positions", "documents")}
+    batch = draw_batch(config, spec, torch.Generator().manual_seed(0), document_tokens=5)
+    assert batch["documents"].tolist() == [[0] * 5 + [1] * 5 + [2] * 2] * 2
+    assert batch["positions"].tolist() == [[*range(5), *range(5), 0, 1]] * 2

@@ -8,7 +8,7 @@ import torch
 from monograph.compat.attention import Ends, flash_attention, flash_attention_backward
 from monograph.errors import ConfigError
 from monograph.kernels.attention import ATTENTION, attention
-from monograph.kernels.attention_on_gpu import CUDNN, DENSE, FLASH, choose_kernel, find_window, run_flash
+from monograph.kernels.attention_on_gpu import CUDNN, DENSE, FLASH, TRITON, choose_kernel, find_window, run_flash
 from monograph.kernels.attention_reference import attend_backward_densely, attend_densely
 from monograph.kernels.attention_segments import build_mask, flatten_segments
 from monograph.models.attention_kind import CAUSAL, AttentionKind
@@ -147,17 +147,21 @@ def choose(dtype=torch.bfloat16, channels=64, segments=None, window=0, kernel=0,
 def test_the_fastest_kernel_that_serves_is_chosen():
     table = torch.zeros(1, 2, 4, dtype=torch.int32)
     assert choose() == CUDNN
-    assert choose(can_use=False) == choose(segments=table) == choose(window=4) == choose(keys=32) == FLASH
+    assert choose(can_use=False) == choose(segments=table) == choose(window=4) == choose(keys=32) == TRITON
     assert choose(channels=512, can_use=False) == choose(dtype=torch.float32) == choose(kernel=3) == DENSE
-    assert choose(kernel=2) == FLASH
-    for wrong in ({"kernel": 1, "segments": table}, {"kernel": 2, "dtype": torch.float32}):
+    assert choose(kernel=2) == FLASH and choose(kernel=4) == TRITON
+    for wrong in (
+        {"kernel": 4, "channels": 512},
+        {"kernel": 1, "segments": table},
+        {"kernel": 2, "dtype": torch.float32},
+    ):
         with pytest.raises(ConfigError, match="does not serve"):
             choose(**wrong)
 
 
 def test_a_kernel_of_gpus_is_refused_on_a_cpu():
     q, k, v, _ = draw_inputs()
-    for kernel in ("cudnn", "flash"):
+    for kernel in ("cudnn", "flash", "triton"):
         with pytest.raises(ConfigError, match=f"{kernel}, on a CPU"):
             attention(q, k, v, scale=SCALE, kernel=kernel)
 

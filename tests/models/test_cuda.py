@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monograph.kernels.attention import attention
-from monograph.kernels.attention_on_gpu import CUDNN, FLASH, choose_kernel
+from monograph.kernels.attention_on_gpu import CUDNN, TRITON, choose_kernel
 from monograph.models.attention_kind import CAUSAL
 from monograph.models.deepseek_v3.sizes import deepseek_v3_debugmodel
 from monograph.models.llama3.sizes import llama3_debugmodel
@@ -94,16 +94,16 @@ def test_a_deterministic_step_gives_the_same_bits_every_time(make_config, mask, 
 
 @pytest.mark.parametrize("qk_dim, v_dim, kv_heads", [(128, 128, 8), (128, 128, 2), (64, 64, 8), (192, 128, 8)])
 @pytest.mark.parametrize("packed", [False, True])
-def test_cudnn_is_used_where_a_sequence_is_one_text_and_flash_for_documents(qk_dim, v_dim, kv_heads, packed):
+def test_cudnn_is_used_where_a_sequence_is_one_text_and_triton_for_documents(qk_dim, v_dim, kv_heads, packed):
     q = torch.randn(2, 256, 8, qk_dim, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(2, 256, kv_heads, qk_dim, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(2, 256, kv_heads, v_dim, device="cuda", dtype=torch.bfloat16)
     documents = torch.arange(256).expand(2, 256) // 100 if packed else None
     table = build_segments(documents, CAUSAL, WHOLE, batch=2, length=256)
     table = None if table is None else table[:, 0].cuda()
-    assert choose_kernel(q, k, v, table, causal=True, window=0, kernel=0) == (FLASH if packed else CUDNN)
+    assert choose_kernel(q, k, v, table, causal=True, window=0, kernel=0) == (TRITON if packed else CUDNN)
     wanted = attention(*(x.float() for x in (q, k, v)), table, scale=0.1)
-    for kernel in ("auto", "flash"):
+    for kernel in ("auto", "flash", "triton"):
         assert (attention(q, k, v, table, scale=0.1, kernel=kernel).float() - wanted).abs().max() < 0.03
 
 

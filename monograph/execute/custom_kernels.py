@@ -108,7 +108,7 @@ def find_builder(name: str) -> Callable[..., Any]:
         update_on_gpu.update(*flat, *numbers, narrow, beta1=0.0, beta2=0.0, eps=0.0)
 
     def squares(gradient: Tensor) -> None:
-        square_sum_on_gpu.square_sum([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
+        square_sum_on_gpu.square_parts([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
     return update if name == UPDATE else squares
 

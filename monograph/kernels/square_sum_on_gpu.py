@@ -52,10 +52,14 @@ def square_sum_kernel(
     tl.store(sums + first + tl.program_id(0) + tl.arange(0, 1), total)
 
 
-def square_sum(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of all squares. Those of chunks, some ten thousand, are added in fp64: free at this size, and nothing
-    more is lost. No atomics: the same bits every time."""
-    chunks = [triton.cdiv(each.numel(), _CHUNK) for each in tensors]
+def count_parts(size: int) -> int:
+    """How many sums a tensor of so many elements has."""
+    return int(triton.cdiv(size, _CHUNK))
+
+
+def square_parts(tensors: Sequence[Tensor]) -> Tensor:
+    """The sums of squares of all chunks, tensor by tensor. No atomics: the same bits every time."""
+    chunks = [count_parts(each.numel()) for each in tensors]
     sums = torch.empty(sum(chunks), dtype=torch.float32, device=tensors[0].device)
     settings = {"lanes": _LANES, "levels": _LEVELS, "together": _TOGETHER, "rounds": _ROUNDS, "num_warps": 4}
     first = 0
@@ -63,4 +67,4 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
         if programs:
             launch(square_sum_kernel, (programs,), tensor.contiguous(), sums, first, tensor.numel(), **settings)
         first += programs
-    return sums.sum(dtype=torch.float64).float()
+    return sums

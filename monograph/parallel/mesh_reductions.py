@@ -1,5 +1,6 @@
 """Sums over the mesh that surround a step: token counts, losses, gradient norms, expert loads."""
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from monograph.axes import Group
 from monograph.compat.ops import count_members
-from monograph.kernels.square_sum import square_sum
+from monograph.kernels.square_sum import add_square_parts, count_square_parts, square_parts
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.param_table import ParamTable
 
@@ -38,17 +39,25 @@ def all_reduce_over_pipeline(value: Tensor) -> Tensor:
 def compute_pipeline_grad_norm(table: ParamTable, own: Collection[str], gradients: Mapping[str, Tensor]) -> Tensor:
     """The same norm where each pipeline rank has some of the slots in `table`, and counts those in `own`.
 
-    Squares are summed slot by slot and added in the order of the whole table, as on one device.
+    Partial sums of all slots are exchanged, and added in the order of the whole table: as on one device.
     """
-    device = next(iter(gradients.values())).device
-    sums = [
-        square_sum([gradients[slot.name]] if slot.name in own else [], device).reshape(()) for slot in table.trained
+    like = next(iter(gradients.values()))
+    device = like.device
+    counts = [count_square_parts(math.prod(slot.local_shape), like) for slot in table.trained]
+    parts = [
+        square_parts([gradients[slot.name]], device) if slot.name in own else torch.zeros(count, device=device)
+        for slot, count in zip(table.trained, counts, strict=True)
     ]
-    squares = all_reduce_over_pipeline(torch.stack(sums))
-    is_replicated = torch.tensor([slot.is_replicated_over_tp for slot in table.trained], device=device)
-    cut = _sum(squares[~is_replicated].sum(), Group.SHARDS)
-    replicated = _sum(squares[is_replicated].sum(), Group.FSDP_SCATTER)
-    return torch.sqrt(cut + replicated)
+    squares = all_reduce_over_pipeline(torch.cat(parts)).split(counts)
+    sums = []
+    for is_replicated in (False, True):
+        chosen = [
+            part
+            for slot, part in zip(table.trained, squares, strict=True)
+            if slot.is_replicated_over_tp == is_replicated
+        ]
+        sums.append(add_square_parts(torch.cat(chosen)) if chosen else torch.zeros((), device=device))
+    return torch.sqrt(_sum(sums[0], Group.SHARDS) + _sum(sums[1], Group.FSDP_SCATTER))
 
 
 def _sum(value: Tensor, group: Group) -> Tensor:

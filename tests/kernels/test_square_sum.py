@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from monograph.kernels.square_sum import reference_square_sum, square_sum
+from monograph.kernels.square_sum import (
+    add_square_parts,
+    count_square_parts,
+    reference_square_sum,
+    square_parts,
+    square_sum,
+)
 
 CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)
@@ -64,6 +70,15 @@ def test_equal_values_have_equal_sums_whatever_their_dtype_place_and_strides(cou
             assert torch.equal(square_sum([around[offset : offset + count]], device), wanted)
         apart = narrow.to(dtype).view(10, -1).t().contiguous().t()
         assert not apart.is_contiguous() and torch.equal(square_sum([apart], device), wanted)
+
+
+@DEVICES
+def test_parts_computed_apart_and_added_in_order_have_the_bits_of_one_sum(device):
+    """What the ranks of a pipeline do, each with the gradients of its own stages."""
+    tensors = make((64, 0, 4097, 100_003, 7), device)
+    apart = [square_parts([each], device) for each in tensors]
+    assert [len(each) for each in apart] == [count_square_parts(each.numel(), each) for each in tensors]
+    assert torch.equal(add_square_parts(torch.cat(apart)), square_sum(tensors, device))
 
 
 def test_dtypes_the_kernel_does_not_read_are_left_to_torch():

@@ -10,6 +10,8 @@ from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.pipeline.runtime import PipelineRun
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh_reductions import compute_grad_norm
+from monograph.parallel.param_table import ParamTable
 from monograph.run import build_step, train
 from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
@@ -86,9 +88,9 @@ def add_tied(step):
     parameters = step.parameters
     total = parameters[EMBEDDING].grad + parameters[OUTPUT].grad
     parameters[EMBEDDING].grad, parameters[OUTPUT].grad = total, total.clone()
-    names = [slot.name for slot in step.table.trained if slot.name != OUTPUT]
-    squares = torch.stack([parameters[name].grad.float().square().sum() for name in names]).sum()
-    step.grad_norm = lambda: torch.sqrt(squares)
+    counted = ParamTable([slot for slot in step.table if slot.name != OUTPUT], step.table.mesh)
+    norm = compute_grad_norm(counted, {name: value.grad for name, value in step.trained.items()})
+    step.grad_norm = lambda: norm
 
 
 def open_data(config):

@@ -18,7 +18,7 @@ from monograph.compat.compiler import start_workers
 from monograph.config.configurable import check_config
 from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
-from monograph.execute.artifact.open import open_artifact, read_graphs
+from monograph.execute.artifact.open import WantedGraph, open_artifact, read_graphs
 from monograph.execute.base import MeshStep, MetricSums, StepSettings, find_sequence_part
 from monograph.execute.build import build_program, find_custom_calls, make_gradients, make_recorder
 from monograph.execute.cast_weight_cache import CastWeightCache
@@ -28,7 +28,14 @@ from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.graph_step import Evaluation, GraphStep
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
-from monograph.execute.pipeline.build import build_pipeline_step, plan_model_stages
+from monograph.execute.pipeline.build import (
+    PipelineSource,
+    add_stages,
+    find_wanted,
+    group_by_stage,
+    plan_model_stages,
+    start_pipeline_step,
+)
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.execute.sharded import ShardedStep, make_shards
 from monograph.graph.facts import Facts, SavePolicy
@@ -112,7 +119,8 @@ def build_graph_step(
     kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.needs_evaluation() else ("step",)
     if artifact is not None:
         with startup.phase("artifact"):
-            graphs = read_graphs(artifact, config.compile, source.table, facts, inputs, kinds, groups)
+            wanted = [WantedGraph(kind, facts, inputs) for kind in kinds]
+            graphs = dict(zip(kinds, read_graphs(artifact, config.compile, source.table, wanted, groups), strict=False))
     with startup.phase("graph"), paused_gc():
         if not graphs:
             artifact = None
@@ -139,28 +147,51 @@ def build_graph_step(
 
 
 def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> PipelineStep:
-    """model -> stages -> capture -> passes -> programs, each for this rank's stages alone; op by op in eager mode."""
-    training = config.training
+    """model -> stages -> capture -> passes -> programs, each for this rank's stages alone; op by op in eager mode.
+
+    An artifact's graphs take the place of capture and passes, as without a pipeline.
+    """
+    artifact: Artifact | None = None
+    if config.compile.artifact:
+        with startup.phase("artifact"):
+            artifact = open_artifact(config, config.compile, groups, find_run_machine(config, groups).machine)
     with startup.phase("model"):
-        source, settings = build_source(config, groups, has_parameters=False)
-        with torch.device("meta"):
-            whole: Model = config.model.build()
-        schedule = plan_schedule(config.parallelism, count_micro_batches(config, groups.mesh))
-        firsts = config.parallelism.pipeline_stages
-        plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=training.seq_len)
-        inputs = make_example(config, source)
-    passes = build_passes(settings.passes, settings.compile.numerics)
-    is_measured = has_compiler(config, groups.device.type)
-
-    def optimize(stage: StepSource, example: StepInputs, facts: Facts, kind: GraphKind) -> OptimizedGraph:
-        return capture_and_optimize(stage, example, facts, passes, kind=kind, is_measured=is_measured)
-
-    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.validator.interval else ("step",)
+        pipeline = plan_pipeline(config, groups)
+        settings = pipeline.settings
+        step, sources = start_pipeline_step(pipeline, groups)
+    kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.needs_evaluation() else ("step",)
+    wanted = find_wanted(sources, kinds, groups, settings)
+    graphs: list[OptimizedGraph] = []
+    if artifact is not None:
+        with startup.phase("artifact"):
+            graphs = read_graphs(artifact, config.compile, pipeline.whole.table, wanted, groups)
     with startup.phase("graph"), paused_gc():
-        improve = optimize if config.compile.mode == "graph" else None
-        step = build_pipeline_step(source, inputs, plan, schedule, groups, settings, improve, kinds=kinds)
-    log.info("pipeline: %s over stages %s", schedule.name, plan.describe())
+        if not graphs:
+            artifact = None
+        if not graphs and config.compile.mode == "graph":
+            passes = build_passes(settings.passes, settings.compile.numerics)
+            is_measured = has_compiler(config, groups.device.type)
+            for each in wanted:
+                stage = sources[each.stage or 0].source
+                given = (stage, each.inputs, each.facts, passes)
+                graphs.append(capture_and_optimize(*given, kind=each.kind, is_measured=is_measured))
+        add_stages(step, sources, group_by_stage(wanted, graphs), settings, groups)
+        if graphs and (artifact is None or not artifact.load_custom_kernels()):
+            build_calls([call for found in step.captured for call in find_custom_calls(found.graph, settings)])
+        step.artifact = artifact
+    log.info("pipeline: %s over stages %s", pipeline.schedule.name, pipeline.plan.describe())
     return step
+
+
+def plan_pipeline(config: TrainerConfig, groups: Groups) -> PipelineSource:
+    """The model with its stages and their schedule; parameters and graphs come later, for one rank's stages alone."""
+    source, settings = build_source(config, groups, has_parameters=False)
+    with torch.device("meta"):
+        whole: Model = config.model.build()
+    schedule = plan_schedule(config.parallelism, count_micro_batches(config, groups.mesh))
+    firsts = config.parallelism.pipeline_stages
+    plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=config.training.seq_len)
+    return PipelineSource(source, make_example(config, source), plan, schedule, settings)
 
 
 def count_micro_batches(config: TrainerConfig, mesh: Mesh) -> int:

@@ -126,8 +126,8 @@ class CarrySpec:
     stride: tuple[int, ...]
 
     def make(self, device: torch.device) -> Tensor:
-        """A tensor of this form."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        """What arrives at another unit's rank: dense, whatever it was where it was made."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
 def find_carries(

@@ -8,7 +8,7 @@ from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.errors import EXIT_WRONG_INPUT
 from monograph.execute.artifact.check import find_misfits, trust_code
 from monograph.execute.artifact.compare import MAY_DIFFER, flatten, show
-from monograph.execute.artifact.fields import STEP
+from monograph.execute.artifact.fields import is_step
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.trust import find_trust
@@ -37,7 +37,8 @@ def show_artifact(arguments: ArtifactShowArguments) -> int:
         print_title(f"Graph {name}", f"digest {digest}, {len(sections['parts'][name])} compiled parts")
         print_rows([(each["name"], each["note"]) for each in passes], _STYLES)
     print_title("Parameters and inputs", f"{len(sections['table'])} slots")
-    print_rows(list(sections["inputs"][STEP].items()) if arguments.all else [], _STYLES)
+    shown = [each for name, each in sections["inputs"].items() if arguments.all and is_step(name)]
+    print_rows([row for each in shown for row in each.items()], _STYLES)
     print_title("Configuration")
     rows = [(path, show(value)) for path, value in flatten(sections["config"]) if arguments.all or _is_told(path)]
     print_rows(rows, _STYLES)

@@ -66,7 +66,6 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
             do="leave it out",
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    refuse_pipeline(config, "precompile")
     read_key(config.compile.artifact_key_file)
     check_target(Path(out), overwrite=overwrite)
 

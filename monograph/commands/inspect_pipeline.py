@@ -12,10 +12,7 @@ from monograph.capture.block_repeats import describe_block
 from monograph.capture.source import StepSource
 from monograph.commands.terminal import print_plain
 from monograph.execute.facts import make_facts
-from monograph.execute.pipeline.build import find_boundary_carries, make_stage_sources, plan_model_stages
-from monograph.execute.sharded import make_shards
-from monograph.models.model import Model
-from monograph.parallel.fit import plan_schedule
+from monograph.execute.pipeline.build import make_sources
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.pipeline.schedule import Schedule
@@ -25,7 +22,7 @@ from monograph.passes.runner import build_passes
 from monograph.report.pipeline_cost import estimate_stage
 from monograph.report.pipeline_page import make_pipeline_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, capture_and_optimize, count_micro_batches, make_example
+from monograph.run import capture_and_optimize, plan_pipeline
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
 
@@ -34,16 +31,9 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
     """Capture every kind of stage once, simulate the schedule, write the report and print a summary."""
     with fake_groups(mesh, 0, device) as groups:
         start = time.perf_counter()
-        source, settings = build_source(config, groups, has_parameters=False)
-        with torch.device("meta"):
-            whole: Model = config.model.build()
-        micro_batches = count_micro_batches(config, mesh)
-        schedule = plan_schedule(config.parallelism, micro_batches)
-        firsts = config.parallelism.pipeline_stages
-        plan = plan_model_stages(whole, schedule.stages, firsts, seq_len=config.training.seq_len)
-        inputs = make_example(config, source)
-        carries = find_boundary_carries(source, inputs, settings.dtype)
-        with_shards = dataclasses.replace(source, parameters=make_shards(source.table, groups, settings))
+        pipeline = plan_pipeline(config, groups)
+        source, plan, schedule, settings = pipeline.whole, pipeline.plan, pipeline.schedule, pipeline.settings
+        _, stages = make_sources(pipeline, groups, tuple(range(plan.count)))
         passes = build_passes(settings.passes, settings.compile.numerics)
         span = 1 + mesh.dp_replicate * mesh.shards
         known: dict[Any, StageCost] = {}
@@ -51,7 +41,7 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
         for number in range(plan.count):
             kind = describe_stage(source, plan, number)
             if kind not in known:
-                found = make_stage_sources(with_shards, inputs, plan, (number,), carries)[number]
+                found = stages[number]
                 facts = make_facts(found.source.table, groups, settings)
                 graph = capture_and_optimize(found.source, found.inputs, facts, passes, is_measured=False).graph
                 write_whole(folder / f"stage-{number:02d}.txt", graph.text())
@@ -65,7 +55,7 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
         "recipe": recipe,
         "ranks": mesh.world_size,
         "schedule": schedule.name,
-        "micro_batches": micro_batches,
+        "micro_batches": schedule.micro_batches,
         "machine": settings.machine.name,
         "inspect_seconds": seconds,
         "captured_stages": len(known),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from monograph.capture.capture import capture
+from monograph.axes import Axis
+from monograph.capture.capture import GraphKind, capture
 from monograph.commands.terminal import print_plain
 from monograph.compat.compiler import compiler_folder
-from monograph.execute.artifact.fields import EVALUATION, STEP
+from monograph.execute.artifact.fields import STEP, is_step, name_graph
 from monograph.execute.artifact.folder import check_target, write_artifact
 from monograph.execute.artifact.keys import find_fingerprint, read_key
 from monograph.execute.artifact.make import (
@@ -21,22 +22,25 @@ from monograph.execute.artifact.make import (
     make_files,
     make_sections,
 )
+from monograph.execute.base import StepSettings
 from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.facts import make_facts
+from monograph.execute.pipeline.build import StageSource, make_sources
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.models.attention_kernel_config import uses_flex
-from monograph.parallel.groups import fake_groups, find_first_difference
+from monograph.parallel.fit import plan_schedule
+from monograph.parallel.groups import Groups, fake_groups, find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, run_passes
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, make_example
+from monograph.run import build_source, count_micro_batches, make_example, plan_pipeline
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import has_compiler
@@ -95,7 +99,8 @@ def precompile_and_report(
 def precompile(
     config: TrainerConfig, mesh: Mesh, target: Path, *, overwrite: bool = False, rank: int = 0
 ) -> dict[str, bytes]:
-    """Write the artifact as `rank` of the mesh sees it; refuse when another rank sees another step."""
+    """Write the artifact as `rank` sees it, in a pipeline as each stage's rank in its place; refuse when another rank
+    sees another step."""
     device = find_device(config.debug.device)
     if uses_flex(config.model) and device.type == "cpu":
         raise CannotPrecompile(
@@ -104,43 +109,78 @@ def precompile(
             "compiled code",
             do="precompile on a GPU, or train without an artifact",
         )
+    graphs: dict[str, OptimizedGraph] = {}
+    files: dict[str, bytes] = {}
+    calls: list[KernelCall] = []
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
         compiler = compiler_folder(Path(folder)) if has_compiler(config, device.type) else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
-            captured = capture_as(rank, config, mesh, device, is_compiled=True)
-            other = mesh.world_size - 1 - rank
-            if other != rank:
-                check_rank_free(captured, rank, capture_as(other, config, mesh, device, is_compiled=False), other)
-        files = {**make_files(captured.graphs, captured.facts, Path(folder)), **make_custom_kernels(captured.calls)}
-        sections = make_sections(config, mesh, captured.table, device, captured.graphs, captured.facts.machine)
+            for stage, first, peers in find_stages(config, mesh):
+                one, other = first + rank % peers, first + peers - 1 - rank % peers
+                captured = capture_as(one, config, mesh, device, is_compiled=True, stage=stage)
+                if other != one:
+                    again = capture_as(other, config, mesh, device, is_compiled=False, stage=stage)
+                    check_rank_free(captured, one, again, other)
+                graphs |= captured.graphs
+                files |= make_files(captured.graphs, captured.facts, Path(folder))
+                calls += captured.calls
+        files |= make_custom_kernels(list(dict.fromkeys(calls)))
+        sections = make_sections(config, mesh, captured.table, device, graphs, captured.facts.machine)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
     return files
 
 
-def capture_as(rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool) -> RankCapture:
-    """The graphs of one fake rank: training and evaluation."""
+def find_stages(config: TrainerConfig, mesh: Mesh) -> list[tuple[int | None, int, int]]:
+    """What is captured: each stage with the first of the ranks that run it, and how many those are."""
+    if mesh.pp == 1:
+        return [(None, 0, mesh.world_size)]
+    peers = mesh.stride(Axis.PP)
+    schedule = plan_schedule(config.parallelism, count_micro_batches(config, mesh))
+    return [(stage, place * peers, peers) for stage, place in enumerate(schedule.stage_ranks)]
+
+
+def capture_as(
+    rank: int, config: TrainerConfig, mesh: Mesh, device: torch.device, *, is_compiled: bool, stage: int | None = None
+) -> RankCapture:
+    """The graphs of one fake rank, or of one of its stages: training and evaluation."""
     with fake_groups(mesh, rank, device) as groups:
-        source, settings = build_source(config, groups)
-        facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
+        table, settings, found = find_source(config, groups, stage)
+        source = found.source
+        facts = make_facts(source.table, groups, settings)
         passes = build_passes(settings.passes, settings.compile.numerics)
         texts: dict[str, str] = {}
         graphs = {}
         calls: list[KernelCall] = []
-        for name in (STEP, EVALUATION):
-            graph = capture(source, inputs, kind="evaluation" if name == EVALUATION else "step")
+        kinds: tuple[GraphKind, ...] = ("step", "evaluation")
+        for kind in kinds:
+            name = name_graph(kind, stage)
+            graph = capture(source, found.inputs_of(kind), kind=kind)
 
             def look(seen: StepGraph, name: str = name) -> None:
                 texts[name] = seen.text(folded=False)
-                if name == STEP:
+                if is_step(name):
                     calls.extend(find_calls(seen, is_compiled=has_compiler(config, device.type)))
 
             records = improve(graph, passes, facts, look, is_compiled=is_compiled)
             graphs[name] = OptimizedGraph(graph, records)
-        calls += find_calls(graphs[STEP].graph)
+        step = graphs[name_graph(STEP, stage)].graph
+        calls += find_calls(step)
         if config.plan_optimizer().is_single_pass:
-            calls += find_updates(graphs[STEP].graph)
-        return RankCapture(graphs, texts, source.table, facts, list(dict.fromkeys(calls)))
+            calls += find_updates(step)
+        return RankCapture(graphs, texts, table, facts, list(dict.fromkeys(calls)))
+
+
+def find_source(
+    config: TrainerConfig, groups: Groups, stage: int | None
+) -> tuple[ParamTable, StepSettings, StageSource]:
+    """What is captured: the whole model, or one stage; and the table of the whole model."""
+    if stage is None:
+        source, settings = build_source(config, groups)
+        return source.table, settings, StageSource(source, make_example(config, source), {}, {})
+    pipeline = plan_pipeline(config, groups)
+    _, sources = make_sources(pipeline, groups, (stage,))
+    return pipeline.whole.table, pipeline.settings, sources[stage]
 
 
 def improve(

@@ -76,7 +76,7 @@ def check_names(graph: StepGraph, facts: Facts) -> None:
     """Inputs and outputs are named once, and live on this run's device."""
     inputs = Counter((spec.kind, spec.name) for spec in graph.inputs)
     outputs = Counter((spec.kind, spec.name) for spec in graph.outputs)
-    twice = [" ".join(name) for name, count in (inputs + outputs).items() if count > 1]
+    twice = [" ".join(name) for counts in (inputs, outputs) for name, count in counts.items() if count > 1]
     if twice:
         raise GraphFileError(f"{twice[0]:.80} is named twice")
     if sum(spec.kind is OutputKind.LOSS for spec in graph.outputs) != 1:

@@ -18,14 +18,31 @@ from monograph.manifest.fields import (
 )
 
 GRAPHS = STEP, EVALUATION = "step", "evaluation"
-"""The graphs of an artifact."""
+"""The graphs of an artifact; that of a pipeline has both for every stage, with the stage's number in their names."""
 REGIONS, KERNELS, OWN_KERNELS = "regions/", "kernels/", "own/kernels/"
 """Where an artifact has code: compiled parts, the C++ kernels they call, and the kernels of custom ops."""
 
 
-def by_graph_kind(each: Check) -> Check:
-    """An entry for every graph; a step is always there."""
-    return mapping(each, needs=(STEP,), only=GRAPHS)
+def name_graph(kind: str, stage: int | None) -> str:
+    """What a graph is called: that of a pipeline's stage has its number."""
+    return kind if stage is None else f"{kind}_{stage}"
+
+
+def is_step(name: str) -> bool:
+    """Whether a graph is a training step; others are forwards."""
+    return name.partition("_")[0] == STEP
+
+
+def by_graph(each: Check) -> Check:
+    """An entry for every graph; a step is always there, in a pipeline one for every stage."""
+
+    def check(value: Any, path: str) -> None:
+        staged = [name for name in value if name.startswith(f"{STEP}_")] if isinstance(value, dict) else []
+        stages = range(len(staged)) if staged else (None,)
+        needs, others = (tuple(name_graph(kind, stage) for stage in stages) for kind in GRAPHS)
+        mapping(each, needs=needs, only=(*needs, *others))(value, path)
+
+    return check
 
 
 _sizes = listing(integer(0))
@@ -45,10 +62,10 @@ SECTIONS: Mapping[str, Check] = {
     "mesh": mapping(integer(1), needs=("world",)),
     "groups": mapping(integer(1)),
     "table": mapping(_slot),
-    "inputs": by_graph_kind(mapping(text())),
-    "passes": by_graph_kind(listing(_pass)),
-    "digests": by_graph_kind(text(r"[0-9a-f]{32}", "32 hexadecimal digits")),
-    "parts": by_graph_kind(listing(text(r"compiled(_[0-9]{1,9})?", "compiled or compiled_NUMBER"))),
+    "inputs": by_graph(mapping(text())),
+    "passes": by_graph(listing(_pass)),
+    "digests": by_graph(text(r"[0-9a-f]{32}", "32 hexadecimal digits")),
+    "parts": by_graph(listing(text(r"compiled(_[0-9]{1,9})?", "compiled or compiled_NUMBER"))),
     "versions": mapping(text()),
     "environment": mapping(text()),
     "machine": mapping(scalar, needs=("device",)),

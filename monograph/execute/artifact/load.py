@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from monograph.compat.triton_cache import put_kernels, triton_folder
 from monograph.errors import MonographError
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_inputs, describe_table
-from monograph.execute.artifact.fields import EVALUATION, KERNELS, OWN_KERNELS, STEP, name_part
+from monograph.execute.artifact.fields import KERNELS, OWN_KERNELS, is_step, name_part
 from monograph.execute.artifact.folder import read_file
 from monograph.execute.artifact.make import CUSTOM_CALLS
 from monograph.execute.artifact.manifest import ArtifactError, ArtifactManifest
@@ -67,7 +67,7 @@ class Artifact:
             graph = graph_from_data(parse_graph_file(content), {part: nn.Module() for part in parts})
             if specs is not None:
                 check_schema(graph, specs)
-            check_read_graph(graph, facts, is_forward=name == EVALUATION, limits=limits)
+            check_read_graph(graph, facts, is_forward=not is_step(name), limits=limits)
         except GraphError as error:
             raise self._refuse(name, f"{error.what}; {error.why}") from None
         except GraphFileError as error:
@@ -155,11 +155,15 @@ class Artifact:
             raise ArtifactError(f"{name} of the artifact is code that other users could have written")
         return read_file(self.folder, self.manifest, name, is_private=self.trust.must_be_private)
 
-    def misfits(self, table: ParamTable, specs: Iterable[InputSpec], device: torch.device) -> list[str]:
-        """How this run's parameters, inputs and device are not what the artifact was made for."""
+    def misfits(self, table: ParamTable, inputs: Mapping[str, Iterable[InputSpec]], device: torch.device) -> list[str]:
+        """How this run's parameters, inputs (by graph) and device are not what the artifact was made for."""
         sections = self.manifest.sections
         found = find_differences(sections["table"], describe_table(table), "table")
-        found += find_differences(sections["inputs"][STEP], describe_inputs(specs), "inputs")
+        for name, specs in inputs.items():
+            if name in sections["inputs"]:
+                found += find_differences(sections["inputs"][name], describe_inputs(specs), "inputs")
+            else:
+                found.append(f"graphs: artifact {', '.join(sections['inputs'])}; this run needs {name}")
         if self.manifest.has_compiled_parts and device.type == "cuda" and device.index not in (None, 0):
             found.append(f"device: artifact cuda:0, this run {device} (let every rank see one GPU only)")
         return found

@@ -19,7 +19,7 @@ from monograph.execute.artifact.describe import (
     describe_records,
     describe_table,
 )
-from monograph.execute.artifact.fields import EVALUATION, OWN_KERNELS, name_part
+from monograph.execute.artifact.fields import OWN_KERNELS, is_step, name_part
 from monograph.execute.artifact.machine import describe_here
 from monograph.execute.custom_kernels import KernelCall, build_calls, calls_to_data
 from monograph.graph.encode import GraphFileError
@@ -85,7 +85,7 @@ def check_round_trip(name: str, graph: StepGraph, facts: Facts, content: bytes) 
     """What was written must read back as the same graph, and as one that a run may use, before anyone relies on it."""
     found = graph_from_data(json.loads(content), find_parts(graph))
     try:
-        check_read_graph(found, facts, is_forward=name == EVALUATION)
+        check_read_graph(found, facts, is_forward=not is_step(name))
     except (GraphError, GraphFileError) as error:
         raise CannotPrecompile(
             f"the graph of {name} could not be used as it would be read back", why=str(error)

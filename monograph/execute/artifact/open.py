@@ -1,6 +1,7 @@
 """Opening an artifact: verify its files, compare it with this run, and agree with the other ranks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.capture.capture import GraphKind
@@ -9,6 +10,7 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.check import find_misfits, misfit_error, trust_code
 from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import PLANNED_FOR, describe_machine
+from monograph.execute.artifact.fields import STEP, name_graph
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.load import Artifact, read_graph
@@ -23,7 +25,6 @@ from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import OptimizedGraph
 
 log = get_log("artifact")
-"""What an artifact calls the two graphs."""
 
 
 def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups, machine: Machine) -> Artifact | None:
@@ -55,27 +56,38 @@ def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups, m
     return artifact
 
 
+@dataclass(frozen=True)
+class WantedGraph:
+    """A graph that a run needs, and what it must fit."""
+
+    kind: GraphKind
+    facts: Facts
+    inputs: StepInputs
+    stage: int | None = None
+    """Of a pipeline."""
+
+    @property
+    def name(self) -> str:
+        """What an artifact calls it."""
+        return name_graph(self.kind, self.stage)
+
+
 def read_graphs(
-    artifact: Artifact,
-    settings: CompileConfig,
-    table: ParamTable,
-    facts: Facts,
-    inputs: StepInputs,
-    kinds: Sequence[GraphKind],
-    groups: Groups,
-) -> dict[GraphKind, OptimizedGraph]:
-    """The artifact's graphs, if they fit this run; none to capture instead.
+    artifact: Artifact, settings: CompileConfig, table: ParamTable, wanted: Sequence[WantedGraph], groups: Groups
+) -> list[OptimizedGraph]:
+    """The artifact's graphs, in the order they are wanted in, if they fit this run; none to capture instead.
 
     When one rank cannot read them, all of them stop, and that rank says why.
     """
-    if is_refused(settings, artifact.misfits(table, inputs.specs(), groups.device), groups):
-        return {}
+    specs = {each.name: each.inputs.specs() for each in wanted if each.kind == STEP}
+    if is_refused(settings, artifact.misfits(table, specs, groups.device), groups):
+        return []
     error: ConfigError | None = None
-    graphs: dict[GraphKind, OptimizedGraph] = {}
+    graphs: list[OptimizedGraph] = []
     try:
-        for kind in kinds:
-            graph = read_graph(artifact, kind, facts, inputs)
-            graphs[kind] = OptimizedGraph(graph, ran_before=artifact.ran_passes(kind))
+        for each in wanted:
+            graph = read_graph(artifact, each.name, each.facts, each.inputs)
+            graphs.append(OptimizedGraph(graph, ran_before=artifact.ran_passes(each.name)))
     except ConfigError as refused:
         error = refused
     if groups.any_rank(error is not None):

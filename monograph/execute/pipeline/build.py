@@ -1,10 +1,10 @@
 """From a model to the step of a pipeline rank: stages -> capture -> passes -> programs, for its own stages alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from monograph.axes import Axis
 from monograph.capture.block_repeats import find_block_repeats, find_skipped_blocks
@@ -13,6 +13,7 @@ from monograph.capture.source import StepSource
 from monograph.capture.stage import CarrySpec, find_carries
 from monograph.compat.capture import fake_tensors
 from monograph.errors import ConfigError
+from monograph.execute.artifact.open import WantedGraph
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.facts import make_facts
@@ -22,12 +23,10 @@ from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.step import PipelineStage, PipelineStep, StageOutputs
 from monograph.execute.pipeline.tied import StageGradients, find_tied
 from monograph.execute.sharded import make_shards
-from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import value_of
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
-from monograph.log import get_log
 from monograph.models.flops import count_model_flops
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
@@ -37,9 +36,7 @@ from monograph.parallel.pipeline.stage_runner import Stage
 from monograph.parallel.pipeline.stages import StagePlan, plan_stages
 from monograph.passes.runner import OptimizedGraph
 
-log = get_log("pipeline")
 Carries = Mapping[str, CarrySpec]
-Optimize = Callable[[StepSource, StepInputs, Facts, GraphKind], OptimizedGraph]
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,23 @@ class StageSource:
     inputs: StepInputs
     carry_in: Carries
     carry_out: Carries
+
+    def inputs_of(self, kind: GraphKind) -> StepInputs:
+        """Examples of the inputs of one kind of graph: of an evaluation there are no gradients."""
+        return self.inputs if kind == "step" else replace(self.inputs, carry_gradients={})
+
+
+@dataclass(frozen=True)
+class PipelineSource:
+    """The whole model, and how a pipeline divides it."""
+
+    whole: StepSource
+    """Without parameters: a rank has those of its stages."""
+    inputs: StepInputs
+    """Examples of the batch's."""
+    plan: StagePlan
+    schedule: Schedule
+    settings: StepSettings
 
 
 def plan_model_stages(model: Model, count: int, firsts: tuple[str, ...], *, seq_len: int) -> StagePlan:
@@ -98,8 +112,8 @@ def make_stage_sources(
         before = {} if stage.is_first else carries[plan.stages[number - 1][-1]]
         after = {} if stage.is_last else carries[stage.units[-1]]
         with fake_tensors():
-            given = {name: _make(spec, device) for name, spec in before.items()}
-            back = {name: _make(spec, device) for name, spec in find_differentiable(after).items()}
+            given = {name: spec.make(device) for name, spec in before.items()}
+            back = {name: spec.make(device) for name, spec in find_differentiable(after).items()}
         example = source.inputs(inputs.batch, inputs.scalars, given, back)
         found[number] = StageSource(source, example, before, after)
     return found
@@ -110,43 +124,68 @@ def find_differentiable(carries: Carries) -> dict[str, CarrySpec]:
     return {name: spec for name, spec in carries.items() if spec.dtype.is_floating_point}
 
 
-def _make(spec: CarrySpec, device: torch.device) -> Tensor:
-    """What arrives: dense, whatever it was where it was made."""
-    return torch.empty(spec.shape, dtype=spec.dtype, device=device)
-
-
-def build_pipeline_step(
-    whole: StepSource,
-    inputs: StepInputs,
-    plan: StagePlan,
-    schedule: Schedule,
-    groups: Groups,
-    settings: StepSettings,
-    optimize: Optimize | None,
-    *,
-    kinds: tuple[GraphKind, ...],
-) -> PipelineStep:
-    """The step of this rank; `whole` has no parameters yet. Without `optimize` its stages run op by op."""
-    check_trained(whole.table, plan, schedule)
-    rank = groups.mesh.coordinate(groups.rank, Axis.PP)
-    numbers = schedule.stages_of(rank)
+def make_sources(
+    pipeline: PipelineSource, groups: Groups, numbers: tuple[int, ...]
+) -> tuple[dict[str, nn.Parameter], dict[int, StageSource]]:
+    """The shards of some stages' parameters, and the stages to capture."""
+    whole, plan = pipeline.whole, pipeline.plan
     own = whole.table.of_units({unit for number in numbers for unit in plan.stages[number]})
-    parameters = make_shards(own, groups, settings)
-    cache = CastWeightCache(parameters)
-    tied = find_tied(whole.table, plan)
-    step = PipelineStep(whole.model, whole.table, groups, plan, schedule, parameters, cache, tied, seed=settings.seed)
-    carries = find_boundary_carries(whole, inputs, settings.dtype)
-    sources = make_stage_sources(replace(whole, parameters=parameters), inputs, plan, numbers, carries)
+    parameters = make_shards(own, groups, pipeline.settings)
+    carries = find_boundary_carries(whole, pipeline.inputs, pipeline.settings.dtype)
+    with_shards = replace(whole, parameters=parameters)
+    return parameters, make_stage_sources(with_shards, pipeline.inputs, plan, numbers, carries)
+
+
+def start_pipeline_step(pipeline: PipelineSource, groups: Groups) -> tuple[PipelineStep, dict[int, StageSource]]:
+    """The step of this rank, and what its stages are captured from; `add_stages` completes it."""
+    table, plan, schedule = pipeline.whole.table, pipeline.plan, pipeline.schedule
+    check_trained(table, plan, schedule)
+    numbers = schedule.stages_of(groups.mesh.coordinate(groups.rank, Axis.PP))
+    parameters, sources = make_sources(pipeline, groups, numbers)
+    cache, tied = CastWeightCache(parameters), find_tied(table, plan)
+    model, seed = pipeline.whole.model, pipeline.settings.seed
+    return PipelineStep(model, table, groups, plan, schedule, parameters, cache, tied, seed=seed), sources
+
+
+def find_wanted(
+    sources: Mapping[int, StageSource], kinds: Sequence[GraphKind], groups: Groups, settings: StepSettings
+) -> list[WantedGraph]:
+    """The graphs that this rank's stages need, stage by stage."""
+    facts = {number: make_facts(found.source.table, groups, settings) for number, found in sources.items()}
+    return [
+        WantedGraph(kind, facts[number], found.inputs_of(kind), number)
+        for number, found in sources.items()
+        for kind in kinds
+    ]
+
+
+def group_by_stage(
+    wanted: Sequence[WantedGraph], graphs: Sequence[OptimizedGraph]
+) -> dict[int, dict[GraphKind, OptimizedGraph]]:
+    """The graphs that were wanted, by stage and kind; none where stages run op by op."""
+    found: dict[int, dict[GraphKind, OptimizedGraph]] = {}
+    for each, graph in zip(wanted, graphs, strict=False):
+        assert each.stage is not None
+        found.setdefault(each.stage, {})[each.kind] = graph
+    return found
+
+
+def add_stages(
+    step: PipelineStep,
+    sources: Mapping[int, StageSource],
+    graphs: Mapping[int, Mapping[GraphKind, OptimizedGraph]],
+    settings: StepSettings,
+    groups: Groups,
+) -> None:
+    """Build the programs of this rank's stages; without graphs they run op by op."""
     for number, found in sources.items():
-        if optimize is None:
+        if graphs:
+            is_split = step.schedule.is_split
+            step.stages[number] = build_stage(step, found, graphs[number], step.weight_cache, is_split=is_split)
+        else:
             step.stages[number] = build_eager_stage(step, found, settings)
-            continue
-        facts = make_facts(found.source.table, groups, settings)
-        graphs = {kind: optimize(found.source, _for(kind, found.inputs), facts, kind) for kind in kinds}
-        step.stages[number] = build_stage(step, found, graphs, cache, is_split=schedule.is_split)
-    if optimize is not None:
+    if graphs:
         check_same_on_peers(groups, step)
-    return step
 
 
 def check_trained(table: ParamTable, plan: StagePlan, schedule: Schedule) -> None:
@@ -159,10 +198,6 @@ def check_trained(table: ParamTable, plan: StagePlan, schedule: Schedule) -> Non
                 why="every rank updates its own parameters",
                 do="give it other units (parallelism.pipeline_stages), or use fewer pipeline ranks",
             )
-
-
-def _for(kind: GraphKind, inputs: StepInputs) -> StepInputs:
-    return inputs if kind == "step" else replace(inputs, carry_gradients={})
 
 
 def build_stage(
@@ -184,7 +219,7 @@ def build_stage(
     evaluation = evaluating = None
     if "evaluation" in graphs:
         graph = graphs["evaluation"].graph
-        inputs = _for("evaluation", found.inputs)
+        inputs = found.inputs_of("evaluation")
         evaluation = StageProgram(graph, inputs, outputs.take_loss, cache, is_split=False, is_training=False)
         evaluating = StageInterface(evaluation.run, evaluation.fill, found.carry_in, {})
     return PipelineStage(found.source, graphs, program, evaluation, gradients, training, evaluating)

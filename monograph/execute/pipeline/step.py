@@ -10,6 +10,7 @@ from monograph.axes import Axis
 from monograph.capture.capture import GraphKind
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
+from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep, sum_in_order
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.pipeline.eager import EagerStage
@@ -106,6 +107,7 @@ class PipelineStep(MeshStep):
         self.times: RunTimes | None = None
         self.known_times: RunTimes | None = None
         """Those of the last update that the device has finished."""
+        self.artifact: Artifact | None = None
 
     @property
     def captured(self) -> list[OptimizedGraph]:
@@ -146,7 +148,8 @@ class PipelineStep(MeshStep):
         stages = {number: stage.training for number, stage in self.stages.items()}
         self.losses = []
         run = PipelineRun(self.schedule, self.pipeline_rank, stages, self.links, batches, scalars)
-        self.times = run.run()
+        with failures_explained(self.artifact):
+            self.times = run.run()
         parts = {number: stage.gradients.apart for number, stage in self.stages.items()}
         add_tied(self.tied, parts, self.schedule.stage_ranks, self.links)
         return self.take_loss()
@@ -164,7 +167,8 @@ class PipelineStep(MeshStep):
         self.weight_cache.refresh(is_updated=True)
         self.losses = []
         schedule = build_forward_schedule(self.schedule, len(batches))
-        PipelineRun(schedule, self.pipeline_rank, stages, self.links, batches, scalars).run()
+        with failures_explained(self.artifact):
+            PipelineRun(schedule, self.pipeline_rank, stages, self.links, batches, scalars).run()
         return self.take_loss()
 
     def take_loss(self) -> Tensor:
@@ -200,6 +204,8 @@ class PipelineStep(MeshStep):
                 if program is not None:
                     program.close()
         self.stages = {}
+        if self.artifact is not None:
+            self.artifact.close()
 
 
 def build_forward_schedule(schedule: Schedule, micro_batches: int) -> Schedule:

@@ -16,6 +16,7 @@ from monograph.run import build_step, train
 from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
+from tests.execute.artifacts import nothing_made
 
 EMBEDDING, OUTPUT = "embedding.weight", "head.output.weight"
 
@@ -30,6 +31,12 @@ class Updates:
     evaluations: list = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     buffers: dict = field(default_factory=dict)
+
+
+def make_updates_from_artifact(config, count):
+    """Updates in a process that captures and compiles nothing."""
+    with nothing_made():
+        return make_updates(config, count)
 
 
 def make_updates(config, count, is_tied_apart=False):

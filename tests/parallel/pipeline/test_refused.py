@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from monograph.commands.checks import check_bench, check_precompile, check_ranks
+from monograph.commands.checks import check_bench, check_ranks
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.errors import ConfigError
@@ -33,7 +33,6 @@ def configure(changes):
         ({"compile.mode": "eager", "parallelism.pipeline_schedule": "zbv"}, "compile.mode is eager"),
         ({"compile.mode": "eager", "parallelism.fsdp": "fsdp2"}, "parallelism.fsdp is fsdp2"),
         ({"debug.replay_every": 3, "debug.deterministic": True}, "debug.replay_every is 3"),
-        ({"compile.artifact": "somewhere"}, "compile.artifact is given"),
         ({"compile.cuda_graph": "require"}, "compile.cuda_graph is require"),
         ({"passes.on": ("compile_whole",)}, "the pass compile_whole"),
         ({"parallelism.pipeline_schedule": "2f2b"}, "no pipeline schedule '2f2b'"),
@@ -58,10 +57,7 @@ def test_a_pipeline_that_cannot_run_is_refused_by_the_field_that_asks_for_it(cha
 
 @pytest.mark.parametrize(
     ("check", "more", "command"),
-    [
-        (check_precompile, {"out": "nowhere", "ranks": 2, "overwrite": False}, "precompile"),
-        (check_bench, {"balanced_routing": False}, "bench"),
-    ],
+    [(check_bench, {"balanced_routing": False, "document_tokens": 0}, "bench")],
 )
 def test_commands_without_an_answer_for_pipelines_say_so(check, more, command):
     with pytest.raises(ConfigError, match=f"monograph {command}"):

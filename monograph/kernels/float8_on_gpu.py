@@ -1,0 +1,219 @@
+"""Casts to float8 on a GPU, in Triton: largest magnitudes in one read, both layouts written in a second.
+
+Largest magnitudes meet in atomics; a maximum does not depend on the order, so results are the same in every run, and
+they are those of the reference bit for bit. A row that fits one program is read once.
+"""
+
+import torch
+from torch import Tensor
+
+from monograph.compat.triton import tl, triton
+from monograph.kernels.launch import launch
+from monograph.kernels.rows import with_close_channels
+
+_SMALLEST = 1e-12
+"""As `monograph.kernels.float8.SMALLEST`."""
+_WHOLE_ROW = 16384
+"""Columns that one program reads at once, at most."""
+_TILE = 128
+"""Rows and columns of the tiles that are transposed."""
+_STEPS = 4
+"""Tiles below each other whose largest magnitudes one program finds."""
+
+
+@triton.jit
+def cast_rows_kernel(
+    x, out, scales, rows, columns, x_batch, x_row, largest: tl.constexpr, smallest: tl.constexpr, block: tl.constexpr
+):
+    index = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    is_in = column < columns
+    value = tl.load(x + (index // rows) * x_batch + (index % rows) * x_row + column, is_in, 0.0).to(tl.float32)
+    amax = tl.maximum(tl.max(tl.abs(value), 0), smallest)
+    scaled = value * tl.div_rn(largest, amax)
+    scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
+    tl.store(out + index * columns + column, scaled.to(out.dtype.element_ty), is_in)
+    tl.store(scales + index, tl.div_rn(amax, largest))
+
+
+@triton.jit
+def amax_kernel(
+    x,
+    row_amax,
+    column_amax,
+    rows,
+    columns,
+    x_batch,
+    x_row,
+    of_rows: tl.constexpr,
+    of_columns: tl.constexpr,
+    tile: tl.constexpr,
+    steps: tl.constexpr,
+):
+    batch = tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    in_columns = column < columns
+    highest = tl.zeros([tile], tl.float32)
+    for step in range(steps):
+        row = (tl.program_id(0) * steps + step) * tile + tl.arange(0, tile)
+        in_rows = row < rows
+        at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
+        value = tl.abs(tl.load(at, in_rows[:, None] & in_columns[None, :], 0.0).to(tl.float32))
+        highest = tl.maximum(highest, tl.max(value, 0))
+        if of_rows:
+            bits = tl.max(value, 1).to(tl.int32, bitcast=True)
+            tl.atomic_max(row_amax + batch * rows + row, bits, in_rows, sem="relaxed")
+    if of_columns:
+        bits = highest.to(tl.int32, bitcast=True)
+        tl.atomic_max(column_amax + batch * columns + column, bits, in_columns, sem="relaxed")
+    if not of_rows and not of_columns:
+        tl.atomic_max(row_amax, tl.max(highest, 0).to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def cast_tiles_kernel(
+    x,
+    out,
+    transposed,
+    scales,
+    transposed_scales,
+    row_amax,
+    column_amax,
+    rows,
+    columns,
+    x_batch,
+    x_row,
+    has_out: tl.constexpr,
+    has_transposed: tl.constexpr,
+    is_rowwise: tl.constexpr,
+    largest: tl.constexpr,
+    smallest: tl.constexpr,
+    tile: tl.constexpr,
+):
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    in_rows, in_columns = row < rows, column < columns
+    is_in = in_rows[:, None] & in_columns[None, :]
+    at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
+    value = tl.load(at, is_in, 0.0).to(tl.float32)
+    if not is_rowwise:
+        amax = tl.maximum(tl.load(row_amax).to(tl.float32, bitcast=True), smallest)
+        scaled = tl.clamp(value * tl.div_rn(largest, amax), -largest, largest, tl.PropagateNan.ALL)
+        scale = tl.div_rn(amax, largest)
+        if tl.program_id(0) + tl.program_id(1) + tl.program_id(2) == 0:
+            tl.store(scales, scale)
+            tl.store(transposed_scales, scale)
+    if has_out:
+        if is_rowwise:
+            amax = tl.load(row_amax + batch * rows + row, in_rows, 0).to(tl.float32, bitcast=True)
+            amax = tl.maximum(amax, smallest)
+            scaled = value * tl.div_rn(tl.full([tile], largest, tl.float32), amax)[:, None]
+            scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
+            if tl.program_id(1) == 0:
+                scale = tl.div_rn(amax, tl.full([tile], largest, tl.float32))
+                tl.store(scales + batch * rows + row, scale, in_rows)
+        to = out + (batch * rows + row.to(tl.int64)[:, None]) * columns + column[None, :]
+        tl.store(to, scaled.to(out.dtype.element_ty), is_in)
+    if has_transposed:
+        if is_rowwise:
+            amax = tl.load(column_amax + batch * columns + column, in_columns, 0).to(tl.float32, bitcast=True)
+            amax = tl.maximum(amax, smallest)
+            scaled = value * tl.div_rn(tl.full([tile], largest, tl.float32), amax)[None, :]
+            scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
+            if tl.program_id(0) == 0:
+                scale = tl.div_rn(amax, tl.full([tile], largest, tl.float32))
+                tl.store(transposed_scales + batch * columns + column, scale, in_columns)
+        to = transposed + (batch * columns + column.to(tl.int64)[:, None]) * rows + row[None, :]
+        narrow = tl.trans(scaled.to(transposed.dtype.element_ty))
+        tl.store(to, narrow, in_columns[:, None] & in_rows[None, :])
+
+
+def float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> tuple[Tensor, Tensor]:
+    """x, or its last two dims transposed, in float8, and the scales."""
+    if is_rowwise and not is_transposed and x.shape[-1] <= _WHOLE_ROW:
+        return _cast_rows(with_close_channels(x), dtype)
+    return _cast_tiles(x, dtype, is_rowwise, has_out=not is_transposed, has_transposed=is_transposed)[:2]
+
+
+def float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x in float8 as it is, and transposed, each with its scales."""
+    out, scales, transposed, transposed_scales = _cast_tiles(x, dtype, is_rowwise, has_out=True, has_transposed=True)
+    return out, scales, transposed, transposed_scales
+
+
+def _cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape, dtype=dtype)
+    scales = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    if not out.numel():
+        return out, scales.zero_()
+    flat = x if x.dim() == 3 else x.unsqueeze(0)
+    block = triton.next_power_of_2(x.shape[-1])
+    launch(
+        cast_rows_kernel,
+        (scales.numel(),),
+        flat,
+        out,
+        scales,
+        *flat.shape[1:],
+        *flat.stride()[:2],
+        largest=torch.finfo(dtype).max,
+        smallest=_SMALLEST,
+        block=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out, scales
+
+
+def _cast_tiles(
+    x: Tensor, dtype: torch.dtype, is_rowwise: bool, *, has_out: bool, has_transposed: bool
+) -> tuple[Tensor, ...]:
+    """The results that are asked for: numbers and scales as they are, then transposed."""
+    x = with_close_channels(x)
+    flat = x if x.dim() == 3 else x.unsqueeze(0)
+    batch, rows, columns = flat.shape
+    results = []
+    for shape in [(rows, columns)] * has_out + [(columns, rows)] * has_transposed:
+        results.append(x.new_empty((*x.shape[:-2], *shape), dtype=dtype))
+        sizes = (*x.shape[:-2], shape[0], 1) if is_rowwise else (1, 1)
+        results.append(x.new_empty(sizes, dtype=torch.float32))
+    if not x.numel():
+        return tuple(each.zero_() if each.dtype is torch.float32 else each for each in results)
+    count = batch * (rows * has_out + columns * has_transposed) if is_rowwise else 1
+    amax = torch.zeros(count, dtype=torch.int32, device=x.device)
+    of_columns = amax[batch * rows :] if is_rowwise and has_out and has_transposed else amax
+    places = (*flat.shape[1:], *flat.stride()[:2])
+    across = triton.cdiv(columns, _TILE)
+    launch(
+        amax_kernel,
+        (triton.cdiv(rows, _TILE * _STEPS), across, batch),
+        flat,
+        amax,
+        of_columns,
+        *places,
+        of_rows=is_rowwise and has_out,
+        of_columns=is_rowwise and has_transposed,
+        tile=_TILE,
+        steps=_STEPS,
+        num_warps=8,
+    )
+    launch(
+        cast_tiles_kernel,
+        (triton.cdiv(rows, _TILE), across, batch),
+        flat,
+        results[0],
+        results[-2],
+        results[1],
+        results[-1],
+        amax,
+        of_columns,
+        *places,
+        has_out=has_out,
+        has_transposed=has_transposed,
+        is_rowwise=is_rowwise,
+        largest=torch.finfo(dtype).max,
+        smallest=_SMALLEST,
+        tile=_TILE,
+        num_warps=8,
+    )
+    return tuple(results)

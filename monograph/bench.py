@@ -91,6 +91,7 @@ def plan_modes(config: TrainerConfig, modes: Sequence[str]) -> dict[str, Trainer
         "layer": plain.replace(compile=plain.compile.replace(mode="layer")),
         "exact": exact,
         "fast": exact.replace(compile=exact.compile.replace(numerics="fast")),
+        "float8": exact.replace(compile=exact.compile.replace(numerics="float8")),
         "inductor-regions": exact.replace(passes=exact.passes.replace(mark_regions=regions)),
         "inductor-whole": exact.replace(passes=exact.passes.replace(on=(*exact.passes.on, "compile_whole"))),
     }

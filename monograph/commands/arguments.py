@@ -8,7 +8,7 @@ from monograph.errors import ConfigError, did_you_mean
 from monograph.passes.config import PassesConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
-BENCH_MODES = ("eager", "layer", "exact", "fast", "inductor-regions", "inductor-whole")
+BENCH_MODES = ("eager", "layer", "exact", "fast", "float8", "inductor-regions", "inductor-whole")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -32,6 +32,8 @@ def list_passes(arguments: PassesArguments) -> int:
 
 def name_numerics(each: Pass) -> str:
     """What a pass promises about the numerics of the step."""
+    if each.is_low_precision:
+        return "low precision"
     return "bitwise" if each.bitwise else "within rounding"
 
 
@@ -54,6 +56,7 @@ def describe_default(name: str, config: PassesConfig) -> str:
     """What makes a pass run that does not run by default; empty for the others."""
     switches = {
         "fast": f"runs with --compile.numerics fast, or {config.explain_on(name)}",
+        "float8": f"runs with --compile.numerics float8, or {config.explain_on(name)}",
         "off": config.explain_on(name),
     }
     return switches.get(config.order[name].default, "")
@@ -75,7 +78,8 @@ def _make_lines(passes: list[Pass], config: PassesConfig) -> Iterator[str]:
     for each in passes:
         requires, provides = (", ".join(has.value for has in which) for which in (each.requires, each.provides))
         link, summary = f"[{each.name()}](#{each.name()})", find_summary(type(each))
-        runs = {"on": "", "fast": "with numerics fast", "off": "when asked for"}[config.order[each.name()].default]
+        default = config.order[each.name()].default
+        runs = {"on": "", "off": "when asked for"}.get(default, f"with numerics {default}")
         yield f"| {link} | {name_numerics(each)} | {runs} | {requires} | {provides} | {summary} |"
     yield ""
     yield "Any of them can be left out: `--passes.off bucket_collectives prefetch_all_gathers`. One that is off by"

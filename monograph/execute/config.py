@@ -23,9 +23,9 @@ class CompileConfig(Configurable.Config):
     components: tuple[CompileComponent, ...] = ("model",)
     """What layer mode compiles: the blocks (model), the loss, the optimizer."""
 
-    numerics: Literal["exact", "fast"] = "exact"
+    numerics: Literal["exact", "fast", "float8"] = "exact"
     """graph mode: exact runs passes that keep eager's bits; fast adds those that round differently and are faster, and
-    the single-pass optimizer."""
+    the single-pass optimizer; float8 adds matmuls in float8 (pass quantize_matmuls)."""
     cuda_graph: Literal["off", "auto", "require"] = "auto"
     """graph mode: record the step as a CUDA graph; auto: on a GPU, where every node
     can be recorded; require: or an error that lists the reasons."""
@@ -81,7 +81,7 @@ class ActivationCheckpointConfig(Configurable.Config):
     mode: Literal["auto", "none", "selective", "full", "min_cut", "budget"] = "auto"
     """none saves all; selective: matmuls, attention, top-k, all_to_alls; full: block inputs; and in graph mode min_cut:
     what selective saves or less, in the fewest bytes; budget: what fits. auto: none in eager and layer mode, selective
-    in graph mode, min_cut with compile.numerics fast."""
+    in graph mode, min_cut with compile.numerics fast or float8."""
     save: tuple[str, ...] = ()
     """graph mode, full: also save these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
     budget_gib: float = 0.0
@@ -133,4 +133,4 @@ class ActivationCheckpointConfig(Configurable.Config):
             return self.mode
         if compile.mode != "graph":
             return "none"
-        return "min_cut" if compile.numerics == "fast" else "selective"
+        return "selective" if compile.numerics == "exact" else "min_cut"

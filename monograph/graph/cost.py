@@ -31,7 +31,7 @@ _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 """Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
 _ATTENTION = {"attention": 0, "attention_backward": 1}
 """Attention ops -> the index of their queries among their arguments; keys and values follow."""
-_GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad")
+_GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad", "float8_grouped_matmul")
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
 

@@ -103,8 +103,13 @@ def _chunked_cross_entropy(hidden: Shape, weight: Shape, *_: Shape) -> int:
     return 3 * _mm(hidden, weight[::-1])
 
 
-def _matmul_swiglu(x: Shape, weight: Shape) -> int:
+def _matmul_transposed(x: Shape, weight: Shape, *_: Shape) -> int:
+    """Both operands are contracted along their last dim."""
     return _mm(x, weight[::-1])
+
+
+def _float8_grouped_matmul(rows: Shape, weights: Shape, *_: Shape) -> int:
+    return 2 * math.prod(rows) * weights[-2]
 
 
 _KERNELS = ("flash", "efficient", "cudnn", "fused")
@@ -123,7 +128,9 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "attention": _segment_attention,
     "attention_backward": _segment_attention_backward,
     "chunked_cross_entropy": _chunked_cross_entropy,
-    "matmul_swiglu": _matmul_swiglu,
+    "matmul_swiglu": _matmul_transposed,
+    "float8_matmul": _matmul_transposed,
+    "float8_grouped_matmul": _float8_grouped_matmul,
     "matmul_swiglu_backward": _mm,
     "flex_attention": _attention,
     "flex_attention_backward": _attention_backward,

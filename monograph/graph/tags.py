@@ -39,6 +39,9 @@ class Tag:
     compile: str = ""
     """The part to be compiled that the node belongs to."""
 
+    choice: str = ""
+    """Why a pass left the node as it is, for readers of the graph."""
+
     uses_host: bool = False
     """Whether compiled code in the place of nodes waits for the host or copies from it."""
 
@@ -46,9 +49,10 @@ class Tag:
         """Whether both say the same of where a node comes from; what passes plan to do with it may differ."""
         if self is other:
             return True
-        return (
-            isinstance(other, Tag) and replace(self, keep=other.keep, once=other.once, compile=other.compile) == other
-        )
+        if not isinstance(other, Tag):
+            return False
+        planned = {name: getattr(other, name) for name in ("keep", "once", "compile", "choice")}
+        return replace(self, **planned) == other
 
 
 def make_generic(name: str, unit: str) -> str:

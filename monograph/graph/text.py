@@ -182,6 +182,7 @@ def _facts(tag: Tag, names: ValueNames) -> str:
     facts += ["saved"] if tag.keep else []
     facts += ["once"] if tag.once else []
     facts += [f"compile {names.generic(tag.compile + '.').rstrip('.')}"] if tag.compile else []
+    facts += [f"({tag.choice})"] if tag.choice else []
     facts += [f"by {tag.made_by}"] if tag.made_by != "capture" else []
     return f"  # {' '.join(facts)}" if facts else ""
 

@@ -47,7 +47,7 @@ def check_schema(op: CustomOp) -> str:
         return "its result is one of its arguments, which torch.library.opcheck does not take"
     skipped = ""
     for args in list_examples(op):
-        tests = OPCHECKS
+        tests: tuple[str, ...] = OPCHECKS
         if any(arg.dtype.itemsize == 1 and arg.is_floating_point() for arg in _tensors(args)):
             tests, skipped = OPCHECKS[1:], "test_schema of torch.library.opcheck does not take float8 arguments"
         try:

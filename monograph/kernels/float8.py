@@ -18,6 +18,8 @@ SMALLEST = 1e-12
 """What a largest magnitude counts as at least, so that zeros have a scale."""
 Float8 = tuple[Tensor, Tensor]
 """Numbers and scales."""
+Float8Pair = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Numbers and scales as they are, then transposed."""
 
 
 def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> Float8:
@@ -33,7 +35,7 @@ def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_tr
     return (wide * inverse).clamp(-largest, largest).to(dtype), amax / largest
 
 
-def reference_float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def reference_float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pair:
     """x in float8 as it is, and transposed."""
     one, other = (reference_float8_cast(x, dtype, is_rowwise, is_transposed) for is_transposed in (False, True))
     return *one, *other
@@ -54,7 +56,7 @@ def _fake_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: b
     return x.new_empty((*batch, rows, columns), dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
-def _fake_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pair:
     return *_fake_cast(x, dtype, is_rowwise, False), *_fake_cast(x, dtype, is_rowwise, True)
 
 

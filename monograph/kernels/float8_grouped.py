@@ -24,7 +24,10 @@ def reference_float8_grouped_matmul(
 
 def _make_examples() -> list[_Example]:
     """The second of three experts has no rows."""
-    rows, weights = example_tensor(96, 64, dtype=torch.bfloat16), example_tensor(3, 48, 64, dtype=torch.bfloat16, seed=1)
+    rows, weights = (
+        example_tensor(96, 64, dtype=torch.bfloat16),
+        example_tensor(3, 48, 64, dtype=torch.bfloat16, seed=1),
+    )
     (left, left_scale), (right, right_scale) = (
         reference_float8_cast(each, torch.float8_e4m3fn, True, False) for each in (rows, weights)
     )

@@ -133,7 +133,8 @@ def float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: 
     """x, or its last two dims transposed, in float8, and the scales."""
     if is_rowwise and not is_transposed and x.shape[-1] <= _WHOLE_ROW:
         return _cast_rows(with_close_channels(x), dtype)
-    return _cast_tiles(x, dtype, is_rowwise, has_out=not is_transposed, has_transposed=is_transposed)[:2]
+    out, scales = _cast_tiles(x, dtype, is_rowwise, has_out=not is_transposed, has_transposed=is_transposed)
+    return out, scales
 
 
 def float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -35,6 +35,8 @@ class Pass(Configurable, ABC):
     provides: ClassVar[tuple[Property, ...]] = ()
     bitwise: ClassVar[bool] = True
     """Whether the step computes exactly the same numbers afterwards."""
+    is_low_precision: ClassVar[bool] = False
+    """Whether it computes in a dtype narrower than the run's own, which is more than another rounding."""
     before: ClassVar[tuple[str, ...]] = ()
     """Of a pass in `passes.extra`: the names of passes it runs before, ours or other extra ones."""
     after: ClassVar[tuple[str, ...]] = ()

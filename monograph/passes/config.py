@@ -10,7 +10,7 @@ from monograph.config.docs import find_summary
 from monograph.config.text import format_words
 from monograph.errors import ConfigError, find_nearest
 from monograph.passes.extra import build_order, check_extra, check_names, has_options, list_names
-from monograph.passes.options import Numerics, PassOptions
+from monograph.passes.options import CLASSES, Numerics, PassOptions
 from monograph.passes.order import ORDER, PassEntry
 
 Kind = TypeVar("Kind", bound=type)
@@ -128,7 +128,7 @@ class PassesConfig(Configurable.Config):
                 off[name] = f"passes.{name}.{switch} is {value or 'empty'}"
             elif entry.default == "off":
                 off[name] = f"passes.on does not have {name}"
-            elif numerics != "fast":
+            elif CLASSES.index(numerics) < CLASSES.index(entry.default):
                 off[name] = f"compile.numerics is {numerics}"
         for name, entry in self.order.items():
             missing = [other for other in entry.needs if other in off]

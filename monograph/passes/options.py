@@ -6,7 +6,9 @@ from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 
-Numerics = Literal["exact", "fast"]
+Numerics = Literal["exact", "fast", "float8"]
+"""Classes of numerics, each with everything that the one before it allows."""
+CLASSES: tuple[Numerics, ...] = ("exact", "fast", "float8")
 
 
 @dataclass(kw_only=True, slots=True)

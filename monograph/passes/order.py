@@ -7,6 +7,7 @@ from monograph.passes.comm.bucket_collectives_options import BucketCollectivesCo
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compute.merge_matmuls_options import MergeMatmulsConfig
+from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.options import PassOptions
 from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
@@ -20,8 +21,9 @@ class PassEntry:
     """module:class, imported when the pass is built."""
     options: type[PassOptions] = PassOptions
     """Fields of it become `--passes.NAME.FIELD`."""
-    default: Literal["on", "fast", "off"] = "on"
-    """on: wherever it has something to do; fast: with compile.numerics fast; off: only when asked for."""
+    default: Literal["on", "fast", "float8", "off"] = "on"
+    """on: wherever it has something to do; fast: with compile.numerics fast or float8; float8: with float8; off: only
+    when asked for."""
     needs: tuple[str, ...] = ()
     """Passes it builds on: without one of them it does not run."""
     not_with: tuple[str, ...] = ()
@@ -57,6 +59,9 @@ ORDER = {
     "overlap_experts": PassEntry("monograph.passes.overlap.overlap_experts:OverlapExperts", OverlapExpertsConfig),
     "merge_matmuls": PassEntry(
         "monograph.passes.compute.merge_matmuls:MergeMatmuls", MergeMatmulsConfig, default="fast"
+    ),
+    "quantize_matmuls": PassEntry(
+        "monograph.passes.compute.quantize_matmuls:QuantizeMatmuls", QuantizeMatmulsConfig, default="float8"
     ),
     "cache_cast_weights": PassEntry(
         "monograph.passes.memory.cache_cast_weights:CacheCastWeights", not_with=("compile_whole",)

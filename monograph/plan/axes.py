@@ -20,6 +20,7 @@ SaveMode = Literal["none", "selective", "full", "min_cut", "budget"]
 POLICIES: dict[str, tuple[SaveMode, ...]] = {
     "exact": ("none", "selective", "full"),
     "fast": ("none", "min_cut", "full"),
+    "float8": ("none", "min_cut", "full"),
 }
 """Values of `activation_checkpoint.mode` that are tried, by the class of numerics."""
 MOST_SEQUENCES = 16

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
-from monograph.passes.numerics import NumericsPromise, find_rounding_passes
+from monograph.passes.numerics import NumericsPromise, find_low_precision_passes, find_rounding_passes
 from monograph.train.config import TrainerConfig
 
 
 def promise_numerics(config: TrainerConfig, *, ran: Iterable[str], device: str) -> NumericsPromise:
     """The promise of a run on this kind of device whose captured step went through the passes in `ran`."""
-    return NumericsPromise(tuple(_find_causes(config, list(ran), device)))
+    names = list(ran)
+    narrow = find_low_precision_passes(names, config.passes.order)
+    causes = [each for each in _find_causes(config, names, device) if each not in narrow]
+    return NumericsPromise(tuple(causes), tuple(narrow))
 
 
 def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator[str]:

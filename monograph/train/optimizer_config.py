@@ -52,7 +52,7 @@ class AdamWConfig(OptimizerConfig):
     """Decoupled weight decay."""
     implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
     """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
-    single_pass with compile.numerics fast, else torch's fused loop where there is one."""
+    single_pass with compile.numerics fast or float8, else torch's fused loop where there is one."""
 
     @property
     def is_single_pass(self) -> bool:
@@ -61,7 +61,7 @@ class AdamWConfig(OptimizerConfig):
 
     def plan(self, numerics: str) -> Self:
         """`auto` decided: single_pass with fast numerics, else one of torch's loops."""
-        if numerics == "fast" and self.implementation == "auto":
+        if numerics != "exact" and self.implementation == "auto":
             return self.replace(implementation="single_pass")
         return self
 

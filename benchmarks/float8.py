@@ -1,0 +1,286 @@
+"""compile.numerics float8 on one device: its kernels against their references, times, steps and loss curves.
+
+    python benchmarks/float8.py                                    # a GPU: kernels, times, steps of three models
+    python benchmarks/float8.py --only steps --recipes llama3_bench_1b --profile traces
+    python benchmarks/float8.py --only losses --steps 300          # loss curves of bf16 and float8, as table and plot
+    python benchmarks/float8.py --device cpu                       # the same with debug models, to try the script
+
+Parts: `kernels` compares every float8 op with its reference, also on large matrices; `times` has casts and matmuls
+of 1B and 8B models; `steps` the modes layer, fast and float8, one after the other in this process; `losses` trains
+fast and float8 on the built-in corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step
+means of the losses differ by more than 0.5 % after warm-up.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from monograph.bench import BenchRow, plan_modes, run_modes
+from monograph.config.leaves import replace_leaf
+from monograph.errors import MonographError
+from monograph.kernels.catalog import CUSTOM_OPS
+from monograph.kernels.check_op import check_op
+from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL, reference_float8_cast
+from monograph.kernels.float8_grouped import FLOAT8_GROUPED_MATMUL
+from monograph.recipes.catalog import load_recipe
+from monograph.run import train
+from monograph.train.config import TrainerConfig
+from monograph.train.records import read_records
+
+PARTS = ("kernels", "times", "steps", "losses")
+E4M3 = torch.float8_e4m3fn
+SHAPES = {
+    "1B gate+up": (16384, 2048, 16384),
+    "1B down": (16384, 8192, 2048),
+    "1B qkv": (16384, 2048, 3072),
+    "1B wo": (16384, 2048, 2048),
+    "8B gate+up": (8192, 4096, 28672),
+    "8B down": (8192, 14336, 4096),
+}
+"""Name -> tokens, inputs, outputs."""
+EXPERTS = {"experts up": (98304, 2048, 1408, 64), "experts down": (98304, 1408, 2048, 64)}
+RECIPES = ("llama3_bench_1b", "deepseek_v3_bench_moe", "llama3_8b")
+CHANGES: dict[str, dict[str, object]] = {"llama3_8b": {"training.seq_len": 8192, "training.local_batch_size": 1}}
+SHARED: dict[str, object] = {"training.global_batch_size": -1, "validator.interval": 0, "checkpoint.enabled": False}
+MEAN = 20
+"""Steps of a mean."""
+ALLOWED = 0.005
+"""Between means of float8 and of bf16, relative, after warm-up."""
+
+
+def plan_run(recipe: str, device: str, changes: dict[str, object]) -> TrainerConfig:
+    """The recipe with one micro-batch a step; on a CPU in bf16, which debug models there are not."""
+    config = load_recipe(recipe)
+    shared = {**SHARED, "debug.device": device, **CHANGES.get(recipe, {}), **changes}
+    if device == "cpu":
+        shared["training.compute_dtype"] = "bfloat16"
+    for path, value in shared.items():
+        config = replace_leaf(config, path, value)
+    return config
+
+
+def check_kernels(device: str, shrink: int) -> list[str]:
+    """What is wrong with float8 ops on this device."""
+    problems = []
+    for op in [each for each in CUSTOM_OPS.values() if each.name.startswith("float8")]:
+        try:
+            skipped = check_op(op)
+        except MonographError as error:
+            problems.append(str(error))
+        else:
+            print(f"{op.name}: {'not run: ' + skipped['kernel'] if 'kernel' in skipped else 'kernel equals reference'}")
+    for name, (tokens, inputs, _) in SHAPES.items():
+        x = torch.randn(tokens // shrink, inputs // shrink, device=device).bfloat16()
+        for by_row in (True, False):
+            found = FLOAT8_CAST_BOTH(x, E4M3, by_row)
+            single = [*FLOAT8_CAST(x, E4M3, by_row, False), *FLOAT8_CAST(x, E4M3, by_row, True)]
+            wanted = [*reference_float8_cast(x, E4M3, by_row, False), *reference_float8_cast(x, E4M3, by_row, True)]
+            pairs = [*zip(found, wanted, strict=True), *zip(single, wanted, strict=True)]
+            if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
+                problems.append(f"casts of {name} ({'rowwise' if by_row else 'tensorwise'}) are not their reference's")
+    return problems
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().view(torch.uint8)
+
+
+def time_ms(function: Callable[[], object], device: str, seconds: float) -> float:
+    """Mean time of a call, over about that long."""
+    if device == "cpu":
+        function()
+        return 0.0
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    last = 0.0
+    for least in (3, 10):
+        count = max(least, int(1000 * seconds / last)) if last else least
+        start.record()
+        for _ in range(count):
+            function()
+        end.record()
+        torch.cuda.synchronize()
+        last = start.elapsed_time(end) / count
+    return last
+
+
+def show_times(device: str, shrink: int, seconds: float) -> None:
+    """Casts and matmuls of each shape, in milliseconds."""
+    names = ("bf16", "fp8 rows", "fp8 tensor", "cast", "cast t", "both", "both tensor")
+    print("\nms" + " " * 14 + "".join(name.rjust(12) for name in names))
+    for name, (tokens, inputs, outputs) in SHAPES.items():
+        x = torch.randn(tokens // shrink, inputs // shrink, device=device).bfloat16()
+        w = torch.randn(outputs // shrink, inputs // shrink, device=device).bfloat16()
+        calls: list[Callable[[], object]] = [lambda x=x, w=w: x @ w.t()]
+        for by_row in (True, False):
+            (left, one), (right, other) = (FLOAT8_CAST(each, E4M3, by_row, False) for each in (x, w))
+            calls.append(lambda args=(left, right, one, other, True): FLOAT8_MATMUL(*args))
+        calls += [lambda x=x, flag=flag: FLOAT8_CAST(x, E4M3, True, flag) for flag in (False, True)]
+        calls += [lambda x=x, flag=flag: FLOAT8_CAST_BOTH(x, E4M3, flag) for flag in (True, False)]
+        print(f"{name:16}" + "".join(f"{time_ms(call, device, seconds):12.3f}" for call in calls))
+    for name, (rows, inputs, outputs, count) in EXPERTS.items():
+        sizes = (count // min(shrink, 16), rows // shrink // 16 * 16, inputs // shrink // 16 * 16, outputs // shrink)
+        experts, rows, inputs, outputs = sizes
+        x = torch.randn(rows, inputs, device=device).bfloat16()
+        w = torch.randn(experts, outputs // 16 * 16, inputs, device=device).bfloat16()
+        ends = (torch.arange(1, experts + 1, device=device) * rows // experts).int()
+        (left, one), (right, other) = (FLOAT8_CAST(each, E4M3, True, False) for each in (x, w))
+        calls = [lambda x=x, w=w, ends=ends: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)]
+        calls.append(lambda args=(left, right, one, other, ends): FLOAT8_GROUPED_MATMUL(*args))
+        calls += [
+            lambda each=each, flag=flag: FLOAT8_CAST(each, E4M3, True, flag) for each in (x, w) for flag in (0, 1)
+        ]
+        times = [time_ms(call, device, seconds) for call in calls]
+        labels = ("bf16", "fp8 rows", "cast x", "cast x t", "cast w", "cast w t")
+        print(f"{name:16}" + "  ".join(f"{label} {ms:.3f}" for label, ms in zip(labels, times, strict=True)))
+
+
+def measure(recipe: str, given: argparse.Namespace) -> list[BenchRow]:
+    """A row for every mode that fits the device."""
+    rows: list[BenchRow] = []
+    for mode in given.modes:
+        name, _, scaling = mode.partition(":")
+        config = plan_run(recipe, given.device, {})
+        if scaling:
+            config = replace_leaf(config, "passes.quantize_matmuls.recipe", scaling)
+        if given.device == "cuda" and name in ("fast", "float8"):
+            config = replace_leaf(config, "compile.cuda_graph", "require")
+        if given.device == "cpu":
+            config = replace_leaf(config, "training.seq_len", 64)
+        folder = Path(given.profile, recipe, mode.replace(":", "_")) if given.profile else None
+        try:
+            plan = plan_modes(config, [name])
+            rows += [replace(row, mode=mode) for row in _run(plan, given, folder)]
+        except torch.OutOfMemoryError as error:
+            print(f"{recipe} {mode}: out of memory: {str(error).splitlines()[0]:.100}")
+            torch.cuda.empty_cache()
+    return rows
+
+
+def _run(plan: dict[str, TrainerConfig], given: argparse.Namespace, folder: Path | None) -> list[BenchRow]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return run_modes(plan, steps=given.bench_steps, warmup=given.warmup, profile=folder)
+
+
+def show_steps(recipe: str, rows: Sequence[BenchRow]) -> None:
+    """The table of one recipe."""
+    names = ("tokens/s", 12), ("x fast", 9), ("ms", 10), ("MFU", 8), ("peak GiB", 10), ("recorded", 10), ("loss", 10)
+    print("", recipe, "mode" + " " * 20 + "".join(name.rjust(width) for name, width in names), sep="\n")
+    fast = next((row for row in rows if row.mode == "fast"), rows[0] if rows else None)
+    for row in rows:
+        mfu = "-" if row.mfu is None else f"{100 * row.mfu:.1f} %"
+        peak = "-" if row.peak_gib is None else f"{row.peak_gib:.1f}"
+        ratio = row.tokens_per_second / fast.tokens_per_second if fast else 1.0
+        print(
+            f"{row.mode:24}{row.tokens_per_second:12,.0f}{ratio:9.3f}{row.ms:10.1f}{mfu:>8}{peak:>10}"
+            f"{'yes' if row.is_recorded else 'no':>10}{row.loss:10.4f}"
+        )
+    for row in rows:
+        print(f"{row.mode}: {row.numerics}")
+        if row.profile is not None:
+            print(row.profile)
+
+
+def learn(recipe: str, numerics: str, given: argparse.Namespace) -> list[float]:
+    """The loss of every step on the built-in corpus."""
+    with tempfile.TemporaryDirectory() as folder:
+        changes: dict[str, object] = {
+            "training.steps": given.steps,
+            "compile.mode": "graph",
+            "compile.numerics": numerics,
+            "job.dump_folder": str(Path(folder) / "run"),
+        }
+        if given.device == "cpu":
+            changes["training.seq_len"] = 128
+        train(plan_run(recipe, given.device, changes))
+        found = read_records(Path(folder) / "run" / "metrics.jsonl")
+    return [record["loss"] for record in found if "loss" in record]
+
+
+def compare_losses(recipe: str, given: argparse.Namespace) -> list[str]:
+    """Means of both curves side by side, and where they part."""
+    curves = {numerics: learn(recipe, numerics, given) for numerics in ("fast", "float8")}
+    means = {
+        name: [sum(losses[at : at + MEAN]) / MEAN for at in range(0, len(losses) - MEAN + 1, MEAN)]
+        for name, losses in curves.items()
+    }
+    lines = ["| steps | bf16 fast | float8 | difference |", "|---|---|---|---|"]
+    apart = []
+    for index, (one, other) in enumerate(zip(means["fast"], means["float8"], strict=True)):
+        steps = f"{index * MEAN + 1}..{(index + 1) * MEAN}"
+        lines.append(f"| {steps} | {one:.4f} | {other:.4f} | {100 * (other / one - 1):+.3f} % |")
+        if index and abs(other / one - 1) > ALLOWED:
+            apart.append(f"{recipe}: means of steps {steps} differ by {100 * (other / one - 1):+.3f} %")
+    print("", recipe, *lines, sep="\n")
+    folder = Path(given.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{given.date}-float8-losses-{recipe}.md").write_text("\n".join([f"# {recipe}", "", *lines, ""]))
+    (folder / f"{given.date}-float8-losses-{recipe}.svg").write_text(draw(recipe, curves))
+    return apart
+
+
+def draw(title: str, curves: dict[str, list[float]]) -> str:
+    """Two curves over their steps, as SVG."""
+    width, height, edge = 720, 360, 48
+    values = [value for curve in curves.values() for value in curve]
+    low, high, count = min(values), max(values), max(len(curve) for curve in curves.values())
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">']
+    parts.append(f'<rect width="{width}" height="{height}" fill="white"/><text x="{edge}" y="24">{title}</text>')
+    for at, color in zip(range(len(curves)), ("#1f5fa8", "#d05a1f"), strict=True):
+        name, curve = list(curves.items())[at]
+        points = " ".join(
+            f"{edge + (width - 2 * edge) * step / max(1, count - 1):.1f},"
+            f"{height - edge - (height - 2 * edge) * (value - low) / max(high - low, 1e-9):.1f}"
+            for step, value in enumerate(curve)
+        )
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        parts.append(f'<text x="{width - 3 * edge}" y="{24 + 18 * at}" fill="{color}">{name}</text>')
+    parts.append(f'<text x="4" y="{edge}" font-size="12">{high:.2f}</text>')
+    parts.append(f'<text x="4" y="{height - edge}" font-size="12">{low:.2f}</text>')
+    parts.append(f'<text x="{width - edge}" y="{height - edge + 18}" font-size="12">{count}</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line asks for; a CPU gets debug models and small matrices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=("kernels", "times", "steps"))
+    parser.add_argument("--recipes", nargs="*", default=None)
+    parser.add_argument("--modes", nargs="*", default=["layer", "fast", "float8"], help="float8:tensorwise is one too")
+    parser.add_argument("--bench-steps", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--profile", default="", help="folder for a profile of every mode")
+    parser.add_argument("--steps", type=int, default=300, help="of a loss curve")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each time of a kernel")
+    parser.add_argument("--out", default="benchmarks/results", help="folder for loss curves")
+    parser.add_argument("--date", default="2026-11-18")
+    given = parser.parse_args()
+    given.recipes = given.recipes or (RECIPES if given.device == "cuda" else ["llama3_debugmodel"])
+    return given
+
+
+def main() -> int:
+    given = read_arguments()
+    shrink = 1 if given.device == "cuda" else 64
+    problems = check_kernels(given.device, shrink) if "kernels" in given.only else []
+    print("\n".join(problems), flush=True)
+    if "times" in given.only:
+        show_times(given.device, shrink, given.seconds)
+    for recipe in given.recipes:
+        if "steps" in given.only:
+            show_steps(recipe, measure(recipe, given))
+        if "losses" in given.only:
+            problems += compare_losses(recipe, given)
+    print("\n".join(["", *problems]) if problems else "\nas promised")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -39,11 +39,11 @@ SPEC = CarrySpec((4, 256), torch.float32, (256, 1))
 def make_stage(cost, *, is_first, is_last):
     """A stage that sleeps."""
 
-    def run(kind, box):
-        time.sleep(cost.seconds(kind))
-        if kind is ActionKind.FORWARD and not is_last:
+    def run(part, box):
+        time.sleep(cost.seconds(part.kind))
+        if part.kind is ActionKind.FORWARD and not is_last:
             box[f"{HANDED_ON[OutputKind.CARRY]}h"] = torch.zeros(SPEC.shape)
-        if kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and not is_first:
+        if part.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and not is_first:
             box[f"{HANDED_ON[OutputKind.CARRY_GRADIENT]}h"] = torch.zeros(SPEC.shape)
 
     carry = {} if is_first else {"h": SPEC}

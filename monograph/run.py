@@ -175,7 +175,8 @@ def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> P
                 stage = sources[each.stage or 0].source
                 given = (stage, each.inputs, each.facts, passes)
                 graphs.append(capture_and_optimize(*given, kind=each.kind, is_measured=is_measured))
-        add_stages(step, sources, group_by_stage(wanted, graphs), settings, groups)
+        recorder = make_recorder(settings, groups) if graphs else None
+        add_stages(step, sources, group_by_stage(wanted, graphs), settings, groups, recorder)
         if graphs and (artifact is None or not artifact.load_custom_kernels()):
             build_calls([call for found in step.captured for call in find_custom_calls(found.graph, settings)])
         step.artifact = artifact

@@ -4,7 +4,7 @@ A graph is recorded only if every node can be; otherwise the reasons are listed 
 silently: `auto` reports the reasons, `require` refuses to run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,21 +106,21 @@ class CudaGraphRecorder:
         """The memory of all recordings."""
         return torch.cuda.graph_pool_handle()
 
-    def warm_up(self, program: Program, values: list[Tensor]) -> None:
+    def warm_up(self, run: Callable[[], None]) -> None:
         """Run op by op on the stream of the recordings, so that its libraries are ready."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), torch.no_grad():
-            program.module(*values)
+            run()
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def record(self, program: Program, values: list[Tensor]) -> torch.cuda.CUDAGraph:
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
         because a recording has memory of its own."""
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
         with quiet, torch.cuda.graph(graph, pool=self.pool, stream=self.stream), torch.no_grad():
-            program.module(*values)
+            run()
         return graph
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -155,7 +155,7 @@ class CudaGraphProgram:
         is_first = self.gradients.is_empty
         # The whole first update runs op by op, and so does every other one that is not to be recorded.
         if self.is_unrecorded or not self.is_warm or not (is_first or self.recordings):
-            self.recorder.warm_up(self.program, values)
+            self.recorder.warm_up(lambda: self.program.module(*values))
             self.is_warm = True
             return
         kind = is_first, self.gradients.is_narrow
@@ -178,7 +178,7 @@ class CudaGraphProgram:
 
     def record(self, values: list[Tensor]) -> RecordedGraph:
         """Record, and remember where the results will be."""
-        graph = self.recorder.record(self.program, values)
+        graph = self.recorder.record(lambda: self.program.module(*values))
         assert self.outputs.loss is not None
         return RecordedGraph(graph, self.outputs.loss, self.gradients.taken())
 

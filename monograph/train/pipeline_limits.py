@@ -25,8 +25,6 @@ def check_pipeline_limits(config: Any) -> None:
             why="only a captured backward can be split, so eager mode runs the plain schedules",
             do=f"--compile.mode graph, or --parallelism.pipeline_schedule {', '.join(PLAIN)}",
         )
-    if config.compile.cuda_graph == "require":
-        raise _refuse(degree, "compile.cuda_graph is require", "--compile.cuda_graph auto")
     if config.compile.expert_overlap.strategy != "off":
         strategy = config.compile.expert_overlap.strategy
         raise _refuse(degree, f"compile.expert_overlap.strategy is {strategy}", "--compile.expert_overlap.strategy off")

@@ -16,8 +16,10 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.open import WantedGraph
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.cudagraph import CudaGraphRecorder
 from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.eager import EagerStage
+from monograph.execute.pipeline.recorded import accepts
 from monograph.execute.pipeline.runtime import StageInterface
 from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.step import PipelineStage, PipelineStep, StageOutputs
@@ -176,6 +178,7 @@ def add_stages(
     graphs: Mapping[int, Mapping[GraphKind, OptimizedGraph]],
     settings: StepSettings,
     groups: Groups,
+    recorder: CudaGraphRecorder | None,
 ) -> None:
     """Build the programs of this rank's stages; without graphs they run op by op."""
     for number, found in sources.items():
@@ -184,8 +187,12 @@ def add_stages(
             step.stages[number] = build_stage(step, found, graphs[number], step.weight_cache, is_split=is_split)
         else:
             step.stages[number] = build_eager_stage(step, found, settings)
-    if graphs:
-        check_same_on_peers(groups, step)
+    if not graphs:
+        return
+    check_same_on_peers(groups, step)
+    captured = [found.graph for found in step.captured]
+    if recorder is not None and accepts(recorder, captured, step.schedule, step.pipeline_rank):
+        step.recorder = recorder
 
 
 def check_trained(table: ParamTable, plan: StagePlan, schedule: Schedule) -> None:

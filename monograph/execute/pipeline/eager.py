@@ -15,7 +15,7 @@ from monograph.execute.program import OutputCallback
 from monograph.execute.sharded import CheckpointedBlockRunner
 from monograph.graph.signature import InputKind, OutputKind, OutputSpec
 from monograph.models.model import StepOutput
-from monograph.parallel.pipeline.actions import ActionKind
+from monograph.parallel.pipeline.actions import Action, ActionKind
 from monograph.parallel.pipeline.stage_runner import StageRunner
 from monograph.parallel.shard import FsdpUnitRunner, call_function
 
@@ -43,15 +43,15 @@ class EagerStage:
         for name, value in values.items():
             live[name_input(kind, name)] = value
 
-    def run(self, kind: ActionKind, live: LiveValues) -> None:
+    def run(self, part: Action, live: LiveValues) -> None:
         """Forward or backward of a micro-batch."""
-        if kind is ActionKind.FORWARD:
+        if part.kind is ActionKind.FORWARD:
             self.run_forward(live)
         else:
-            assert kind is ActionKind.BACKWARD, "an eager stage has whole backwards"
+            assert part.kind is ActionKind.BACKWARD, "an eager stage has whole backwards"
             self.run_backward(live)
 
-    def evaluate(self, _kind: ActionKind, live: LiveValues) -> None:
+    def evaluate(self, _part: Action, live: LiveValues) -> None:
         """A forward without gradients, in evaluation mode."""
         self.model.eval()
         try:

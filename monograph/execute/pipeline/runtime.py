@@ -13,7 +13,7 @@ from monograph.parallel.pipeline.actions import Action, ActionKind
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.transfers import GRADIENT_MAKERS, find_receive
 
-RunPart = Callable[[ActionKind, LiveValues], None]
+RunPart = Callable[[Action, LiveValues], None]
 Fill = Callable[[LiveValues, InputKind, Mapping[str, Tensor]], None]
 
 
@@ -88,7 +88,7 @@ class PipelineRun:
             values = self.links.wait(self.arriving.pop(receive), str(part))
             self.stages[part.stage].fill(live, kind, values)
         with self.times.computing(str(part)):
-            self.stages[part.stage].run(part.kind, live)
+            self.stages[part.stage].run(part, live)
         self.hand_over(part)
         if part.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
             del self.live[part.stage, part.micro_batch]

@@ -22,7 +22,7 @@ from monograph.graph.query import is_compute
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag, set_tag
-from monograph.parallel.pipeline.actions import ActionKind
+from monograph.parallel.pipeline.actions import Action, ActionKind
 
 LiveValues = dict[str, Any]
 HANDED_ON = {OutputKind.CARRY: "out/carry/", OutputKind.CARRY_GRADIENT: "out/carry_gradient/"}
@@ -79,9 +79,9 @@ class StageProgram:
             if key in self.specs:
                 live[key] = check_fits(self.specs[key], value)
 
-    def run(self, kind: ActionKind, live: LiveValues) -> None:
+    def run(self, part: Action, live: LiveValues) -> None:
         """Run one part on a micro-batch."""
-        module = self.modules[kind]
+        module = self.modules[part.kind]
         try:
             with torch.no_grad():
                 module(live)

@@ -13,8 +13,10 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep, sum_in_order
 from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.cudagraph import CudaGraphRecorder
 from monograph.execute.pipeline.eager import EagerStage
 from monograph.execute.pipeline.links import Links
+from monograph.execute.pipeline.recorded import RecordedUpdate, find_computed
 from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
 from monograph.execute.pipeline.stage_program import StageProgram
@@ -73,6 +75,15 @@ class PipelineStage:
     evaluating: StageInterface | None
 
 
+@dataclass(frozen=True)
+class UpdateResults:
+    """What the actions of an update leave on a rank, besides metrics."""
+
+    losses: Sequence[Tensor]
+    gradients: Mapping[int, Mapping[str, Tensor]]
+    """By stage and name."""
+
+
 class PipelineStep(MeshStep):
     """Runs the stages of this rank: the programs of captured graphs, or op by op."""
 
@@ -108,6 +119,10 @@ class PipelineStep(MeshStep):
         self.known_times: RunTimes | None = None
         """Those of the last update that the device has finished."""
         self.artifact: Artifact | None = None
+        self.recorder: CudaGraphRecorder | None = None
+        """What records this rank's stages; None where they run op by op."""
+        self.recorded: RecordedUpdate | None = None
+        self.recorded_results = UpdateResults((), {})
 
     @property
     def captured(self) -> list[OptimizedGraph]:
@@ -145,14 +160,47 @@ class PipelineStep(MeshStep):
     def train_on(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         """Add the gradients of prepared micro-batches; the loss, where the last stage is."""
         self.weight_cache.refresh(is_updated=True)
-        stages = {number: stage.training for number, stage in self.stages.items()}
         self.losses = []
-        run = PipelineRun(self.schedule, self.pipeline_rank, stages, self.links, batches, scalars)
+        is_first = all(stage.gradients.is_empty for stage in self.stages.values())
         with failures_explained(self.artifact):
-            self.times = run.run()
+            if self.recorder is None or not is_first:
+                self.run_actions(batches, scalars)
+            elif self.times is None:  # the first update gets libraries and communicators ready
+                self.recorder.warm_up(lambda: self.run_actions(batches, scalars))
+            else:
+                self.replay_actions(batches, scalars)
         parts = {number: stage.gradients.apart for number, stage in self.stages.items()}
         add_tied(self.tied, parts, self.schedule.stage_ranks, self.links)
         return self.take_loss()
+
+    def run_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
+        """Run an update op by op."""
+        stages = {number: stage.training for number, stage in self.stages.items()}
+        run = PipelineRun(self.schedule, self.pipeline_rank, stages, self.links, batches, scalars)
+        self.times = run.run()
+
+    def replay_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
+        """Run an update as CUDA graphs, which are recorded before the first one."""
+        assert self.recorder is not None
+        if self.recorded is None:
+            stages = {number: stage.training for number, stage in self.stages.items()}
+            self.recorded = RecordedUpdate(self.recorder, self.device, stages, batches, scalars)
+            self.recorded.record(find_computed(self.schedule, self.pipeline_rank))
+            self.recorded_results = self.take_results()
+        self.recorded.fill(batches, scalars)
+        run = PipelineRun(self.schedule, self.pipeline_rank, self.recorded.stages, self.links, batches, scalars)
+        self.times = run.run()
+        self.losses = list(self.recorded_results.losses)
+        for number, stage in self.stages.items():
+            stage.gradients.restore_all(self.recorded_results.gradients[number])
+
+    def take_results(self) -> UpdateResults:
+        """Where an update leaves its losses and gradients; the next one begins without any."""
+        found = UpdateResults(
+            self.losses, {number: stage.gradients.take_all() for number, stage in self.stages.items()}
+        )
+        self.losses = []
+        return found
 
     @torch.no_grad()
     def evaluate_on(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
@@ -199,6 +247,10 @@ class PipelineStep(MeshStep):
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""
+        if self.recorder is not None:
+            self.recorder.close()
+        self.recorder = self.recorded = None
+        self.recorded_results = UpdateResults((), {})
         for stage in self.stages.values():
             for program in (stage.program, stage.evaluation):
                 if program is not None:

@@ -60,6 +60,25 @@ class StageGradients(Gradients):
         else:
             super().add(name, gradient)
 
+    @property
+    def is_empty(self) -> bool:
+        return super().is_empty and all(part.value is None for part in self.apart.values())
+
+    def take_all(self) -> dict[str, Tensor]:
+        """The sums of all slots; the next update begins without any."""
+        found = self.taken() | {name: part.value for name, part in self.apart.items() if part.value is not None}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for part in self.apart.values():
+            part.value = None
+        return found
+
+    def restore_all(self, buffers: Mapping[str, Tensor]) -> None:
+        """Use these sums again: something else than `add` has filled them."""
+        self.restore({name: value for name, value in buffers.items() if name not in self.apart})
+        for name, part in self.apart.items():
+            part.value = buffers.get(name)
+
 
 class TiedPart:
     """One stage's share of the gradient of a tied slot."""

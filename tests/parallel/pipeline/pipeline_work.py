@@ -1,11 +1,14 @@
 """What ranks do in the tests of pipelines: updates from a config, with everything that can be compared."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import torch
 
+from monograph.axes import POINT_TO_POINT, Group
+from monograph.compat.ops import find_process_group
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.pipeline.runtime import PipelineRun
 from monograph.execute.pipeline.step import PipelineStep
@@ -17,6 +20,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.layout import plan_run_mesh
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.artifacts import nothing_made
+from tests.kit.replayed_ops import ReplayedOps
 
 EMBEDDING, OUTPUT = "embedding.weight", "head.output.weight"
 
@@ -31,6 +35,12 @@ class Updates:
     evaluations: list = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     buffers: dict = field(default_factory=dict)
+    recordings: int = 0
+    """Actions that were replayed."""
+    links: str = ""
+    """The backend of sends and receives."""
+    bubble: float = 0.0
+    """Of the last update, of the rank that waited longest."""
 
 
 def make_updates_from_artifact(config, count):
@@ -39,20 +49,34 @@ def make_updates_from_artifact(config, count):
         return make_updates(config, count)
 
 
-def make_updates(config, count, is_tied_apart=False):
+def make_updates(config, count, is_tied_apart=False, is_replayed=False):
     """Updates with clipping, as the trainer makes them, from `config`'s own data.
 
+    With `is_replayed` the actions of a pipeline are recorded and replayed as on a GPU, also where there is none.
     With `is_tied_apart` the model has two matrices in place of a tied one, with the same values: each sums its own
     gradient over an update, and both get the sum. What a pipeline promises for tied slots, made by hand.
     """
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     device = find_device(config.debug.device)
+    recorder = patch("monograph.run.make_recorder", lambda *_: ReplayedOps()) if is_replayed else nullcontext()
     with deterministic_kernels(True), joined_groups(mesh, device, timeout_seconds=60) as groups:
-        step = build_step(config, groups)
+        with recorder:
+            step = build_step(config, groups)
         try:
-            return _make_updates(step, config, count, is_tied_apart)
+            found = _make_updates(step, config, count, is_tied_apart)
+            if isinstance(step, PipelineStep):
+                found.recordings = len(step.recorded.actions) if step.recorded is not None else 0
+                found.links = describe_links()
+            return found
         finally:
             step.close()
+
+
+def describe_links():
+    """The backend of both directions of a pipeline, where each has a process group of its own."""
+    found = {group.value: find_process_group(group.value) for group in (Group.PP, Group.PP_UP, Group.PP_DOWN)}
+    assert len({id(each) for each in found.values()}) == len(found), "sends share a group with collectives"
+    return ", ".join(sorted({str(found[group.value].name()) for group in POINT_TO_POINT}))
 
 
 def _make_updates(step, config, count, is_tied_apart):
@@ -86,7 +110,10 @@ def _make_updates(step, config, count, is_tied_apart):
         assert not step.losses and step.times.busy_seconds > 0
         for metrics in found.metrics:
             bubbles = metrics.pop("pipeline_bubble")
-            assert bubbles.shape == (step.schedule.ranks,) and (bubbles > 0).all() and (bubbles < 1).all()
+            is_known = step.device.type == "cpu" or metrics is found.metrics[-1]
+            assert bubbles.shape == (step.schedule.ranks,) and (bubbles < 1).all()
+            assert not is_known or (bubbles > 0).all()
+            found.bubble = bubbles.max().item()
     return found
 
 

@@ -94,6 +94,26 @@ def test_eager_stages_have_the_bits_of_the_captured_ones(schedule):
     compare("deepseek_v3", 4, changes=(*VALIDATED, ("compile.mode", "eager")), pp=2, schedule=schedule)
 
 
+@pytest.mark.parametrize(
+    ("model", "schedule"),
+    [
+        ("llama3", "1f1b"),
+        pytest.param("qwen3", "zbv", marks=pytest.mark.long),
+        pytest.param("llama3", "zero_bubble", marks=pytest.mark.long),
+        pytest.param("qwen3", "interleaved_1f1b", marks=pytest.mark.long),
+    ],
+)
+def test_actions_that_are_recorded_once_and_replayed_have_the_bits_of_one_device(model, schedule):
+    is_tied = model == "qwen3"
+    reference = one_device(model, 4, 4, VALIDATED, is_tied_apart=is_tied)
+    config = configure(model, 4, VALIDATED, pp=2, schedule=schedule)
+    found = pool.run(2, make_updates, config, 4, False, True)
+    check_bits(reference, found)
+    per_stage = 3 if schedule in ("zbv", "zero_bubble") else 2
+    stages = 2 if schedule in ("zbv", "interleaved_1f1b") else 1
+    assert [each.recordings for each in found] == [4 * per_stage * stages] * 2
+
+
 def test_fewer_micro_batches_than_stages_and_uneven_stages_have_the_bits_of_one_device():
     compare("llama3", 2, pp=4, stages=("layers.0", "layers.3", "head"))
 

@@ -1,23 +1,25 @@
 """FlexAttention on one device: distance from naive fp32 attention, time against our op, compilations, CUDA graphs.
 
     python benchmarks/flex_attention.py --out flex.json
+    python benchmarks/flex_attention.py --only steps      # llama3_bench_1b, exact and fast: about a minute
+    python benchmarks/flex_attention.py --only bits       # a debug model: seconds
     python benchmarks/flex_attention.py --tiny            # every part, small, also on a CPU
 
 Three parts. `ops`: forward and backward of every kind in bf16 against a naive form in fp32, with the time of both
-FlexAttention and our attention op where it has the same kind. `steps`: tokens per second of training runs with either,
-what was compiled, and whether the step was recorded as one CUDA graph. `bits`: a captured run against the run op by op.
+FlexAttention and our attention op where it has the same kind. `steps`: tokens per second of steps with either, what was
+compiled, and whether the step was recorded as one CUDA graph. `bits`: losses of captured steps against steps op by op.
+All runs in one process; every shape and part compiles its kinds anew.
 Exit code 1 when an output is further away than bf16 explains, a kind was compiled twice, or bits differ.
 """
 
 import argparse
 import json
-import shlex
+import logging
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.bench import BenchRow, plan_modes, run_modes
+from monograph.config.configurable import check_config
 from monograph.kernels.attention import attention
+from monograph.log import get_log, set_up_log
 from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.flex_attention import FlexCore, FlexInputs, build_flex_inputs
-from monograph.models.flex_mods import FlexSpec
+from monograph.models.flex_mods import FlexSpec, load_flex
 from monograph.models.score_mods import SOFT_CAP, add_alibi, cap_softly
 from monograph.models.segments import build_segments
 from monograph.models.sequence_part import WHOLE
-from monograph.train.records import read_records
+from monograph.recipes.catalog import load_recipe
+from monograph.train.config import TrainerConfig
+from monograph.train.unused_settings import reset_unused
 
 TOLERANCE = 2e-2
 """Largest distance from the naive form, as a part of its largest value, in bf16."""
@@ -179,52 +186,123 @@ def time_calls(call: Callable[[], Any], device: torch.device, seconds: float) ->
     return statistics.median(times)
 
 
-def measure_steps(name: str, command: str, recipe: str, steps: int) -> dict[str, Any]:
-    """Tokens per second of a run, what its log says of compilations and of the CUDA graph, and its peak of memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        flags = (
-            f"--training.steps {steps} --metrics.log_interval 1 --debug.log_level debug --job.dump_folder {folder}/run"
+def plan_steps(*, is_tiny: bool, has_more: bool) -> dict[str, TrainerConfig]:
+    """Name -> configuration of the steps that are compared."""
+    start = load_recipe("llama3_debugmodel" if is_tiny else "llama3_bench_1b")
+    if is_tiny:
+        start = make_small(start)
+    flex = set_attention(start, kernel="flex")
+    packed = {"our op": start, "flex": flex}
+    found = {f"{name}, {mode}": each for mode in ("exact", "fast") for name, each in pick_mode(packed, mode)}
+    if has_more:
+        documents = {f"documents, {name}": set_mask(each, "document") for name, each in packed.items()}
+        capped = {"soft cap, flex": set_attention(flex, score_mod=cap_softly)}
+        found |= {f"{name}, fast": each for name, each in pick_mode(documents | capped, "fast")}
+        found |= {f"{name}, eager": each for name, each in pick_mode(packed, "eager")}
+    return found
+
+
+def pick_mode(configs: Mapping[str, TrainerConfig], mode: str) -> Iterator[tuple[str, TrainerConfig]]:
+    """The configurations in a mode of `monograph bench`."""
+    for name, config in configs.items():
+        picked = reset_unused(plan_modes(config, (mode,))[mode], flags=())
+        check_config(picked)
+        yield name, picked
+
+
+def make_small(config: TrainerConfig) -> TrainerConfig:
+    """Three layers and two blocks of a mask."""
+    model = config.model.replace(n_layers=3)
+    return config.replace(model=model, training=config.training.replace(seq_len=256, local_batch_size=2))
+
+
+def set_attention(config: TrainerConfig, **fields: Any) -> TrainerConfig:
+    """The same with other fields of model.attention."""
+    model: Any = config.model
+    return config.replace(model=model.replace(attention=model.attention.replace(**fields)))
+
+
+def set_mask(config: TrainerConfig, mask: str) -> TrainerConfig:
+    """The same with another model.mask."""
+    model: Any = config.model
+    return config.replace(model=model.replace(mask=mask))
+
+
+def measure_steps(name: str, config: TrainerConfig, *, steps: int, document: int) -> dict[str, Any]:
+    """Speed, memory, losses and compilations of a step, and what the log says of them."""
+    load_flex.cache_clear()
+    start = time.perf_counter()
+    with heard() as told:
+        row = run_modes({name: config}, steps=steps, warmup=2, document_tokens=document)[0]
+    return describe_row(row) | {"told": told, "wall_s": time.perf_counter() - start}
+
+
+def describe_row(row: BenchRow) -> dict[str, Any]:
+    """What is compared of a measurement."""
+    names = ("ms", "tokens_per_second", "peak_gib", "first_step_seconds", "is_recorded", "compilations", "losses")
+    return {"run": row.mode, **{name: getattr(row, name) for name in names}}
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """The lines of the log about FlexAttention's compilations and CUDA graphs, when it is done."""
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if "compile_flex" in text or "CUDA graph" in text:
+                lines.append(text)
+
+    handler = Handler()
+    get_log().addHandler(handler)
+    yield lines
+    get_log().removeHandler(handler)
+
+
+def compare_bits(steps: int) -> dict[str, Any]:
+    """Losses of a debug model with packed documents, captured and op by op: the same bits or not."""
+    config = set_mask(set_attention(make_small(load_recipe("llama3_debugmodel")), kernel="flex"), "document")
+    config = config.replace(debug=config.debug.replace(deterministic=True))
+    losses = {}
+    for mode in ("eager", "exact"):
+        ((_, picked),) = pick_mode({mode: config}, mode)
+        losses[mode] = measure_steps(mode, picked, steps=steps, document=64)["losses"]
+    return {"run": "graph against eager", "is_equal": losses["eager"] == losses["exact"], "losses": losses}
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """One short line for each measurement."""
+    print(f"\ntorch {found['torch']}, {found['device']}")
+    for each in found["ops"]:
+        error = "-" if each["error"] is None else f"{each['error']:.1e}"
+        ours = f"{each['ours_ms']:8.2f}" if "ours_ms" in each else "       -"
+        counts = "+".join(map(str, each["compilations"]))
+        print(
+            f"{each['shape']:32} {each['row']:20} flex {each['flex_ms']:8.2f} ms, ours {ours} ms, "
+            f"tables {each['tables_ms']:6.2f} ms, error {error}, compiled {counts}"
         )
-        words = [sys.executable, "-m", "monograph", "train", recipe, *shlex.split(f"{flags} {command}")]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode:
-            return {"run": name, "failed": done.stdout[-3000:]}
-        records = [record for record in read_records(Path(folder) / "run" / "metrics.jsonl") if "loss" in record]
-    told = [line for line in done.stdout.splitlines() if "compile_flex" in line or "CUDA graph" in line]
-    return {
-        "run": name,
-        "tokens_per_second": statistics.median(record["tokens_per_second"] for record in records[len(records) // 2 :]),
-        "loss": [records[0]["loss"], records[-1]["loss"]],
-        "peak_memory_gib": records[-1].get("peak_memory_gib"),
-        "told": told,
-    }
+    for each in found["steps"]:
+        peak = "-" if each["peak_gib"] is None else f"{each['peak_gib']:.2f}"
+        recorded = "CUDA graph" if each["is_recorded"] else "no CUDA graph"
+        print(
+            f"{each['run']:24} {each['tokens_per_second']:10,.0f} tokens/s {each['ms']:9.2f} ms, peak {peak} GiB, "
+            f"first step {each['first_step_seconds']:5.1f} s, compiled {each['compilations']}, {recorded}, "
+            f"loss {each['losses'][0]:.5f} -> {each['losses'][-1]:.5f}, {each['wall_s']:.0f} s in all"
+        )
+    for each in found["bits"]:
+        print(f"{each['run']}: {'same bits' if each['is_equal'] else each['losses']}")
 
 
-def list_runs(device: torch.device) -> list[tuple[str, str]]:
-    """Name and flags of the training runs that are compared."""
-    flex = "--model.attention.kernel flex"
-    capped = f"{flex} --model.attention.score_mod monograph.models.score_mods:cap_softly"
-    eager = "--compile.mode eager"
-    runs = [
-        ("causal, our op, exact", ""),
-        ("causal, flex, exact", flex),
-        ("causal, our op, fast", "--compile.numerics fast"),
-        ("causal, flex, fast", f"{flex} --compile.numerics fast"),
-        ("documents, our op, fast", "--model.mask document --compile.numerics fast"),
-        ("documents, flex, fast", f"{flex} --model.mask document --compile.numerics fast"),
-        ("soft cap, flex, fast", f"{capped} --compile.numerics fast"),
-        ("causal, flex, eager", f"{flex} {eager}"),
-    ]
-    layer = [("causal, flex, layer", f"{flex} --compile.mode layer")] if device.type == "cuda" else []
-    return runs + layer
-
-
-def compare_bits(recipe: str, flags: str) -> dict[str, Any]:
-    """Three steps captured and op by op: the same bits or not."""
-    line = f"{recipe} --model.attention.kernel flex --model.mask document --debug.deterministic true {flags}"
-    words = [sys.executable, "-m", "monograph", "compare", line, f"{line} --compile.mode eager"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return {"run": "graph against eager", "is_equal": done.returncode == 0, "told": done.stdout.splitlines()[-8:]}
+def find_problems(found: Mapping[str, Any]) -> list[str]:
+    """What is not as it should be, in words."""
+    problems = []
+    for each in found["ops"]:
+        if each["error"] is not None and each["error"] > TOLERANCE:
+            problems.append(f"{each['shape']}, {each['row']}: {each['error']:.4f} from the naive form")
+        if max(each["compilations"]) > 1:
+            problems.append(f"{each['shape']}, {each['row']}: compiled {each['compilations']} times")
+    return problems + [f"{each['run']}: bits differ" for each in found["bits"] if not each["is_equal"]]
 
 
 def main() -> int:
@@ -232,36 +310,32 @@ def main() -> int:
     parser.add_argument("--out", default="")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", default="ops,steps,bits", help="parts, separated by commas")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement of an op")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--shapes", default="", help="numbers of the shapes of `ops`: 0,2")
+    parser.add_argument("--more", action="store_true", help="steps with documents, a soft cap and op by op as well")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement of an op")
+    parser.add_argument("--steps", type=int, default=8)
     given = parser.parse_args()
+    set_up_log(level="debug")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parts = given.only.split(",")
     found: dict[str, Any] = {"torch": torch.__version__, "device": str(device), "ops": [], "steps": [], "bits": []}
-    problems = []
-    for shape in (TINY if given.tiny else SHAPES) if "ops" in parts else ():
-        for row in list_rows(shape):
-            result = measure_op(shape, row, device, torch.bfloat16, 0.01 if given.tiny else given.seconds)
-            print(result, flush=True)
-            found["ops"].append(result)
-            if result["error"] is not None and result["error"] > TOLERANCE:
-                problems.append(f"{shape.name}, {row.name}: {result['error']:.4f} from the naive form")
-            if max(result["compilations"]) > 1:
-                problems.append(f"{shape.name}, {row.name}: compiled {result['compilations']} times")
-    recipe = "llama3_debugmodel" if given.tiny else "llama3_bench_1b"
-    small = "--validator.interval 0 --training.seq_len 128 --model.n_layers 3 " if given.tiny else ""
-    for name, flags in list_runs(device) if "steps" in parts else ():
-        result = measure_steps(name, small + flags, recipe, 4 if given.tiny else given.steps)
-        print(result, flush=True)
-        found["steps"].append(result)
-        problems += [f"{name}: failed"] if "failed" in result else []
+    shapes = TINY if given.tiny else SHAPES
+    wanted = [int(each) for each in given.shapes.split(",") if each] or range(len(shapes))
+    for number in wanted if "ops" in parts else ():
+        load_flex.cache_clear()
+        for row in list_rows(shapes[number]):
+            seconds = 0.01 if given.tiny else given.seconds
+            found["ops"].append(measure_op(shapes[number], row, device, torch.bfloat16, seconds))
+    configs = plan_steps(is_tiny=given.tiny, has_more=given.more) if "steps" in parts else {}
+    for name, config in configs.items():
+        document = config.training.seq_len // 4 if "documents" in name else 0
+        found["steps"].append(measure_steps(name, config, steps=given.steps, document=document))
     if "bits" in parts:
-        result = compare_bits(recipe, f"{small or '--model.n_layers 3'} --training.steps 3")
-        print(result, flush=True)
-        found["bits"].append(result)
-        problems += [] if result["is_equal"] else ["graph and eager differ"]
+        found["bits"].append(compare_bits(given.steps))
+    show(found)
     if given.out:
         Path(given.out).write_text(json.dumps(found, indent=1))
+    problems = find_problems(found)
     print("\n".join(problems) or "all within limits")
     return 1 if problems else 0
 

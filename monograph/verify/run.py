@@ -9,9 +9,9 @@ from monograph.errors import EXIT_FAILED
 from monograph.execute.base import MeshStep
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.graph_step import GraphStep
-from monograph.execute.pipeline.step import BUBBLE
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
+from monograph.parallel.pipeline.schedule import BUBBLE
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch

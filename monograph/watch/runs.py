@@ -7,6 +7,7 @@ from typing import Any
 
 from monograph.locks.folder_lock import LOCK_NAME
 from monograph.locks.holder import parse_holder
+from monograph.parallel.pipeline.schedule import BUBBLE
 from monograph.train.goodput import KINDS
 from monograph.train.records import read_records
 
@@ -40,6 +41,7 @@ def collect_run(folder: Path) -> dict[str, Any]:
         "last": shown,
         "curves": {name: thin_out(records, name) for name in _CURVES},
         "expert_load": collect_load(steps),
+        "bubble": collect_bubble(steps),
         "phases": phases,
         "checkpoints": sorted(each.name for each in (folder / "checkpoints").glob("step-*") if each.is_dir()),
         "warnings": read_warnings(folder),
@@ -78,11 +80,22 @@ def thin_out(records: Sequence[dict[str, Any]], name: str) -> list[list[float | 
 def collect_load(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The busiest expert of every MoE layer over the mean, step by step."""
     with_load = [record for record in steps if isinstance(record.get("expert_load"), dict)]
-    stretch = max(1, -(-len(with_load) // _MAX_COLUMNS))
-    chosen = with_load[::stretch]
-    values = [record["expert_load"]["max_over_mean"] for record in chosen]
-    layers = len(values[0]) if values else 0
-    return {"steps": [record["step"] for record in chosen], "values": values, "layers": layers}
+    return collect_rows([(record["step"], record["expert_load"]["max_over_mean"]) for record in with_load])
+
+
+def collect_bubble(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The part of every update in which a pipeline rank computed nothing, rank by rank."""
+    return collect_rows([(each["step"], each[BUBBLE]) for each in steps if isinstance(each.get(BUBBLE), list)])
+
+
+def collect_rows(columns: Sequence[tuple[int, list[float]]]) -> dict[str, Any]:
+    """A list of numbers for every step, of as many steps as a screen shows."""
+    chosen = columns[:: max(1, -(-len(columns) // _MAX_COLUMNS))]
+    return {
+        "steps": [step for step, _ in chosen],
+        "values": [values for _, values in chosen],
+        "rows": len(chosen[0][1]) if chosen else 0,
+    }
 
 
 def read_warnings(folder: Path) -> list[str]:

@@ -24,6 +24,7 @@ def make_run(folder, *, steps=40, wanted=40, layers=3, is_torn=False):
         record |= {
             "expert_load": {"max_over_mean": [1.0 + layer + step / 40 for layer in range(layers)], "entropy": []}
         }
+        record |= {"pipeline_bubble": [0.25, 0.125]}
         record |= {"goodput": {"start_up": 4.0, "steps": 0.1 * step, "data": 0.01}}
         lines.append(json.dumps(record))
         if step % 20 == 0:

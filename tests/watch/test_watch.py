@@ -31,7 +31,8 @@ def test_curves_are_thin_and_end_with_the_last_step(tmp_path):
     long = collect_run(make_run(tmp_path / "long", steps=9000, wanted=9000))
     points = long["curves"]["loss"]
     assert len(points) <= MAX_POINTS + 1 and points[-1][0] == 9000
-    assert len(long["expert_load"]["steps"]) <= 160 and long["expert_load"]["layers"] == 3
+    assert len(long["expert_load"]["steps"]) <= 160 and long["expert_load"]["rows"] == 3
+    assert len(long["bubble"]["steps"]) <= 160 and long["bubble"]["values"][0] == [0.25, 0.125]
     assert long["curves"]["validation_loss"][0][0] == 20
     assert long["warnings"] == ["10:00:01 W the load of layer 1 stays uneven"]
     assert long["checkpoints"] == ["step-00000020"] and ["steps", 900.0] in long["phases"]
@@ -85,6 +86,7 @@ def test_three_runs_are_drawn_side_by_side_in_a_browser(tmp_path):
     text = find_texts(dom)
     assert text.count("finished") == 2 and text.count("ended early") == 1
     assert "Validation loss" in text and "Gradient norm" in text and "Expert load: second" in text
+    assert "Pipeline bubble: second" in text and "pipeline bubble 25 %, 13 % (rank by rank)" in text
     assert dom.count('class="curve"') >= 3 * 7, "every run has a line in every chart"
     shots = os.environ.get("MONOGRAPH_SCREENSHOTS")
     if shots:

@@ -31,13 +31,10 @@ from monograph.parallel.mesh_reductions import (
 )
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.pipeline.actions import forward
-from monograph.parallel.pipeline.schedule import Schedule
+from monograph.parallel.pipeline.schedule import BUBBLE, Schedule
 from monograph.parallel.pipeline.stages import StagePlan
 from monograph.parallel.pipeline.transfers import find_links, with_transfers
 from monograph.passes.runner import OptimizedGraph
-
-BUBBLE = "pipeline_bubble"
-"""The metric of the measured bubble, by pipeline rank."""
 
 
 class StageOutputs:

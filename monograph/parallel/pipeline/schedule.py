@@ -5,6 +5,9 @@ from functools import cached_property
 
 from monograph.parallel.pipeline.actions import Action, ActionKind
 
+BUBBLE = "pipeline_bubble"
+"""The metric of the measured bubble: the part of an update in which a rank computed nothing, by pipeline rank."""
+
 
 @dataclass(frozen=True)
 class Schedule:

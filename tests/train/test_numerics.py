@@ -59,7 +59,9 @@ def test_without_passes_the_promise_follows_from_the_settings(flags, promise):
 
 def test_on_a_gpu_attention_keeps_bits_only_with_deterministic_kernels():
     assert "attention" in str(promise_numerics(read(""), ran=(), device="cuda"))
-    assert promise_numerics(read("--debug.deterministic true"), ran=(), device="cuda").is_bitwise
+    assert "attention" in str(promise_numerics(read("--model.attention.kernel flash"), ran=(), device="cuda"))
+    for flags in ("--debug.deterministic true", "--model.mask document", "--model.attention.kernel triton"):
+        assert promise_numerics(read(flags), ran=(), device="cuda").is_bitwise
 
 
 def test_passes_that_say_they_change_bits_are_named_and_unknown_ones_promise_nothing():

@@ -95,7 +95,14 @@ def test_what_it_cannot_do_is_refused(changed):
         hf.from_hf_config(hf.to_hf_config(Starcoder2Config()) | changed)
 
 
-@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}], ids=["dp2", "tp2", "cp2"])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        pytest.param({"dp_shard": 2}, id="dp2", marks=pytest.mark.long),
+        pytest.param({"tp": 2}, id="tp2"),
+        pytest.param({"cp": 2}, id="cp2", marks=pytest.mark.long),
+    ],
+)
 def test_two_ranks_compute_what_one_device_computes(degrees, tmp_path):
     config = starcoder2_debugmodel()
     config.model.n_layers, config.training.seq_len, config.training.local_batch_size = 2, 32, 2

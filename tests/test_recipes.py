@@ -76,7 +76,9 @@ def test_a_recipe_makes_a_fresh_config_each_time(name):
     assert load_recipe(name) == untouched
 
 
-@pytest.mark.parametrize("name", DEBUG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "deepseek" in name else pytest.mark.long) for name in DEBUG]
+)
 def test_every_field_of_a_recipe_can_be_typed_as_a_flag(name):
     config = load_recipe(name)
     for leaf in find_leaves(config):

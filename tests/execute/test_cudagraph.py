@@ -15,7 +15,10 @@ from tests.kit.pipelines import capture_small
 LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("training", "model"))}
 
 
-@pytest.mark.parametrize(("model", "changes"), [("llama3", {}), ("deepseek_v3", LOCAL), ("qwen3_moe", LOCAL)])
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("llama3", {}), ("deepseek_v3", LOCAL), pytest.param("qwen3_moe", LOCAL, marks=pytest.mark.long)],
+)
 def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, changes):
     graph, facts = capture_small(model, Mesh(), **changes)
     run_passes(graph, build_passes(PassesConfig()), facts)

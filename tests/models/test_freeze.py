@@ -19,7 +19,7 @@ def frozen(folder, changes=None, model="deepseek_v3"):
     return tiny(model, folder, {"training.freeze": FROZEN, "parallelism.fsdp": "graph", **(changes or {})})
 
 
-@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize("mode", [pytest.param("none", marks=pytest.mark.long), "full"])
 def test_graph_mode_has_the_bits_of_eager_and_frozen_parameters_stay(mode, tmp_path):
     policy = {"activation_checkpoint.mode": mode}
     with joined_groups(Mesh(), CPU) as groups:

@@ -39,9 +39,9 @@ def test_twenty_steps_under_dp4_tp2_ep4_follow_one_device(tmp_path):
 @pytest.mark.parametrize(
     ("model", "ranks", "degrees"),
     [
-        ("llama3", 2, {}),
+        pytest.param("llama3", 2, {}, marks=pytest.mark.long),
         pytest.param("qwen3", 2, {"tp": 2}, marks=pytest.mark.long),
-        ("qwen3_moe", 2, {"ep": 2}),
+        pytest.param("qwen3_moe", 2, {"ep": 2}, marks=pytest.mark.long),
         ("deepseek_v3", 4, {"tp": 2, "ep": 2, "etp": 2}),
     ],
 )

@@ -36,7 +36,7 @@ REST = tuple(name for name in FAST if name not in SAMPLE)
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("min_cut", "selected", "offload"), id="some policies"),
+        pytest.param(("min_cut", "selected", "offload"), id="some policies", marks=pytest.mark.long),
         pytest.param(tuple(POLICIES), id="every policy", marks=pytest.mark.long),
         pytest.param(SAMPLE, id="some passes off"),
         pytest.param(REST, id="every other pass off", marks=pytest.mark.long),

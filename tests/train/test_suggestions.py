@@ -46,9 +46,11 @@ def find_suggestions(out):
     [
         "--training.steps 2",
         "--training.steps 2 --checkpoint.enabled false",
-        "--training.steps 2 --checkpoint.save_last false",
-        "--training.steps=2 --checkpoint.load=auto",
-        "--training.steps 2 --job.dump_folder 'other folder' --checkpoint.interval 1",
+        pytest.param("--training.steps 2 --checkpoint.save_last false", marks=pytest.mark.long),
+        pytest.param("--training.steps=2 --checkpoint.load=auto", marks=pytest.mark.long),
+        pytest.param(
+            "--training.steps 2 --job.dump_folder 'other folder' --checkpoint.interval 1", marks=pytest.mark.long
+        ),
         "--training.steps 2 --checkpoint.enabled false --checkpoint.load ''",
     ],
 )

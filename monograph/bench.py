@@ -32,6 +32,7 @@ from monograph.models.model import BatchTensor
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, find_peak_flops
+from monograph.train.build_optimizer import build_optimizer
 from monograph.train.clock import find_clock
 from monograph.train.config import TrainerConfig
 from monograph.train.measure import find_mfu
@@ -139,7 +140,7 @@ def run_mode(
     startup.seconds.clear()
     step = build_step(config, groups, startup)
     with startup.phase("optimizer"):
-        optimizer: Optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
+        optimizer: Optimizer = build_optimizer(config.plan_optimizer(), step)
     batches = make_batches(config, step, document_tokens)
     with startup.phase("step"):
         loss = step.run(*next(batches))

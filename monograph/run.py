@@ -38,13 +38,12 @@ from monograph.execute.pipeline.build import (
 )
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.execute.sharded import ShardedStep, make_shards
-from monograph.graph.facts import Facts, SavePolicy
+from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
 from monograph.machine.choose import AUTO, MachineChoice, choose_machine, find_machine
-from monograph.machine.device import Machine
 from monograph.models.freeze import freeze
-from monograph.models.init import InitSpec, reset
+from monograph.models.init import reset
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
@@ -65,6 +64,7 @@ from monograph.train.numerics import promise_numerics
 from monograph.train.preflight import check_before_start
 from monograph.train.signals import StoppedOnRequest, stop_at_once
 from monograph.train.startup import Startup
+from monograph.train.step_settings import make_settings
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
 
@@ -280,27 +280,6 @@ def target_machine(config: TrainerConfig, device: torch.device) -> TrainerConfig
 def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:
     """The peak of one device that MFU is a part of; 0 where it is not known."""
     return config.metrics.peak_flops or find_run_machine(config, groups).peak_flops(config.training.compute_dtype)
-
-
-def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], machine: Machine) -> StepSettings:
-    """How the step computes, besides the model and the mesh."""
-    return StepSettings(
-        dtype=getattr(torch, config.training.dtype),
-        compute_dtype=getattr(torch, config.training.compute_dtype),
-        reduce_dtype=getattr(torch, config.parallelism.reduce_dtype),
-        reshard=config.parallelism.reshard_after_forward,
-        init_specs=init_specs,
-        seed=config.debug.seed,
-        is_single_pass=config.plan_optimizer().is_single_pass,
-        activations=SavePolicy(
-            mode=config.activation_checkpoint.resolve(config.compile),
-            save=config.activation_checkpoint.save,
-            budget_gib=config.activation_checkpoint.budget_gib,
-        ),
-        compile=config.compile,
-        passes=config.passes,
-        machine=machine,
-    )
 
 
 def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:

@@ -19,6 +19,7 @@ from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import build_passes
 from monograph.run import build_source, build_step, make_example
+from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -64,7 +65,7 @@ def bisect(left: TrainerConfig, right: TrainerConfig, groups: Groups, *, steps: 
 def make_side(config: TrainerConfig, groups: Groups) -> Side:
     """A step and its optimizer, with the weights it starts from."""
     step = build_step(config, groups)
-    return Side(config, step, config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache))
+    return Side(config, step, build_optimizer(config.plan_optimizer(), step))
 
 
 def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, tolerance: float) -> Outcome:

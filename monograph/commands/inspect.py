@@ -1,5 +1,6 @@
 """`monograph inspect`: capture the step as one fake rank, run every pass, and write a folder that shows each."""
 
+import math
 import shlex
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from monograph.machine.choose import AUTO, FALLBACK
 from monograph.machine.device import Machine
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.page import make_page
@@ -115,7 +117,8 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
             example = make_example(config, source)
             evaluation = capture_and_optimize(source, example, facts, passes, kind="evaluation", is_measured=False)
             peaks["an evaluation"] = measure(evaluation.graph, facts).peak_bytes
-        notes = list_notes(device, facts.machine, reason, peaks)
+        state = count_state_bytes(config, source.table)
+        notes = list_notes(device, facts.machine, reason, peaks, state)
         report = {
             "run": describe_run(config, mesh, device)
             | {"machine": facts.machine.describe(), "target": facts.machine.device, "notes": notes}
@@ -154,9 +157,15 @@ def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dic
     }
 
 
-def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mapping[str, int]) -> list[str]:
+def count_state_bytes(config: TrainerConfig, table: ParamTable) -> int:
+    """Bytes of the optimizer's state on one rank."""
+    elements = sum(math.prod(slot.local_shape) for slot in table.trained)
+    return elements * config.plan_optimizer().count_state_bytes(config.training.dtype)
+
+
+def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mapping[str, int], state: int) -> list[str]:
     """What a reader should know before trusting a number; `reason` is why this machine was chosen for them, `peaks` are
-    the most bytes that each kind of step has in memory."""
+    the most bytes that each kind of step has in memory, `state` the bytes of the optimizer's state."""
     name = f"{machine.name} ({reason})" if reason else machine.name
     target = "GPU" if machine.device == "cuda" else "CPU"
     captured = "" if device.type == machine.device else f", captured on {device.type}"
@@ -166,9 +175,9 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
         "Rows are taken to be routed evenly over the experts.",
     ]
     shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())
-    fits = max(peaks.values()) <= machine.memory_bytes
+    fits = max(peaks.values()) + state <= machine.memory_bytes
     limit = "" if fits else f", more than the {format_bytes(machine.memory_bytes)} of {machine.name}"
-    notes.append(f"Estimated peak of memory: {shown}{limit}.")
+    notes.append(f"Estimated peak of memory: {shown}; with {format_bytes(state)} of optimizer state{limit}.")
     return notes
 
 

@@ -45,7 +45,7 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
                 facts = make_facts(found.source.table, groups, settings)
                 graph = capture_and_optimize(found.source, found.inputs, facts, passes, is_measured=False).graph
                 write_whole(folder / f"stage-{number:02d}.txt", graph.text())
-                known[kind] = estimate_stage(graph, facts, span=span)
+                known[kind] = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
                 print_plain(f"stage {number}: {len(graph.nodes):,} nodes, {plan.stages[number][0]} and on")
             costs.append(known[kind])
         seconds = time.perf_counter() - start

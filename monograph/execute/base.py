@@ -42,6 +42,8 @@ class StepSettings:
     seed: int
     is_single_pass: bool = False
     """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
+    state_dtype: torch.dtype = torch.float32
+    """Of the optimizer's state."""
     activations: SavePolicy = field(default_factory=SavePolicy)
     """What forward saves for backward."""
     compile: CompileConfig = field(default_factory=CompileConfig)
@@ -192,6 +194,10 @@ class MeshStep(ABC):
         names = {name for slot in self.whole_table for name in slot.names}
         kept = {name: value for name, value in self.model.state_dict().items() if name not in names}
         return placed | {name: value.detach() for name, value in kept.items()}
+
+    def find_row_starts(self, name: str) -> Tensor:
+        """Positions in the whole parameter where the rows of this rank's shard begin: random bits are drawn by them."""
+        return self.table[name].find_row_starts(self.rank)
 
     def laid_out_like(self, name: str, value: Tensor) -> Any:
         """A tensor with the layout of parameter `name`, in the form that crosses the checkpoint boundary."""

@@ -33,15 +33,19 @@ def count_elements(starts: Tensor, width: int) -> Tensor:
     return starts.unsqueeze(-1) + torch.arange(width, device=starts.device)
 
 
-def reference_random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
-    """A number in [0, 1) for every element: 24 bits of a hash of its key and counter, in fp32.
+def hash_counters(key: Tensor, counters: Tensor) -> Tensor:
+    """64 bits for every counter, the higher ones mixed best.
 
     The key is mixed into two: where the counters begin, and what tells keys whose counters begin nearby apart.
     """
     begin = mix(mix(key * signed(STEP), 30, FIRST), 27, SECOND)
     twist = mix(begin ^ key, 30, SECOND)
-    bits = mix(count_elements(starts, width) * signed(STEP) + begin, 30, FIRST) ^ twist
-    return ((mix(bits, 27, SECOND) >> 40) & 0xFFFFFF).float() * 2.0**-24
+    return mix(mix(counters * signed(STEP) + begin, 30, FIRST) ^ twist, 27, SECOND)
+
+
+def reference_random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
+    """A number in [0, 1) for every element: 24 bits of a hash of its key and counter, in fp32."""
+    return ((hash_counters(key, count_elements(starts, width)) >> 40) & 0xFFFFFF).float() * 2.0**-24
 
 
 def reference_dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:

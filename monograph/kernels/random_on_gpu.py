@@ -19,7 +19,8 @@ from monograph.kernels.launch import launch
 
 _NUMBERS = 1024
 """Elements per program."""
-_FACTORS = {"step": signed(STEP), "first": signed(FIRST), "second": signed(SECOND)}
+FACTORS = {"step": signed(STEP), "first": signed(FIRST), "second": signed(SECOND)}
+"""Of the hash, for kernels that call it."""
 
 
 @triton.jit
@@ -28,12 +29,17 @@ def mix_bits(bits, shift: tl.constexpr, mask: tl.constexpr, factor: tl.constexpr
 
 
 @triton.jit
-def draw(key, counters, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+def hash_counters(key, counters, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
     key = tl.load(key)
     begin = mix_bits(mix_bits(key * step, 30, 0x3FFFFFFFF, first), 27, 0x1FFFFFFFFF, second)
     twist = mix_bits(begin ^ key, 30, 0x3FFFFFFFF, second)
     bits = mix_bits(counters * step + begin, 30, 0x3FFFFFFFF, first) ^ twist
-    bits = (mix_bits(bits, 27, 0x1FFFFFFFFF, second) >> 40) & 0xFFFFFF
+    return mix_bits(bits, 27, 0x1FFFFFFFFF, second)
+
+
+@triton.jit
+def draw(key, counters, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+    bits = (hash_counters(key, counters, step, first, second) >> 40) & 0xFFFFFF
     return bits.to(tl.float32) * 5.9604644775390625e-08  # 2**-24
 
 
@@ -91,7 +97,7 @@ def random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
     count = out.numel()
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
-        launch(uniform_kernel, grid, key, starts.contiguous(), out, width, count, block=_NUMBERS, **_FACTORS)
+        launch(uniform_kernel, grid, key, starts.contiguous(), out, width, count, block=_NUMBERS, **FACTORS)
     return out
 
 
@@ -104,5 +110,5 @@ def dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> T
     if count:
         grid = (triton.cdiv(count, _NUMBERS),)
         tensors = (value.contiguous(), key, starts.contiguous(), out)
-        launch(dropout_kernel, grid, *tensors, value.shape[-1], probability, scale, count, block=_NUMBERS, **_FACTORS)
+        launch(dropout_kernel, grid, *tensors, value.shape[-1], probability, scale, count, block=_NUMBERS, **FACTORS)
     return out

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.kernels import update_on_gpu
+from monograph.kernels.stochastic_rounding import draw_rounding_bits, reference_stochastic_round
 
 Update = Callable[..., None]
-"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy): flat tensors
-of one length, then numbers in tensors of no dims; last, where the parameter is written once more, in another dtype, or
-None."""
+"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy, key, starts):
+flat tensors of one length, then numbers in tensors of no dims; where the parameter is written once more, in another
+dtype, or None; last, for moments that are rounded stochastically, the key of this parameter's random bits in this
+update and the position of the first element of each of its rows in the whole parameter, or None and None."""
 
 
 def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
@@ -34,16 +36,21 @@ def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
         excess: Tensor,
         broken: Tensor,
         copy: Tensor | None = None,
+        key: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> None:
-        gradient = gradient.to(parameter.dtype) / excess
-        mean = exp_avg + (gradient - exp_avg) * (1 - beta1)
-        square = exp_avg_sq * beta2 + gradient * gradient * (1 - beta2)
+        gradient = gradient.float() / excess
+        mean, square = exp_avg.float(), exp_avg_sq.float()
+        mean = mean + (gradient - mean) * (1 - beta1)
+        square = square * beta2 + gradient * gradient * (1 - beta2)
         root = square.sqrt() / correction2.sqrt() + eps
-        updated = parameter * decay - (rate / correction1) * mean / root
+        updated = parameter.float() * decay - (rate / correction1) * mean / root
+        if key is not None and starts is not None:
+            first, second = draw_rounding_bits(key, starts, parameter.numel())
+            mean, square = reference_stochastic_round(mean, first), reference_stochastic_round(square, second)
         is_broken = broken > 0
-        parameter.copy_(torch.where(is_broken, parameter, updated))
-        exp_avg.copy_(torch.where(is_broken, exp_avg, mean))
-        exp_avg_sq.copy_(torch.where(is_broken, exp_avg_sq, square))
+        for old, new in ((parameter, updated), (exp_avg, mean), (exp_avg_sq, square)):
+            old.copy_(torch.where(is_broken, old, new.to(old.dtype)))
         if copy is not None:
             copy.copy_(parameter)
 

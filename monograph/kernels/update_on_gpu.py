@@ -6,12 +6,19 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
+from monograph.kernels.random_on_gpu import FACTORS, count_elements, hash_counters
 
 _NUMBERS = 1024
 """Of a parameter that one program updates."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["correction1", "correction2"])
+@triton.jit
+def round_stochastically(value, bits):
+    moved = (value.to(tl.int32, bitcast=True) + (bits & 0xFFFF).to(tl.int32)) & -65536
+    return tl.where(value == value, moved.to(tl.float32, bitcast=True), value)
+
+
+@triton.jit(do_not_specialize_on_alignment=["correction1", "correction2", "key"])
 def update_kernel(
     parameter,
     gradient,
@@ -24,12 +31,20 @@ def update_kernel(
     excess,
     broken,
     copy,
+    key,
+    starts,
+    width,
     count,
     new1,
     keep2,
     new2,
     eps,
     has_copy: tl.constexpr,
+    is_stochastic: tl.constexpr,
+    is_one_row: tl.constexpr,
+    step: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
     block: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -44,20 +59,46 @@ def update_kernel(
     mean = mean + (g - mean) * new1
     square = square * keep2 + g * g * new2
     root = tl.div_rn(tl.sqrt_rn(square), tl.sqrt_rn(tl.load(correction2))) + eps
-    step = tl.div_rn(tl.load(rate), tl.load(correction1))
-    p = p * tl.load(decay) - tl.div_rn(step * mean, root)
+    size = tl.div_rn(tl.load(rate), tl.load(correction1))
+    p = p * tl.load(decay) - tl.div_rn(size * mean, root)
     tl.store(parameter + index, p.to(parameter.dtype.element_ty), is_in)
     if has_copy:
         tl.store(copy + index, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
+    if is_stochastic:
+        if is_one_row:
+            counters = tl.load(starts) + index
+        else:
+            counters = count_elements(starts, index, width, is_in)
+        bits = hash_counters(key, counters, step, first, second)
+        mean = round_stochastically(mean, bits >> 48)
+        square = round_stochastically(square, bits >> 32)
     tl.store(exp_avg + index, mean.to(exp_avg.dtype.element_ty), is_in)
     tl.store(exp_avg_sq + index, square.to(exp_avg_sq.dtype.element_ty), is_in)
 
 
 def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: float) -> None:
-    """One update; `others` are those of `kernels.update.Update`."""
+    """One update; `others` are those of `kernels.update.Update`.
+
+    Moments that are rounded stochastically have the bits of the reference, and so no multiply is fused with an add.
+    """
+    *tensors, copy, key, starts = others
     count = parameter.numel()
-    *tensors, copy = others
-    if count:
-        grid = (triton.cdiv(count, _NUMBERS),)
-        given = (parameter, *tensors, parameter if copy is None else copy, count, 1 - beta1, beta2, 1 - beta2, eps)
-        launch(update_kernel, grid, *given, has_copy=copy is not None, block=_NUMBERS)
+    if not count:
+        return
+    rows = 1 if starts is None else starts.numel()
+    given = (
+        *(parameter, *tensors),
+        *(parameter if each is None else each for each in (copy, key, starts)),
+        *(count // rows, count, 1 - beta1, beta2, 1 - beta2, eps),
+    )
+    launch(
+        update_kernel,
+        (triton.cdiv(count, _NUMBERS),),
+        *given,
+        has_copy=copy is not None,
+        is_stochastic=key is not None,
+        is_one_row=rows == 1,
+        block=_NUMBERS,
+        enable_fp_fusion=key is None,
+        **FACTORS,
+    )

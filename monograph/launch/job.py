@@ -11,14 +11,13 @@ from monograph.machine.device import Machine
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from monograph.train.optimizer_config import ITEM_BYTES
 
 ENGINES = ("slurm", "kubernetes", "skypilot", "torchrun")
 EXIT_REQUEUE = 75
 """What ranks end with when they were asked to stop and have saved: `StoppedOnRequest.exit_code`."""
 SECONDS_TO_SAVE = 180
 """Between the request to stop and the end, whatever the engine."""
-STATE_BYTES = 12
-"""A parameter as it is kept between steps: its fp32 master, and both moments of AdamW."""
 _INNER = (
     (Group.TP, "tensor_parallel_degree", "tp"),
     (Group.CP, "context_parallel_degree", "cp"),
@@ -136,7 +135,7 @@ def check_memory(config: TrainerConfig, mesh: Mesh, parameters: int | None) -> s
     if parameters is None or config.debug.device == "cpu":
         return ""
     machine: Machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
-    state = parameters * STATE_BYTES / mesh.shards
+    state = parameters * ITEM_BYTES[config.training.dtype] * (1 + config.find_state_ratio()) / mesh.shards
     if state > machine.memory_bytes:
         raise ConfigError(
             f"{parameters / 1e9:.1f} billion parameters over {mesh.shards} ranks need {state / 1e9:.0f} GB on each",

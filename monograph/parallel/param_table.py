@@ -94,6 +94,20 @@ class Slot:
             self.valid_part(local, rank).copy_(source)
         return local
 
+    def find_row_starts(self, rank: int) -> Tensor:
+        """Positions in the global tensor where the rows of a rank's shard begin; rows are equally long.
+
+        A row is as many elements as follow each other in both: a shard of whole rows of a matrix is one row.
+        """
+        extents = self.extents(rank)
+        is_whole = [extent.stored == size for extent, size in zip(extents, self.shape, strict=True)]
+        inner = max((dim for dim, whole in enumerate(is_whole) if not whole), default=0)
+        starts = torch.zeros((), dtype=torch.int64)
+        for dim, extent in enumerate(extents):
+            index = torch.arange(extent.stored) if dim < inner else torch.zeros(1, dtype=torch.int64)
+            starts = starts.unsqueeze(-1) + (extent.start + index) * math.prod(self.shape[dim + 1 :])
+        return starts.reshape(-1)
+
     def valid_part(self, local: Tensor, rank: int) -> Tensor:
         """The view of a shard without its padding."""
         return local[tuple(slice(0, extent.size) for extent in self.extents(rank))]

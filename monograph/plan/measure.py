@@ -63,7 +63,10 @@ def measure_candidate(candidate: Candidate, machine: Machine, depth: ReducedDept
         blocks = {slot.name: _find_block(slot.unit, list(source.model.blocks())) for slot in source.table}
         in_flight = min(stages, candidate.micro_batches)
         memory = find_memory_parts(
-            graph, extra, blocks, is_accumulating=candidate.micro_batches > 1, in_flight=in_flight
+            *(graph, extra, blocks),
+            state_ratio=reduced.find_state_ratio(),
+            is_accumulating=candidate.micro_batches > 1,
+            in_flight=in_flight,
         )
         return estimate(graph, facts, extra, memory, reduced)
 

@@ -17,8 +17,6 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag
 from monograph.graph.workspace import count_workspace
 
-MOMENTS = 2
-"""Values that AdamW keeps for each weight, in the weights' dtype."""
 _STATE, _GRADIENT, _SAVED, _WORKING = "parameters", "gradients", "saved", "working"
 
 
@@ -67,10 +65,12 @@ def find_memory_parts(
     extra: Mapping[int, float],
     blocks: Mapping[str, int | None],
     *,
+    state_ratio: float,
     is_accumulating: bool = False,
     in_flight: int = 1,
 ) -> MemoryParts:
-    """The peak of the whole model. `blocks` has each parameter's block; `in_flight` micro-batches wait for backward."""
+    """The peak of the whole model. `blocks` has each parameter's block; `in_flight` micro-batches wait for backward;
+    the optimizer's state is `state_ratio` times the trained parameters."""
     nodes = graph.nodes
     sizes = LikelySizes(graph.module.graph)
     lasting = find_lasting(graph)
@@ -106,7 +106,7 @@ def find_memory_parts(
     return MemoryParts(
         parameters=int(curves[_STATE][peak]),
         gradients=int(curves[_GRADIENT][peak]),
-        optimizer=int(MOMENTS * trained),
+        optimizer=int(state_ratio * trained),
         saved=int(curves[_SAVED][peak]),
         working=int(curves[_WORKING][peak] + work[peak]),
         most_saved=int(max(curves[_SAVED])),

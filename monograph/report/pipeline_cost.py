@@ -17,12 +17,10 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 from monograph.parallel.pipeline.simulate import StageCost
 
-STATES_PER_PARAMETER = 4
-"""A trained parameter, its gradient and AdamW's two moments, all as wide as the parameter."""
 
-
-def estimate_stage(graph: StepGraph, facts: Facts, *, span: int) -> StageCost:
-    """The cost of one micro-batch; `span` is how many ranks apart neighbours of the pipeline are."""
+def estimate_stage(graph: StepGraph, facts: Facts, *, span: int, state_ratio: float) -> StageCost:
+    """The cost of one micro-batch; `span` is how many ranks apart neighbours of the pipeline are, and the optimizer's
+    state is `state_ratio` times the parameters."""
     inside = graph.module.graph
     sizes = LikelySizes(inside)
     seconds = find_node_costs(inside, sizes, facts).seconds
@@ -37,7 +35,7 @@ def estimate_stage(graph: StepGraph, facts: Facts, *, span: int) -> StageCost:
         input_grad_seconds=find_seconds(parts.input_grad, seconds),
         weight_grad_seconds=find_seconds(parts.weight_grad, seconds),
         transfer_seconds=facts.machine.collective_seconds(sent, span, ranks=2) if sent else 0.0,
-        fixed_bytes=STATES_PER_PARAMETER * count_parameter_bytes(graph, sizes),
+        fixed_bytes=int((2 + state_ratio) * count_parameter_bytes(graph, sizes)),  # 2: parameters and gradients
         saved_bytes=saved,
         saved_for_weights_bytes=for_weights,
         work_bytes=max(0, memory.peak_bytes - inputs - saved),

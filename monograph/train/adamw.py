@@ -12,6 +12,7 @@ from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.kernels.update import Update, make_reference_update, make_update
 from monograph.train.optimizer import Optimizer, find_excess_norm
 from monograph.train.optimizer_config import AdamWConfig
+from monograph.train.rounding_keys import RoundingKeys
 from monograph.train.single_pass import MOMENTS, SinglePass
 
 _FUSED_DEVICES = ("cuda", "cpu")
@@ -23,8 +24,16 @@ class AdamW(Optimizer):
     Config = AdamWConfig
 
     def __init__(
-        self, config: AdamWConfig, *, parameters: Mapping[str, Tensor], weight_cache: CastWeightCache | None = None
+        self,
+        config: AdamWConfig,
+        *,
+        parameters: Mapping[str, Tensor],
+        weight_cache: CastWeightCache | None = None,
+        seed: int = 0,
+        row_starts: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`row_starts` has the positions of each shard's rows in the whole parameter; without it shards are whole."""
+        config = config.plan("exact")
         super().__init__(config, parameters=parameters, weight_cache=weight_cache)
         decayed = [p for p in self.parameters.values() if p.ndim >= 2]
         plain = [p for p in self.parameters.values() if p.ndim < 2]
@@ -44,11 +53,14 @@ class AdamW(Optimizer):
             counter_device = parameter.device if self.is_fused else torch.device("cpu")
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=counter_device),
-                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+                **{moment: make_moment(parameter, config.state_dtype) for moment in MOMENTS},
             }
         self._numbers = (config.beta1, config.beta2, config.eps)
         self._is_compiled = False
-        if config.implementation == "single_pass":
+        self._rounding = None
+        if config.draws_random:
+            self._rounding = RoundingKeys(self.parameters, seed=seed, row_starts=row_starts or {})
+        if config.is_single_pass:
             self._update = self._in_one_pass(make_update(*self._numbers))
 
     def compile(self, backend: Any) -> None:
@@ -59,7 +71,7 @@ class AdamW(Optimizer):
             self._update = self._in_one_pass(compile_function(update, backend, is_dynamic=True))
 
     def _in_one_pass(self, update: Update) -> SinglePass:
-        return SinglePass(self._adamw, self.parameters, update, self.weight_cache)
+        return SinglePass(self._adamw, self.parameters, update, self.weight_cache, self._rounding)
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
         """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite.
@@ -96,6 +108,11 @@ class AdamW(Optimizer):
         """Continue after `count` updates: bias correction depends on it."""
         for parameter in self.parameters.values():
             self._adamw.state[parameter]["step"].fill_(count)
+
+
+def make_moment(parameter: Tensor, dtype: str) -> Tensor:
+    """A moment before the first update, in this dtype or, with `auto`, in the parameter's."""
+    return torch.zeros_like(parameter, dtype=None if dtype == "auto" else getattr(torch, dtype), requires_grad=False)
 
 
 def _plan_fused(config: AdamWConfig, parameters: Mapping[str, Tensor]) -> bool:

@@ -16,7 +16,7 @@ from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 from monograph.train.flex_limits import check_flex_limits
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
-from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
+from monograph.train.optimizer_config import ITEM_BYTES, AdamWConfig, OptimizerConfig
 from monograph.train.pipeline_limits import check_pipeline_limits
 from monograph.train.unused_settings import check_unused
 
@@ -48,7 +48,7 @@ class TrainingConfig(Configurable.Config):
     max_norm: float = 1.0
     """Clip the global gradient norm to this; 0 switches clipping off."""
     dtype: Precision = "float32"
-    """The stored (master) weights, their gradients and the optimizer's moments."""
+    """The stored (master) weights, their gradients and, unless optimizer.state_dtype says otherwise, moments."""
     compute_dtype: Precision = "bfloat16"
     """Forward and backward: weights are cast to this as each block uses them."""
     freeze: tuple[str, ...] = ()
@@ -298,6 +298,11 @@ class TrainerConfig(Configurable.Config):
     def plan_optimizer(self) -> OptimizerConfig:
         """The optimizer with everything decided that it leaves to `compile.numerics`."""
         return self.optimizer.plan(self.compile.numerics)
+
+    def find_state_ratio(self) -> float:
+        """Bytes of the optimizer's state for each byte of a trained parameter."""
+        stored = self.training.dtype
+        return self.plan_optimizer().count_state_bytes(stored) / ITEM_BYTES[stored]
 
     def check_graph_mode(self) -> None:
         """The whole step as one graph brings its own sharding; what it cannot do yet is refused."""

@@ -21,7 +21,7 @@ def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator
     if config.compile.mode == "layer" and config.compile.backend == "inductor":
         yield "compile.backend inductor"
     if config.plan_optimizer().is_single_pass:
-        yield "optimizer.implementation single_pass"
+        yield config.plan_optimizer().describe()
     if device == "cuda" and not config.debug.deterministic and not _has_deterministic_attention(config):
         yield "attention, whose backward adds in any order without debug.deterministic"
 

@@ -7,6 +7,8 @@ from monograph.config.configurable import Configurable
 from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig(Configurable.Config):
@@ -24,9 +26,22 @@ class OptimizerConfig(Configurable.Config):
         """Whether it reads narrow gradients and writes the cast copies of weights; passes that need that ask here."""
         return False
 
+    @property
+    def draws_random(self) -> bool:
+        """Whether its component takes `seed` and `row_starts`: random bits by the position of an element."""
+        return False
+
     def plan(self, numerics: str) -> Self:
         """This config with everything decided that it leaves to `compile.numerics`."""
         return self
+
+    def find_state_dtype(self, stored: str) -> str:
+        """The dtype of its state, for parameters stored in `stored`."""
+        return stored
+
+    def count_state_bytes(self, stored: str) -> int:
+        """Bytes of state for each element of a parameter, for estimates: two moments unless a config says otherwise."""
+        return 2 * ITEM_BYTES[self.find_state_dtype(stored)]
 
     def describe(self) -> str:
         """Its class, for messages."""
@@ -52,24 +67,43 @@ class AdamWConfig(OptimizerConfig):
     """Decoupled weight decay."""
     implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
     """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
-    single_pass with compile.numerics fast or float8, else torch's fused loop where there is one."""
+    single_pass with compile.numerics fast or float8 or a state_dtype, else torch's fused loop where there is one."""
+    state_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of both moments. auto: training.dtype. bfloat16 is rounded stochastically, by seed, update and position of an
+    element, so that any mesh and any resume rounds alike. float32 and bfloat16 need the single_pass implementation."""
 
     @property
     def is_single_pass(self) -> bool:
         """Whether one kernel reads and writes everything once."""
         return self.implementation == "single_pass"
 
+    @property
+    def draws_random(self) -> bool:
+        """Whether moments are rounded stochastically."""
+        return self.state_dtype == "bfloat16"
+
     def plan(self, numerics: str) -> Self:
-        """`auto` decided: single_pass with fast numerics, else one of torch's loops."""
-        if numerics != "exact" and self.implementation == "auto":
+        """`auto` decided: single_pass with fast numerics or a dtype for the moments, else one of torch's loops."""
+        if self.implementation == "auto" and (numerics != "exact" or self.state_dtype != "auto"):
             return self.replace(implementation="single_pass")
         return self
 
+    def find_state_dtype(self, stored: str) -> str:
+        """The dtype of its moments, for parameters stored in `stored`."""
+        return stored if self.state_dtype == "auto" else self.state_dtype
+
     def describe(self) -> str:
-        """Which of its loops it is."""
-        return f"optimizer.implementation {self.implementation}"
+        """Which of its loops it is, and what it keeps its moments in."""
+        moments = "" if self.state_dtype == "auto" else f", optimizer.state_dtype {self.state_dtype}"
+        return f"optimizer.implementation {self.implementation}{moments}"
 
     def check(self) -> None:
+        if self.state_dtype != "auto" and self.implementation not in ("auto", "single_pass"):
+            raise ConfigError(
+                f"state_dtype is {self.state_dtype} and implementation is {self.implementation}",
+                why="torch's loops keep moments in the dtype of the parameters, rounded to nearest",
+                do="--optimizer.implementation single_pass (or auto), or --optimizer.state_dtype auto",
+            )
         check_range(self, "lr", FP32_TINY, 1e30, why="AdamW moves every weight by about lr in one step")
         check_range(self, "eps", FP32_TINY, FP32_MAX, why="AdamW divides by it in float32 where a gradient is 0")
         if self.weight_decay < 0 or self.lr * self.weight_decay > 1:

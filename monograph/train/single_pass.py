@@ -1,6 +1,6 @@
 """AdamW parameter by parameter, each by one call that reads and writes every number once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.layer import explained
 from monograph.kernels.update import Update
+from monograph.train.rounding_keys import RoundingKeys
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -25,8 +26,9 @@ class SinglePass:
         parameters: Mapping[str, Tensor],
         function: Update,
         weight_cache: CastWeightCache | None = None,
+        rounding: RoundingKeys | None = None,
     ) -> None:
-        self.optimizer, self.weight_cache = optimizer, weight_cache
+        self.optimizer, self.weight_cache, self.rounding = optimizer, weight_cache, rounding
         self._function = function
         device = next(iter(parameters.values())).device
         self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=device)
@@ -45,6 +47,9 @@ class SinglePass:
             beta1, beta2 = self.optimizer.param_groups[0]["betas"]
             scale = torch.ones((), device=device) if excess is None else excess
             corrections = (1 - beta1**self.steps).unbind(), (1 - beta2**self.steps).unbind()
+            random: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(self.names)
+            if self.rounding is not None:
+                random = self.rounding.draw(self.steps)
             written: list[str] = []
             for group in self.optimizer.param_groups:
                 rate, decay = (_number(x, device) for x in (group["lr"], 1 - group["lr"] * group["weight_decay"]))
@@ -61,7 +66,7 @@ class SinglePass:
                         if copy is not None:
                             written.append(name)
                             copy = copy.view(-1)
-                        self._function(*flat, rate, decay, *own, scale, broken, copy)
+                        self._function(*flat, rate, decay, *own, scale, broken, copy, *random[index])
             if self.weight_cache is not None:
                 self.weight_cache.trust(written)
 

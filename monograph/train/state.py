@@ -9,6 +9,7 @@ from torch import Tensor
 
 from monograph.config.json_form import to_json
 from monograph.errors import ConfigError
+from monograph.train.checkpoint.verify import MODEL_PREFIX, OPTIMIZER_PREFIX
 from monograph.train.config import TrainerConfig, TrainingConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
@@ -29,9 +30,9 @@ class Position:
 
 def collect_tensors(step: Step, optimizer: Optimizer) -> dict[str, Tensor]:
     """The tensors of a checkpoint by key; parameters and optimizer state are the live ones, not copies."""
-    tensors = {f"model/{name}": value for name, value in step.state().items()}
+    tensors = {f"{MODEL_PREFIX}{name}": value for name, value in step.state().items()}
     for (kind, name), value in optimizer.state().items():
-        tensors[f"optimizer/{kind}/{name}"] = step.laid_out_like(name, value)
+        tensors[f"{OPTIMIZER_PREFIX}{kind}/{name}"] = step.laid_out_like(name, value)
     return tensors | read_rng(step.device)
 
 

@@ -14,6 +14,8 @@ class Step(Protocol):
     device: torch.device
     data_part: tuple[int, int]
     """Which part of each global batch this process reads, and into how many it is divided."""
+    seed: int
+    """What every random number of the run depends on."""
     backend: Any
     """The compiler of this step, None when it is not compiled."""
     weight_cache: Any
@@ -71,6 +73,10 @@ class Step(Protocol):
 
     def close(self) -> None:
         """Release what must not outlive the process groups."""
+        ...
+
+    def find_row_starts(self, name: str) -> Tensor:
+        """Positions in the whole parameter where the rows of this process's shard begin; rows are equally long."""
         ...
 
     def laid_out_like(self, name: str, value: Tensor) -> Tensor:

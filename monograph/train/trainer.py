@@ -13,6 +13,7 @@ from monograph.errors import MonographError
 from monograph.log import find_missing, get_log
 from monograph.models.flops import FlopsPerToken
 from monograph.parallel.groups import Groups
+from monograph.train.build_optimizer import build_optimizer
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
@@ -104,7 +105,7 @@ class Trainer(Configurable):
         self.folder = folder
         self.startup = startup
         training = config.training
-        self.optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
+        self.optimizer = build_optimizer(config.plan_optimizer(), step)
         if step.backend is not None and "optimizer" in config.compile.components:
             self.optimizer.compile(step.backend)
         self.lr_plan = plan_lr(config.lr_scheduler, peak=config.optimizer.lr, steps=training.steps).plan

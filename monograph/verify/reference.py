@@ -29,7 +29,9 @@ class Reference:
         self.config = config
         self.parameters = dict(self.model.named_parameters())
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.optimizer = config.plan_optimizer().build(parameters=self.trained)
+        planned = config.plan_optimizer()
+        random = {"seed": config.debug.seed} if planned.draws_random else {}
+        self.optimizer = planned.build(parameters=self.trained, **random)
         self.metrics: dict[str, Tensor] = {}
         """Sums of the last step."""
 

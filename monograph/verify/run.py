@@ -13,6 +13,7 @@ from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.pipeline.schedule import BUBBLE
 from monograph.run import build_step
+from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -68,7 +69,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
         split="train",
     )
     step = build_step(config, groups, probe=traced if can_record(config) else None)
-    optimizer = config.plan_optimizer().build(parameters=step.trained, weight_cache=step.weight_cache)
+    optimizer = build_optimizer(config.plan_optimizer(), step)
     scheduler = config.lr_scheduler.build(peak=config.optimizer.lr, steps=config.training.steps)
     is_judge = groups.rank == 0
     reference = Reference(on_one_device(config), groups.device) if is_judge else None

@@ -82,11 +82,13 @@ def test_times_are_estimates_for_the_machine_that_was_named(tmp_path, capsys):
 def test_a_peak_beyond_the_memory_of_the_machine_is_noted():
     cpu, machine = torch.device("cpu"), find_machine("h100")
     peaks = {"a step": 1 << 30, "an evaluation": machine.memory_bytes}
-    notes = list_notes(cpu, machine, "", peaks)
-    assert "Estimated peak of memory: 1.00 GiB in a step, 74.5 GiB in an evaluation." in notes
-    more = list_notes(cpu, machine, "", peaks | {"a step": machine.memory_bytes + 1})
-    (note,) = [note for note in more if note not in notes]
-    assert note.endswith("in an evaluation, more than the 74.5 GiB of H100.")
+    notes = list_notes(cpu, machine, "", peaks, 0)
+    seen = "Estimated peak of memory: 1.00 GiB in a step, 74.5 GiB in an evaluation; with 0 B of optimizer state"
+    assert f"{seen}." in notes
+    for changed, state in (({"a step": machine.memory_bytes + 1}, 0), ({}, 1)):
+        more = list_notes(cpu, machine, "", peaks | changed, state)
+        (note,) = [note for note in more if note not in notes]
+        assert note.endswith("of optimizer state, more than the 74.5 GiB of H100.")
 
 
 def test_an_unknown_machine_is_refused_before_anything_is_captured(tmp_path, capsys):

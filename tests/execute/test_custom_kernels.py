@@ -45,7 +45,8 @@ CALLS = [
     ),
     KernelCall("square_sum", (TensorMeta(torch.bfloat16, (1,), (1,), GPU),)),
     KernelCall(
-        "update", (TensorMeta(torch.float32, (1,), (1,), GPU), TensorMeta(torch.bfloat16, (1,), (1,), GPU), None)
+        "update",
+        (*(TensorMeta(dtype, (1,), (1,), GPU) for dtype in (torch.float32, torch.bfloat16, torch.bfloat16)), None),
     ),
 ]
 
@@ -72,12 +73,13 @@ def test_what_a_compiler_replaces_is_not_built(graph):
 
 
 def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
-    found = {call.name: [form and form.dtype for form in call.args] for call in find_updates(graph)}
-    assert found == {"update": [torch.float32, torch.float32, None], "square_sum": [torch.float32]}
+    for moments in (torch.float32, torch.bfloat16):
+        found = {call.name: [form and form.dtype for form in call.args] for call in find_updates(graph, moments)}
+        assert found == {"update": [torch.float32, torch.float32, moments, None], "square_sum": [torch.float32]}
 
 
 def test_calls_are_read_back_as_they_were_written(graph):
-    calls = [*find_calls(graph), *find_updates(graph)]
+    calls = [*find_calls(graph), *find_updates(graph, torch.float32)]
     assert calls_from_data(json.loads(json.dumps(calls_to_data(calls)))) == calls
 
 

@@ -19,18 +19,50 @@ def make_inputs(device, count, dtype, *, excess=1.5, broken=0.0):
     return [parameter.clone(), gradient.to(dtype), mean.clone(), square, *numbers]
 
 
+def narrow_moments(inputs, dtype):
+    """The same inputs with moments in this dtype."""
+    return [each.to(dtype) if index in (2, 3) else each for index, each in enumerate(inputs)]
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 2048, 4099])
-def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(count, dtype):
-    """The plain form is compared with torch's optimizer in tests/train/test_optimizer.py."""
-    start, wanted, found = (make_inputs(torch.device("cuda"), count, dtype) for _ in range(3))
-    make_reference_update(*NUMBERS)(*wanted)
-    make_update(*NUMBERS)(*found, None)
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (2048, 1), (4099, 1), (4096, 64), (3001 * 5, 3001)])
+def test_the_kernel_makes_what_the_reference_makes_and_its_bits_where_moments_are_bf16(count, rows, dtype, state_dtype):
+    """The reference is compared with torch's optimizer in tests/train/test_optimizer.py."""
+    wanted = narrow_moments(make_inputs(CPU, count, dtype), state_dtype)
+    random = [torch.tensor(12345), torch.arange(rows) * 10**9 + 7] if state_dtype is torch.bfloat16 else [None, None]
+    start, found = ([each.to("cuda", copy=True) for each in wanted] for _ in range(2))
+    make_reference_update(*NUMBERS)(*wanted, None, *random)
+    make_update(*NUMBERS)(*found, None, *(each if each is None else each.cuda() for each in random))
     for index in (0, 2, 3):
-        torch.testing.assert_close(found[index], wanted[index], rtol=1e-6, atol=2e-7)
+        assert found[index].dtype is start[index].dtype
+        if state_dtype is torch.bfloat16:
+            assert torch.equal(found[index].cpu(), wanted[index])
+        else:
+            torch.testing.assert_close(found[index].cpu(), wanted[index], rtol=1e-6, atol=2e-7)
         assert not torch.equal(found[index], start[index])
     assert torch.equal(found[1], start[1]), "gradients are read only"
+
+
+def test_a_second_moment_that_moves_slowly_moves_when_rounded_stochastically_and_else_is_stuck():
+    """Round-to-nearest drops every change of less than half a step: the control shows that this test would see it."""
+    count, updates, beta2 = 4096, 200, 0.999
+    ends = {}
+    for name in ("fp32", "nearest", "stochastic"):
+        inputs = make_inputs(CPU, count, torch.float32, excess=1.0)
+        inputs[1].fill_(1.2)
+        inputs[2:4] = torch.zeros(count), torch.ones(count)
+        if name != "fp32":
+            inputs = narrow_moments(inputs, torch.bfloat16)
+        for step in range(updates):
+            random = [torch.tensor(step), torch.zeros(1, dtype=torch.int64)] if name == "stochastic" else [None, None]
+            make_reference_update(0.9, beta2, 1e-8)(*inputs, None, *random)
+        ends[name] = inputs[3].float()
+    expected = 1.44 - 0.44 * beta2**updates
+    torch.testing.assert_close(ends["fp32"], torch.full((count,), expected), rtol=1e-4, atol=0)
+    assert (ends["nearest"] == 1).all(), "a change of 0.00044 is less than half of bf16's step of 0.0078"
+    assert abs(ends["stochastic"].mean() - expected) < 5 * ends["stochastic"].std() / count**0.5 < 0.01
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
@@ -38,8 +70,8 @@ def test_a_parameter_and_its_moments_become_what_the_plain_form_makes_of_them(co
 def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
     alone, found = (make_inputs(device, 4099, torch.bfloat16, broken=broken) for _ in range(2))
     copy = found[0].to(torch.bfloat16)
-    make_update(*NUMBERS)(*alone, None)
-    make_update(*NUMBERS)(*found, copy)
+    make_update(*NUMBERS)(*alone, None, None, None)
+    make_update(*NUMBERS)(*found, copy, None, None)
     assert all(map(torch.equal, alone, found)), "writing it changes nothing else"
     assert torch.equal(copy, found[0].to(torch.bfloat16))
 
@@ -47,7 +79,7 @@ def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_broken_step_changes_nothing(device):
     start, found = (make_inputs(device, 3000, torch.float32, broken=1.0, excess=float("nan")) for _ in range(2))
-    make_update(*NUMBERS)(*found, None)
+    make_update(*NUMBERS)(*found, None, None, None)
     assert all(torch.equal(found[index], start[index]) for index in range(4))
 
 

@@ -177,6 +177,7 @@ def step_flips() -> Iterator[Flip]:
     for name, value in {"lr": 0.1, "beta1": 0.5, "beta2": 0.5, "eps": 0.1, "weight_decay": 0.9}.items():
         yield Flip(f"optimizer.{name}", value, **llama)
     yield Flip("optimizer.implementation", "for_loop", see_trainer, **llama)
+    yield Flip("optimizer.state_dtype", "bfloat16", **llama)
     for name, value in {
         "warmup_steps": 0,
         "decay": "linear",

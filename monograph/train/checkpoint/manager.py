@@ -32,7 +32,14 @@ from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.staging import Staging
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
-from monograph.train.checkpoint.verify import MODEL_PREFIX, DamagedError, LoadRequest, check_request, read_manifest
+from monograph.train.checkpoint.verify import (
+    MODEL_PREFIX,
+    DamagedError,
+    LoadRequest,
+    check_request,
+    find_casts,
+    read_manifest,
+)
 from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
 
 log = get_log(__name__)
@@ -145,9 +152,12 @@ class CheckpointManager(Configurable):
         wanted = {name: tensor for name, tensor in tensors.items() if not model_only or name.startswith(MODEL_PREFIX)}
         path, manifest = choose(self._store, which, self._ranks)
         self._warn_of_writers(path.parent, path, *(path / name for name in manifest.files))
-        check_request(path, manifest, self._merge_requests(wanted), model_only=model_only)
+        requests = self._merge_requests(wanted)
+        check_request(path, manifest, requests, model_only=model_only)
         if check is not None:
             check(manifest.values, path, model_only=model_only)
+        for text in find_casts(manifest, requests):
+            log.warning("%s", text)
         self._fill(path, SafetensorsReader(path, manifest), wanted)
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
         if model_only:

@@ -1,6 +1,7 @@
 """Is a checkpoint what was saved, and does it fit what is asked of it? Answered before a live tensor is touched."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_
 
 MODEL_PREFIX = "model/"
 """Keys of the weights; everything else belongs to the run that saved them."""
+OPTIMIZER_PREFIX = "optimizer/"
+"""Keys of the optimizer's state, before its kind and the name of the parameter."""
 _SHOWN = 5
 _HASH_THREADS = 4
 
@@ -92,7 +95,8 @@ def check_request(
     """Raise one error that says everything in which the request and the checkpoint differ.
 
     Loading only the weights ignores the rest of the checkpoint and may change between floating types, since an imported
-    model often comes in fewer bits than it is trained in. A resume must match exactly.
+    model often comes in fewer bits than it is trained in. A resume must match exactly, except for the floating type of
+    the optimizer's state, which a run may change on the way (`find_casts`).
     """
     offered = {name for name in manifest.tensors if not model_only or name.startswith(MODEL_PREFIX)}
     wrong = [
@@ -112,6 +116,20 @@ def check_request(
             do="use the configuration it was saved with"
             + ("" if model_only else "; --checkpoint.load_model_only takes the weights alone"),
         )
+
+
+def find_casts(manifest: CheckpointManifest, requests: Mapping[str, LoadRequest]) -> list[str]:
+    """What loading the optimizer's state converts, in words: by kind of state and types."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for name in sorted(set(requests) & set(manifest.tensors)):
+        saved, wanted = manifest.tensors[name].dtype, str(requests[name].dtype).removeprefix("torch.")
+        if name.startswith(OPTIMIZER_PREFIX) and saved != wanted:
+            found[name.split("/")[1], saved, wanted] += 1
+    return [
+        f"{kind} is {saved} in the checkpoint and {wanted} in this run: {count} tensors are "
+        + ("converted exactly" if (saved, wanted) == ("bfloat16", "float32") else "rounded to nearest, once")
+        for (kind, saved, wanted), count in found.items()
+    ]
 
 
 def list_some(title: str, entries: Iterable[str]) -> str:
@@ -167,7 +185,8 @@ def _find_mismatch(name: str, saved: TensorRecord, wanted: LoadRequest, model_on
     if saved.shape != wanted.shape:
         return f"{name} has shape {list(saved.shape)} there and {list(wanted.shape)} here"
     dtype = find_dtype(saved.dtype)
-    castable = model_only and dtype.is_floating_point and wanted.dtype.is_floating_point
+    may_change = model_only or name.startswith(OPTIMIZER_PREFIX)
+    castable = may_change and dtype.is_floating_point and wanted.dtype.is_floating_point
     if dtype != wanted.dtype and not castable:
         return f"{name} is {saved.dtype} there and {str(wanted.dtype).removeprefix('torch.')} here"
     return ""

@@ -3,6 +3,8 @@
     python benchmarks/plan_accuracy.py recorded            # against steps that were measured on one H200, from results/
     python benchmarks/plan_accuracy.py ranks --ranks 4     # memory against tracked tensor bytes, on gloo ranks here
     python benchmarks/plan_accuracy.py gpu --out accuracy.json    # measures on this GPU, then compares
+    python benchmarks/plan_accuracy.py gpu --measure-only --out measured.json    # compares later, on any machine:
+    python benchmarks/plan_accuracy.py recorded --measured measured.json
 
 Rates of the table of machines were fitted to the rows marked `fitted`; all others are held out.
 """
@@ -109,8 +111,9 @@ def measure_on_gpu(settings: tuple[Setting, ...]) -> Iterator[Setting]:
     """The same settings as this GPU runs them."""
     for setting in settings:
         config = read_request([*setting.words.split(), "--debug.device", "cuda"], RankOptions()).config
-        (row,) = run_modes({config.compile.numerics: config}, steps=20, warmup=5)
+        (row,) = run_modes({config.compile.numerics: config}, steps=10, warmup=3)
         assert row.peak_gib is not None
+        print(f"{setting.words:96} {row.ms:7.1f} ms {row.peak_gib:6.2f} GiB", flush=True)
         yield Setting(setting.words, row.ms, row.peak_gib)
 
 
@@ -139,23 +142,42 @@ def main() -> None:
     parser.add_argument("what", choices=("recorded", "ranks", "gpu"))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--machine", default="", help="of the estimates; by default H200, or this GPU's")
+    parser.add_argument("--measured", default="", help="with recorded: the file that gpu --measure-only wrote")
+    parser.add_argument("--measure-only", action="store_true")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     if arguments.what == "ranks":
         rows = list(compare_ranks(arguments.ranks))
         for row in rows:
             print(f"{row['mesh']:28} {row['estimated']:>12,} {row['measured']:>12,} {100 * row['error']:+.1f} %")
+    elif arguments.measure_only:
+        rows = []
+        for each in measure_on_gpu(HELD_OUT):
+            rows.append(asdict(each))
+            write_rows(arguments.out, rows)
     else:
         name = torch.cuda.get_device_name() if arguments.what == "gpu" else "NVIDIA H200"
         machine = choose_machine(arguments.machine or "auto", name).machine
-        settings = tuple(measure_on_gpu(HELD_OUT)) if arguments.what == "gpu" else RECORDED
+        settings = tuple(measure_on_gpu(HELD_OUT)) if arguments.what == "gpu" else read_settings(arguments.measured)
         rows = list(compare_recorded(settings, MACHINES.get(machine.name, machine)))
         for row in rows:
             times = f"{row['estimated_ms']:7.1f} {row['ms']:7.1f} ms {100 * row['ms_error']:+5.1f} %"
             sizes = f"{row['estimated_gib']:6.2f} {row['gib']:6.2f} GiB {100 * row['gib_error']:+5.1f} %"
             print(f"{row['words']:64} {times}  {sizes}{'  fitted' if row['fitted'] else ''}")
-    if arguments.out:
-        Path(arguments.out).write_text(strict_json.dump({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write_rows(arguments.out, rows)
+
+
+def read_settings(path: str) -> tuple[Setting, ...]:
+    """Those of a file, or the recorded ones."""
+    if not path:
+        return RECORDED
+    return tuple(Setting(**row) for row in strict_json.parse(Path(path).read_text(encoding="utf-8"))["rows"])
+
+
+def write_rows(path: str, rows: list[dict[str, Any]]) -> None:
+    """To a file, if there is one."""
+    if path:
+        Path(path).write_text(strict_json.dump({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

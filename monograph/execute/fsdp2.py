@@ -4,8 +4,7 @@ FSDP2 sees the pieces that tensor and expert parallelism leave to a rank, and sh
 efsdp) axis. Everything outside of it works on the plain local tensors behind its parameters.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from monograph.axes import Axis, Group
 from monograph.compat.modules import has_parameter_meshes, placements_on, release_groups
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
-from monograph.execute.layer import CountingBackend, compile_blocks, compile_loss
-from monograph.models.model import Model, StepOutput, call_module, find_unit
+from monograph.execute.layer import compile_layers
+from monograph.models.model import Model, StepOutput, find_unit
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.groups import Groups
 from monograph.parallel.init_shards import fill_shards
@@ -31,7 +30,8 @@ class Fsdp2Step(ModuleStep):
 
     def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups, seed=settings.seed)
-        self.call = self._prepare_blocks(settings)
+        # before fully_shard wraps the blocks
+        self.backend, self.call = compile_layers(model, settings.compile, find_runner(settings.activations.mode))
         put_pieces(model, table, settings.dtype)
         policy = MixedPrecisionPolicy(
             param_dtype=settings.compute_dtype, reduce_dtype=settings.reduce_dtype, cast_forward_inputs=False
@@ -44,19 +44,6 @@ class Fsdp2Step(ModuleStep):
 
     def forward(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepOutput:
         return self.model(**inputs, **scalars, call=self.call)
-
-    def _prepare_blocks(self, settings: StepSettings) -> Callable[..., Any]:
-        """Apply activation checkpointing and per-block compile, before fully_shard wraps the blocks."""
-        runner, config = find_runner(settings.activations.mode), settings.compile
-        if runner is not None:
-            for block in self.model.blocks().values():
-                block.forward = functools.partial(runner, block.forward)
-        if config.mode == "eager":
-            return call_module
-        self.backend = CountingBackend(config.backend)
-        if "loss" in config.components:
-            compile_loss(self.model, self.backend)
-        return compile_blocks(self.model, self.backend) if "model" in config.components else call_module
 
     def backward(self, objective: Tensor) -> None:
         objective.backward()

@@ -4,6 +4,7 @@ Blocks are compiled in place, FSDP2's hooks stay outside, and equal blocks share
 are changed only while a block runs: a flag left on in the process would change how other people's code compiles.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,9 @@ from monograph.compat.modules import (
     scoped_dynamo,
 )
 from monograph.errors import ConfigError, MonographError
+from monograph.execute.config import CompileConfig
 from monograph.kernels.catalog import register_decompositions
-from monograph.models.model import Model
+from monograph.models.model import Model, call_module
 
 INDUCTOR = "inductor"
 MOST_GRAPHS = 64
@@ -58,10 +60,32 @@ class LayerCall:
         self.names = names
 
     def __call__(self, unit: nn.Module, *args: Any) -> Any:
+        return self.run(call_module, unit, *args)
+
+    def run(self, function: Callable[..., Any], unit: nn.Module, *args: Any) -> Any:
+        """Run a function that calls a unit, such as one that gives it its parameters."""
         if unit not in self.names:
-            return unit(*args)
+            return function(unit, *args)
         with scoped_dynamo(capture_scalar_outputs=True, recompile_limit=MOST_GRAPHS), explained(self.names[unit]):
-            return unit(*args)
+            return function(unit, *args)
+
+
+def compile_layers(
+    model: Model, config: CompileConfig, runner: Callable[..., Any] | None
+) -> tuple[CountingBackend | None, LayerCall]:
+    """Compile in place what layer mode compiles; in eager mode nothing is.
+
+    With `runner`, activation checkpointing, blocks run under it: inside of their graphs where they are compiled.
+    """
+    if runner is not None:
+        for block in model.blocks().values():
+            block.forward = functools.partial(runner, block.forward)
+    if config.mode == "eager":
+        return None, LayerCall({})
+    backend = CountingBackend(config.backend)
+    if "loss" in config.components:
+        compile_loss(model, backend)
+    return backend, compile_blocks(model, backend) if "model" in config.components else LayerCall({})
 
 
 def compile_blocks(model: Model, backend: CountingBackend) -> LayerCall:

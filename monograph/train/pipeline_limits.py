@@ -14,15 +14,13 @@ def check_pipeline_limits(config: Any) -> None:
     degree = config.parallelism.pipeline_parallel_degree
     if degree == 1:
         return
-    if config.compile.mode == "layer":
-        raise _refuse(degree, "compile.mode is layer", "--compile.mode graph or eager")
     if config.parallelism.fsdp == "fsdp2":
         raise _refuse(degree, "parallelism.fsdp is fsdp2", "--parallelism.fsdp auto")
     name = config.parallelism.pipeline_schedule
-    if config.compile.mode == "eager" and name not in PLAIN:
+    if config.compile.mode != "graph" and name not in PLAIN:
         raise ConfigError(
-            f"parallelism.pipeline_schedule is {name} and compile.mode is eager",
-            why="only a captured backward can be split, so eager mode runs the plain schedules",
+            f"parallelism.pipeline_schedule is {name} and compile.mode is {config.compile.mode}",
+            why="only a captured backward can be split, so eager and layer mode run the plain schedules",
             do=f"--compile.mode graph, or --parallelism.pipeline_schedule {', '.join(PLAIN)}",
         )
     if config.compile.expert_overlap.strategy != "off":

@@ -13,11 +13,13 @@ from monograph.capture.source import StepSource
 from monograph.capture.stage import CarrySpec, find_carries
 from monograph.compat.capture import fake_tensors
 from monograph.errors import ConfigError
+from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.artifact.open import WantedGraph
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.cudagraph import CudaGraphRecorder
 from monograph.execute.facts import make_facts
+from monograph.execute.layer import LayerCall, compile_layers
 from monograph.execute.pipeline.eager import EagerStage
 from monograph.execute.pipeline.recorded import accepts
 from monograph.execute.pipeline.runtime import StageInterface
@@ -180,18 +182,23 @@ def add_stages(
     groups: Groups,
     recorder: CudaGraphRecorder | None,
 ) -> None:
-    """Build the programs of this rank's stages; without graphs they run op by op."""
+    """Build the programs of this rank's stages; without graphs they run op by op, or with compiled blocks."""
+    schedule = step.schedule
+    layers: LayerCall | None = None
+    if settings.compile.mode == "layer":
+        step.backend, layers = compile_layers(step.model, settings.compile, find_runner(settings.activations.mode))
     for number, found in sources.items():
         if graphs:
-            is_split = step.schedule.is_split
-            step.stages[number] = build_stage(step, found, graphs[number], step.weight_cache, is_split=is_split)
+            step.stages[number] = build_stage(
+                step, found, graphs[number], step.weight_cache, is_split=schedule.is_split
+            )
         else:
-            step.stages[number] = build_eager_stage(step, found, settings)
+            step.stages[number] = build_eager_stage(step, found, settings, layers)
     if not graphs:
         return
     check_same_on_peers(groups, step)
     captured = [found.graph for found in step.captured]
-    if recorder is not None and accepts(recorder, captured, step.schedule, step.pipeline_rank):
+    if recorder is not None and accepts(recorder, captured, schedule, step.pipeline_rank):
         step.recorder = recorder
 
 
@@ -232,12 +239,14 @@ def build_stage(
     return PipelineStage(found.source, graphs, program, evaluation, gradients, training, evaluating)
 
 
-def build_eager_stage(step: PipelineStep, found: StageSource, settings: StepSettings) -> PipelineStage:
-    """A stage that runs op by op."""
+def build_eager_stage(
+    step: PipelineStep, found: StageSource, settings: StepSettings, layers: LayerCall | None
+) -> PipelineStage:
+    """A stage that runs op by op, or with compiled blocks."""
     gradients = StageGradients(found.source.parameters, step.tied, keeps_dtype=False)
     assert found.source.stage is not None
     outputs = StageOutputs(step, gradients, has_loss=found.source.stage.is_last)
-    stage = EagerStage(found.source, settings, outputs.take)
+    stage = EagerStage(found.source, settings, outputs.take, layers)
     gradients_in = find_differentiable(found.carry_out)
     training = StageInterface(stage.run, stage.fill, found.carry_in, gradients_in)
     evaluating = StageInterface(stage.evaluate, stage.fill, found.carry_in, {})

@@ -1,6 +1,9 @@
-"""A stage run op by op, with autograd in place of a captured backward: for schedules with whole backwards."""
+"""A stage run op by op, with autograd in place of a captured backward: for schedules with whole backwards.
 
-from collections.abc import Mapping
+In layer mode its blocks are compiled, one graph for each kind; all else is the same.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from monograph.capture.source import StepSource
 from monograph.capture.stage import detach, differentiate
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import StepSettings
+from monograph.execute.layer import LayerCall
 from monograph.execute.pipeline.stage_program import HANDED_ON, LiveValues, name_input
 from monograph.execute.program import OutputCallback
 from monograph.execute.sharded import CheckpointedBlockRunner
@@ -23,11 +27,16 @@ from monograph.parallel.shard import FsdpUnitRunner, call_function
 class EagerStage:
     """Runs the units of a stage; outputs go the same way as those of captured stages."""
 
-    def __init__(self, source: StepSource, settings: StepSettings, take: OutputCallback) -> None:
+    def __init__(
+        self, source: StepSource, settings: StepSettings, take: OutputCallback, layers: LayerCall | None = None
+    ) -> None:
         assert source.stage is not None
         self.source, self.stage, self.model, self.take = source, source.stage, source.model, take
-        runner = find_runner(settings.activations.mode)
-        blocks = set(self.model.blocks().values())
+        run: Callable[..., Any] = call_function
+        if layers is not None:
+            run = layers.run
+        elif runner := find_runner(settings.activations.mode):
+            run = CheckpointedBlockRunner(runner, set(self.model.blocks().values()))
         self.call = FsdpUnitRunner(
             self.model,
             source.table,
@@ -35,7 +44,7 @@ class EagerStage:
             compute_dtype=settings.compute_dtype,
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
-            run=CheckpointedBlockRunner(runner, blocks) if runner is not None else call_function,
+            run=run,
         )
 
     def fill(self, live: LiveValues, kind: InputKind, values: Mapping[str, Tensor]) -> None:

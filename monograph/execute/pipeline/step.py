@@ -134,6 +134,8 @@ class PipelineStep(MeshStep):
     @property
     def compiled_graphs(self) -> int | None:
         """Parts that a compiler was given, on this rank."""
+        if self.backend is not None:
+            return self.backend.graphs
         return sum(found.graph.compiled for found in self.captured) or None
 
     def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ def configure(changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"compile.mode": "layer"}, "compile.mode is layer"),
+        ({"compile.mode": "layer", "parallelism.pipeline_schedule": "zero_bubble"}, "compile.mode is layer"),
         ({"compile.mode": "eager", "parallelism.pipeline_schedule": "zbv"}, "compile.mode is eager"),
         ({"compile.mode": "eager", "parallelism.fsdp": "fsdp2"}, "parallelism.fsdp is fsdp2"),
         ({"debug.replay_every": 3, "debug.deterministic": True}, "debug.replay_every is 3"),

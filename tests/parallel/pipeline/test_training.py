@@ -95,6 +95,22 @@ def test_eager_stages_have_the_bits_of_the_captured_ones(schedule):
 
 
 @pytest.mark.parametrize(
+    ("model", "schedule", "mode"),
+    [
+        ("llama3", "1f1b", "none"),
+        pytest.param("deepseek_v3", "interleaved_1f1b", "none", marks=pytest.mark.long),
+        pytest.param("qwen3", "gpipe", "full", marks=pytest.mark.long),
+    ],
+)
+def test_stages_with_compiled_blocks_have_the_bits_of_one_device_with_them(model, schedule, mode):
+    layer = (("compile.mode", "layer"), ("compile.backend", "aot_eager"), ("activation_checkpoint.mode", mode))
+    if model == "llama3":
+        compare(model, 2, 1, (*layer, ("model.n_layers", 2)), pp=2, schedule=schedule)
+    else:
+        compare(model, 4, 3, (*VALIDATED, *layer), pp=2, schedule=schedule, is_tied=model == "qwen3")
+
+
+@pytest.mark.parametrize(
     ("model", "schedule"),
     [
         ("llama3", "1f1b"),

@@ -19,11 +19,15 @@ def count_workspace(node: Node, sizes: LikelySizes) -> int:
 
 
 def _chunked_cross_entropy(node: Node, sizes: LikelySizes) -> int:
-    """The logits of a chunk, which their gradient overwrites; with several chunks the weight's gradient in float32."""
+    """The logits of a chunk, which their gradient overwrites. Several chunks add up a narrow weight's gradient in
+    float32; the one that is returned, which counts as the node's value, is made of it when the logits are gone."""
     hidden, weight = (_find_tensor(node, index) for index in range(2))
     tokens, chunk = sizes.shape(hidden)[0], int(node.args[4])  # type: ignore[arg-type]
     logits = min(tokens, chunk) * sizes.shape(weight)[0] * hidden.element_size()
-    return logits + (sizes.elements(weight) * _FLOAT32_BYTES if tokens > chunk else 0)
+    if tokens <= chunk or weight.element_size() == _FLOAT32_BYTES:
+        return logits
+    result = sizes.elements(weight) * weight.element_size()
+    return sizes.elements(weight) * _FLOAT32_BYTES + max(logits - result, 0)
 
 
 def _attention_backward(node: Node, sizes: LikelySizes) -> int:

@@ -30,9 +30,7 @@ def chunked_cross_entropy(
     grad_hidden = hidden.new_empty(hidden.shape)
     if not tokens:
         return losses.sum(), grad_hidden, torch.zeros_like(weight)
-    grad_weight = total = weight.new_empty(weight.shape)
-    if tokens > chunk_tokens:
-        total = weight.new_empty(weight.shape, dtype=torch.float32)
+    total = weight.new_empty(weight.shape, dtype=torch.float32 if tokens > chunk_tokens else weight.dtype)
     logits = hidden.new_empty(min(chunk_tokens, tokens), weight.shape[0])
     for first in range(0, tokens, chunk_tokens):
         part = slice(first, first + chunk_tokens)
@@ -42,8 +40,11 @@ def chunked_cross_entropy(
         cross_entropy_(grad, labels[part], losses[part], scale)
         call(torch.mm, grad, weight, out=grad_hidden[part])
         call(add_matmul_, total, grad.t(), rows, is_first=first == 0)
-    if total is not grad_weight:
-        call(grad_weight.copy_, total)
+    if total.dtype is weight.dtype:
+        return losses.sum(), grad_hidden, total
+    del logits, grad  # the gradient of the weight takes their memory
+    grad_weight = weight.new_empty(weight.shape)
+    call(grad_weight.copy_, total)
     return losses.sum(), grad_hidden, grad_weight
 
 

@@ -8,6 +8,8 @@ import torch
 
 from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.memory import find_memory
+from monograph.kernels import chunked_cross_entropy_on_gpu
+from monograph.kernels.chunked_cross_entropy import CHUNKED_CROSS_ENTROPY
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from tests.graph.test_graph_step import CPU, make_batch, shallow
@@ -54,6 +56,28 @@ def test_what_a_transfer_sends_stays_until_it_was_waited_for():
     done = hand.call(WAIT_TENSOR, launch)
     loss = hand.call(ATEN.add.Tensor, hand.call(ATEN.sum.default, done), one)
     assert find_memory(hand.done(loss)).live_bytes == [400, 800, 1600, 1604, 1604, 1208, 412, 404]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("chunk_tokens", [8, 40, 64])
+def test_a_chunked_loss_takes_the_memory_it_is_counted_with(monkeypatch, dtype, chunk_tokens):
+    """One chunk, and several with fewer and more logits than the weight has elements; kernels that write in place do
+    nothing here, where there is no GPU."""
+    for name in ("cross_entropy_", "add_matmul_"):
+        monkeypatch.setattr(chunked_cross_entropy_on_gpu, name, lambda *args, **settings: None)
+    tokens, dim, vocab = 64, 32, 1000
+    hand = ByHand()
+    shapes = {"hidden": (tokens, dim), "weight": (vocab, dim)}
+    inputs = [hand.input(name, *shape, dtype=dtype) for name, shape in shapes.items()]
+    rest = [hand.input("labels", tokens, dtype=torch.int64), hand.input("scale")]
+    made = hand.call(CHUNKED_CROSS_ENTROPY, *inputs, *rest, chunk_tokens)
+    counted = find_memory(hand.done(hand.call(operator.getitem, made, 0))).live_bytes
+    values = [torch.zeros(shape, dtype=dtype) for shape in shapes.values()]
+    values += [torch.zeros(tokens, dtype=torch.int64), torch.ones(())]
+    with torch.no_grad(), PeakBytes(values) as watch:
+        chunked_cross_entropy_on_gpu.chunked_cross_entropy(*values, chunk_tokens)
+    losses = 4 * tokens
+    assert 0 <= watch.peak - (counted[4] - counted[3]) <= losses
 
 
 @pytest.mark.parametrize(

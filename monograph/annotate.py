@@ -13,6 +13,7 @@ from enum import StrEnum
 from monograph.compat.ops import annotate_nodes
 
 REGION, ROLE, SLOT, PATH, DIRECTION, CHUNK = "region", "role", "slot", "path", "direction", "chunk"
+ATTENTION = "attention"
 """The keys of the annotations on a captured node."""
 
 
@@ -58,6 +59,11 @@ def annotate_path(path: str) -> AbstractContextManager[None]:
 def annotate_direction(direction: Direction) -> AbstractContextManager[None]:
     """Mark the ops run inside as one half of the step."""
     return annotate_nodes({DIRECTION: direction.value})
+
+
+def annotate_attention(kind: str) -> AbstractContextManager[None]:
+    """Mark the ops run inside with what queries see."""
+    return annotate_nodes({ATTENTION: kind})
 
 
 def annotate_chunk(chunk: int) -> AbstractContextManager[None]:

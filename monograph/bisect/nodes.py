@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from monograph.bisect.differences import ValueDifference, find_difference
-from monograph.graph.flops import name_of
-from monograph.graph.query import is_compute, value_of
+from monograph.graph.query import is_compute, name_of, value_of
 from monograph.graph.sources import source_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from monograph.annotate import CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
+from monograph.annotate import ATTENTION, CHUNK, DIRECTION, PATH, REGION, ROLE, SLOT, Direction, Role, annotate_path
 from monograph.capture.block_repeats import BlockRepeat
 from monograph.capture.functionalize import functionalize
 from monograph.capture.inner_graphs import share_inner_graphs
@@ -187,6 +187,10 @@ _STATED = (Role.CONTEXT_ALL_GATHER, Role.CONTEXT_REDUCE_SCATTER)
 """Roles that backward states where it has them: most of what undoes a node with such a role does something else."""
 
 
+_INHERITED = (PATH, REGION, SLOT, CHUNK, ATTENTION)
+"""What a backward node has of the forward node that it undoes, besides the role."""
+
+
 def find_role(facts: Mapping[str, Any], direction: Direction) -> Role | None:
     """A node's role; backward nodes have the one that undoes their forward node's."""
     if ROLE not in facts:
@@ -239,7 +243,7 @@ def tag_nodes(graph: torch.fx.Graph, units: Mapping[str, int | None]) -> None:
             facts |= find_chunk_of_sum(node)
         elif direction is Direction.BACKWARD:
             inherited = owners.get(node.meta.get("seq_nr", -1), {})
-            keys = (PATH, REGION, SLOT, CHUNK) if inherited.get(ROLE) in _STATED else (PATH, REGION, ROLE, SLOT, CHUNK)
+            keys = _INHERITED if inherited.get(ROLE) in _STATED else (*_INHERITED, ROLE)
             facts = {key: inherited[key] for key in keys if key in inherited} | facts
         role = find_role(facts, direction)
         unit = find_unit(facts.get(SLOT) or facts.get(PATH, ""), units)
@@ -253,6 +257,7 @@ def tag_nodes(graph: torch.fx.Graph, units: Mapping[str, int | None]) -> None:
                 role=role,
                 slot=facts.get(SLOT, ""),
                 region=facts.get(REGION, ""),
+                attention=facts.get(ATTENTION, ""),
                 chunk=int(facts[CHUNK]) if CHUNK in facts else None,
             ),
         )

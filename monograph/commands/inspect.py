@@ -167,11 +167,9 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
     """What a reader should know before trusting a number; `reason` is why this machine was chosen for them, `peaks` are
     the most bytes that each kind of step has in memory, `state` the bytes of the optimizer's state."""
     name = f"{machine.name} ({reason})" if reason else machine.name
-    target = "GPU" if machine.device == "cuda" else "CPU"
-    captured = "" if device.type == machine.device else f", captured on {device.type}"
     notes = [
         f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
-        f"The program is for a {target}{captured}.",
+        machine.describe_target(device.type),
         "Rows are taken to be routed evenly over the experts.",
     ]
     shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())

@@ -57,6 +57,7 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
         "schedule": schedule.name,
         "micro_batches": schedule.micro_batches,
         "machine": settings.machine.name,
+        "target": settings.machine.device,
         "inspect_seconds": seconds,
         "captured_stages": len(known),
     }
@@ -64,6 +65,7 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
     write_whole(folder / "index.html", make_pipeline_page(report, simulation))
     print_summary(report, simulation, folder)
+    print_plain(settings.machine.describe_target(device.type))
     return 0
 
 

@@ -88,12 +88,21 @@ def precompile_and_report(
     print_plain(
         f"{target}: {len(files)} files, {format_bytes(size)}, {regions} compiled parts, for {mesh.world_size} ranks"
     )
+    print_plain(f"the program is for {describe_device(find_device(config.debug.device))}")
     print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
     key = read_key(config.compile.artifact_key_file)
     print_plain(f"signed with key {find_fingerprint(key)}" if key else f"unsigned; monograph artifact sign {target}")
     line = CommandLine(words, mesh.world_size if mesh.world_size > 1 else 0)
     print_plain(f"train from it: {line.render({'compile.artifact': str(target)})}")
     return 0
+
+
+def describe_device(device: torch.device) -> str:
+    """What an artifact that is made on this device runs on."""
+    if device.type == "cpu":
+        return "a CPU"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"a GPU of compute capability {major}.{minor}, made on {torch.cuda.get_device_name(device)}"
 
 
 def precompile(

@@ -16,21 +16,20 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
+from monograph.graph.attention_scores import find_scores
 from monograph.graph.facts import Facts
-from monograph.graph.flops import count_flops, name_of
+from monograph.graph.flops import count_flops
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
 from monograph.graph.layouts import find_symbols
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_memory
-from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, value_of
+from monograph.graph.query import alias_of, group_of, group_size_of, is_compute, is_launch, name_of, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 from monograph.machine.device import Machine
 
 _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 """Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
-_ATTENTION = {"attention": 0, "attention_backward": 1}
-"""Attention ops -> the index of their queries among their arguments; keys and values follow."""
 _GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad", "float8_grouped_matmul")
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
@@ -148,24 +147,10 @@ def find_node_cost(node: Node, sizes: LikelySizes, facts: Facts) -> NodeCost:
 def find_compute_seconds(node: Node, sizes: LikelySizes, machine: Machine, flops: int) -> float:
     """How long the operations of a node take; attention leaves out the scores that its mask does."""
     dtype, name = find_matmul_dtype(node), name_of(node)
-    if name not in _ATTENTION:
+    scores = find_scores(node, sizes)
+    if scores is None:
         return machine.matmul_seconds(flops, dtype, is_grouped=name in _GROUPED)
-    query, key, value = (value_of(each) for each in node.args[_ATTENTION[name] :][:3])  # type: ignore[arg-type]
-    is_causal, window = node.args[-3:-1]
-    share = find_visible_share(sizes.shape(query)[1], sizes.shape(key)[1], bool(is_causal), int(window))  # type: ignore[arg-type]
-    return machine.attention_seconds(flops * share, dtype, (query.shape[-1] + value.shape[-1]) / 2)
-
-
-def find_visible_share(queries: int, keys: int, is_causal: bool, window: int) -> float:
-    """The share of all scores that a mask leaves, one document a sequence; the last query stands at the last key."""
-    if not is_causal:
-        return 1.0
-    first = max(0, keys - queries)
-    seen = keys * keys - first * first  # twice the area below the diagonal
-    if window and window < keys:
-        outside, before = keys - window, max(0, first - window)
-        seen -= outside * outside - before * before
-    return min(1.0, max(seen, 1) / (2 * queries * keys))
+    return machine.attention_seconds(flops * scores.seen_share, dtype, scores.head_dim)
 
 
 def find_matmul_dtype(node: Node) -> str:

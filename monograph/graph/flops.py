@@ -1,7 +1,8 @@
 """Floating-point operations of one node. Matmuls and attention count; everything else is bound by memory.
 
-A multiplication and its addition count as two. Attention counts every query with every key, causal or not: the
-convention of most published figures. Backward through attention computes the scores once more.
+A multiplication and its addition count as two. Attention counts every query with every key in its reach, causal or
+not: the convention of most published figures (attention_scores.py). Backward through attention computes the scores once
+more.
 """
 
 import math
@@ -11,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from monograph.graph.attention_scores import find_scores
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.query import value_of
+from monograph.graph.query import name_of, value_of
 
 Shape = tuple[int, ...]
 
@@ -21,14 +23,10 @@ def count_flops(node: Node, sizes: LikelySizes) -> int:
     """The operations of a node; of a node that calls graphs of its own, the operations inside them."""
     formula = _FORMULAS.get(name_of(node))
     if formula is not None:
-        return formula(*(sizes.shape(value) for value in _tensors(node)))
+        flops = formula(*(sizes.shape(value) for value in _tensors(node)))
+        scores = find_scores(node, sizes)
+        return flops if scores is None else flops // scores.keys * scores.reach
     return sum(count_flops(inner, sizes) for graph in find_inner(node) for inner in graph.graph.nodes)
-
-
-def name_of(node: Node) -> str:
-    """The op a node calls, whichever of its overloads: `mm`, `_scaled_dot_product_flash_attention`."""
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return getattr(packet, "__name__", "")
 
 
 def find_inner(node: Node) -> list[GraphModule]:
@@ -72,7 +70,7 @@ def _grouped_weight_grad(grad: Shape, rows: Shape, *_: Shape) -> int:
 
 
 def _segment_attention(query: Shape, key: Shape, value: Shape, *_: Shape) -> int:
-    """[batch, sequence, heads, channels]; scores of whole sequences, whatever documents they hold."""
+    """[batch, sequence, heads, channels]; with all keys."""
     scores = math.prod(query[:-1]) * key[1]
     return 2 * scores * (query[-1] + value[-1])
 

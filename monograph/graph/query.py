@@ -56,6 +56,12 @@ def wait_of(launch: Node) -> Node:
     return wait
 
 
+def name_of(node: Node) -> str:
+    """The op a node calls, whichever of its overloads: `mm`, `_scaled_dot_product_flash_attention`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return getattr(packet, "__name__", "")
+
+
 def value_of(node: Node) -> Any:
     """What a node yields, as shapes without memory: a tensor, a list of tensors, or a size."""
     return node.meta.get("val")

@@ -27,6 +27,9 @@ class Tag:
     """The parameter whose gradient a node yields, whole or in part."""
     region: str = ""
     """The innermost `annotate` region."""
+    attention: str = ""
+    """What queries see by the kind of attention, as `AttentionKind.describe` writes it; empty where a function of the
+    user's decides."""
     made_by: str = "capture"
     """The pass that made the node."""
     chunk: int | None = None

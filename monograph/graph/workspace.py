@@ -5,9 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.graph.flops import name_of
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.query import value_of
+from monograph.graph.query import name_of, value_of
 
 _FLOAT32_BYTES = 4
 

@@ -114,6 +114,11 @@ class Machine:
         """How long a copy between host and device takes."""
         return copied_bytes / (self.host_gb_per_second * _GIGA)
 
+    def describe_target(self, captured_on: str) -> str:
+        """Which kind of device a program that was planned for this machine runs on, as a sentence."""
+        target = "GPU" if self.device == "cuda" else "CPU"
+        return f"The program is for a {target}{'' if captured_on == self.device else f', captured on {captured_on}'}."
+
     def describe(self) -> str:
         """Everything that estimates use, in one line."""
         rates = (self.float32_tflops, self.bfloat16_tflops, self.float8_tflops)

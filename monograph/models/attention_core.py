@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from monograph.annotate import annotate_attention
 from monograph.kernels.attention import AttentionKernel, attention
 from monograph.kernels.cached_attention import cached_attention
 from monograph.models.attention_kind import AttentionKind
@@ -40,6 +41,7 @@ class AttentionCore(nn.Module):
                 return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale)
         table = None if segments is None else segments[:, 0]
         kind = self.kind
-        return attention(
-            q, k, v, table, sinks, scale=self.scale, causal=kind.causal, window=kind.window, kernel=self.kernel
-        )
+        with annotate_attention(kind.describe()):
+            return attention(
+                q, k, v, table, sinks, scale=self.scale, causal=kind.causal, window=kind.window, kernel=self.kernel
+            )

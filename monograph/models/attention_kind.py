@@ -19,6 +19,12 @@ class AttentionKind(NamedTuple):
         """Whether kernels know it by themselves, where a sequence is one text."""
         return not self.window and not self.chunk
 
+    def describe(self) -> str:
+        """`causal`, `causal, window 128`, `full, chunk 64`: all but the name."""
+        words = ["causal" if self.causal else "full"]
+        words += [f"window {self.window}"] if self.window else []
+        return ", ".join([*words, *([f"chunk {self.chunk}"] if self.chunk else [])])
+
     def count_keys(self, seq_len: int) -> tuple[float, float]:
         """Keys that a query meets in a sequence that is one text: as many as any may see, and as it sees on average."""
         if self.chunk and self.chunk < seq_len:
@@ -33,3 +39,10 @@ class AttentionKind(NamedTuple):
 
 
 CAUSAL = AttentionKind("causal")
+
+
+def read_kind(text: str) -> AttentionKind:
+    """What `AttentionKind.describe` wrote."""
+    first, *rest = text.split(", ")
+    sizes = {name: int(size) for name, size in (each.split(" ") for each in rest)}
+    return AttentionKind("", causal=first == "causal", **sizes)

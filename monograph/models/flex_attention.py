@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from monograph.annotate import annotate
+from monograph.annotate import annotate, annotate_attention
 from monograph.compat.flex import BlockTables
 from monograph.kernels.flex_attention import build_block_tables
 from monograph.models.attention_core import AttentionCore
@@ -80,7 +80,8 @@ class FlexCore(AttentionCore):
             first = self.find_first_head(q.shape[2])
             tables = take_heads(tables, first, q.shape[2])
             scored, masked = [*scored, first], [*masked, first]
-        with annotate(REGION):
+        known = "" if spec.mask_mod else spec.kind.describe()
+        with annotate(REGION), annotate_attention(known):
             return op(q, k, v, tables, tuple(scored), tuple(masked), scale=self.scale)
 
 

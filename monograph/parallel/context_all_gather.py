@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from monograph.annotate import Role, annotate_role
+from monograph.annotate import Role, annotate_attention, annotate_role
 from monograph.axes import Group
 from monograph.compat.ops import cast, finish, start_all_gather, start_reduce_scatter
 from monograph.errors import ConfigError
@@ -62,7 +62,8 @@ class AllGatherAttention(nn.Module):
                 why="a rank has two slices of every sequence, and the table says which keys their queries see",
                 do="make them in step_inputs by monograph.parts.build_segments (docs/guides/own_model.md)",
             )
-        out: Tensor = _AttendAllGather.apply(q, k, v, segments, sinks, self.rule, self.degree)
+        with annotate_attention(self.kind.describe()):
+            out: Tensor = _AttendAllGather.apply(q, k, v, segments, sinks, self.rule, self.degree)
         return out
 
 

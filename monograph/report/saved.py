@@ -4,10 +4,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from monograph.graph.flops import name_of
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import find_owners
-from monograph.graph.query import is_backward, is_compute, value_of
+from monograph.graph.query import is_backward, is_compute, name_of, value_of
 from monograph.graph.sources import source_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import make_generic, tag_of

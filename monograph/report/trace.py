@@ -5,8 +5,7 @@
 
 from typing import Any
 
-from monograph.graph.flops import name_of
-from monograph.graph.query import group_of, is_launch
+from monograph.graph.query import group_of, is_launch, name_of
 from monograph.graph.tags import find_tag
 from monograph.graph.timeline import Timeline
 

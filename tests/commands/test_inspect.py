@@ -85,6 +85,7 @@ def test_a_peak_beyond_the_memory_of_the_machine_is_noted():
     notes = list_notes(cpu, machine, "", peaks, 0)
     seen = "Estimated peak of memory: 1.00 GiB in a step, 74.5 GiB in an evaluation; with 0 B of optimizer state"
     assert f"{seen}." in notes
+    assert "The program is for a GPU, captured on cpu." in notes
     for changed, state in (({"a step": machine.memory_bytes + 1}, 0), ({}, 1)):
         more = list_notes(cpu, machine, "", peaks | changed, state)
         (note,) = [note for note in more if note not in notes]

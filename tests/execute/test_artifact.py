@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.own_pass import ShareEqualValues
-from monograph.commands.precompile import CannotPrecompile, RankCapture, capture_as, check_rank_free
+from monograph.commands.precompile import CannotPrecompile, RankCapture, capture_as, check_rank_free, describe_device
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.execute.artifact.compare import MAY_DIFFER, find_differences, reason_to_differ, resolve_config
@@ -185,3 +185,7 @@ def test_configs_are_told_apart_by_kind_as_well_as_by_value():
         "b: artifact (nothing), this run ''",
     ]
     assert isinstance(load_recipe("llama3_debugmodel"), BaseConfig)
+
+
+def test_the_command_says_which_device_the_program_is_for():
+    assert describe_device(CPU) == "a CPU"

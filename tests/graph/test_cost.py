@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, REDUCE_SCATTER, WAIT_TENSOR
-from monograph.graph.cost import count_sent, find_node_costs, find_visible_share, measure
+from monograph.graph.attention_scores import find_scores, find_visible_share
+from monograph.graph.cost import count_sent, find_node_costs, measure
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import LikelySizes
+from monograph.graph.query import is_backward
 from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
 from monograph.machine.table import MACHINES
+from monograph.models.attention_kind import AttentionKind, read_kind
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
@@ -179,23 +182,75 @@ def test_measuring_is_linear_so_that_it_can_be_done_after_every_pass():
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "is_causal", "window"),
+    ("queries", "keys", "is_causal", "window", "chunk"),
     [
-        (64, 64, False, 0),
-        (64, 64, True, 0),
-        (16, 64, True, 0),
-        (64, 64, True, 8),
-        (16, 64, True, 8),
-        (16, 64, True, 60),
+        (64, 64, False, 0, 0),
+        (64, 64, True, 0, 0),
+        (16, 64, True, 0, 0),
+        (64, 64, True, 8, 0),
+        (16, 64, True, 8, 0),
+        (16, 64, True, 60, 0),
+        (64, 64, True, 0, 16),
+        (64, 64, True, 0, 24),
+        (64, 64, False, 0, 24),
+        (32, 64, True, 0, 16),
     ],
 )
-def test_the_share_of_scores_that_a_mask_leaves_is_counted_one_by_one(queries, keys, is_causal, window):
+def test_the_share_of_scores_that_a_mask_leaves_is_counted_one_by_one(queries, keys, is_causal, window, chunk):
     first = keys - queries
     seen = [
         (query, key)
         for query in range(queries)
         for key in range(keys)
         if not is_causal or (key <= query + first and (not window or key > query + first - window))
+        if not chunk or key // chunk == (query + first) // chunk
     ]
-    share = find_visible_share(queries, keys, is_causal, window)
+    kind = AttentionKind("", causal=is_causal, window=window, chunk=chunk)
+    assert read_kind(kind.describe()) == kind
+    share = find_visible_share(queries, keys, kind)
     assert share == pytest.approx(len(seen) / (queries * keys), abs=1.01 / keys)
+
+
+def attention_nodes(config):
+    """Forward attentions as (operations, the share of them that the mask leaves), and all tokens of the batch."""
+    with fake_groups(Mesh(), 0, CPU) as groups:
+        graph = prepare(config, groups, make_batch(0)).capture()
+    sizes = LikelySizes(graph.module.graph)
+    forward = [node for node in graph.nodes if not is_backward(node) and find_scores(node, sizes) is not None]
+    return [(count_flops(node, sizes), find_scores(node, sizes).seen_share) for node in forward], 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size", "kernel"),
+    [
+        ("gpt_oss_debugmodel", "window", "auto"),
+        ("llama4_debugmodel", "chunk", "auto"),
+        ("llama4_debugmodel", "chunk", "flex"),
+        ("llama3_debugmodel", "", "flex"),
+    ],
+)
+def test_attention_counts_keys_in_reach_and_takes_the_time_of_those_seen(recipe, size, kernel):
+    """As the model counts them for MFU, from its modules."""
+    config = shallow(recipe, "graph", layers=2)
+    model = config.model.replace(**({size: 12} if size else {}))
+    config = config.replace(model=model.replace(attention=model.attention.replace(kernel=kernel)))
+    nodes, tokens = attention_nodes(config)
+    with torch.device("meta"):
+        expected = config.model.build().flops(32)
+    assert len(nodes) == 2
+    assert sum(flops for flops, _ in nodes) == pytest.approx(tokens * expected.attention / 3)
+    assert sum(flops * share for flops, share in nodes) == pytest.approx(tokens * expected.seen / 3)
+
+
+def test_a_mask_function_of_the_user_counts_all_keys():
+    config = shallow("llama3_debugmodel_flex", "graph")
+    attention = config.model.attention.replace(kernel="flex", mask_mod=see_itself)
+    nodes, tokens = attention_nodes(config.replace(model=config.model.replace(attention=attention)))
+    with torch.device("meta"):
+        whole = config.model.build().flops(32).attention
+    assert sum(flops for flops, _ in nodes) == pytest.approx(tokens * whole / 3)
+    assert {share for _, share in nodes} == {1.0}
+
+
+def see_itself(batch, head, query, key):
+    return query == key

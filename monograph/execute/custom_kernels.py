@@ -69,7 +69,7 @@ def find_updates(graph: StepGraph, state_dtype: torch.dtype) -> list[KernelCall]
     """The optimizer's calls, one for all dtypes that a parameter, its gradient, its moments and its copy have, and the
     norm's."""
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
-    casts = {each for _, each in find_cached_casts(graph) if each.float8 is None}
+    casts = {each for _, each in find_cached_casts(graph)}
     copied = Counter(slot for each in casts for slot in each.slots)
     copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
     gradients = {slot: meta_of(value_of(node)).dtype for slot, node in find_gradients(graph)}

@@ -79,13 +79,10 @@ def find_memory(graph: StepGraph, sizes: LikelySizes | None = None) -> Memory:
 
 
 def find_lasting(graph: StepGraph) -> set[Node]:
-    """Casts of weights that are kept from one update to the next, each set of weights once; of one with several
-    results, the node that makes them."""
+    """Casts of weights that are kept from one update to the next, each set of weights once."""
     found: dict[CachedCast, Node] = {}
     for node, kept in find_cached_casts(graph):
-        owner = node.args[0] if node.target is operator.getitem else node
-        assert isinstance(owner, Node)
-        found.setdefault(kept._replace(float8=kept.float8 and kept.float8._replace(result=None)), owner)
+        found.setdefault(kept, node)
     return set(found.values())
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from monograph.compat.ops import ATEN
+from monograph.graph.cast_weights import is_cached_cast
 from monograph.graph.cost import measure
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL
@@ -33,6 +35,21 @@ def test_operands_are_cast_once_for_all_readers_and_gradients_in_both_layouts():
     casts = [node for node in graph.nodes if node.target is FLOAT8_CAST]
     shared = [node for node in casts if tag_of(node).path == "layers.0.attention.wq"]
     assert max(len(part.users) for node in shared for part in node.users) == 3, "x for q, k and v"
+
+
+def test_weights_are_cast_from_the_copies_that_the_optimizer_writes_else_from_fp32():
+    for is_written in (True, False):
+        graph, facts = capture_small("llama3", Mesh(), **BF16)
+        make_pass("elide_trivial_collectives", PassesConfig()).run(graph, facts)
+        quantize(graph, replace(facts, is_single_pass=is_written, reshard=not is_written))
+        make_pass("cache_cast_weights", PassesConfig(on=("cache_cast_weights",))).run(graph, facts)
+        casts = [node for node in graph.nodes if node.target in (FLOAT8_CAST, FLOAT8_CAST_BOTH)]
+        assert not [node for node in casts if is_cached_cast(node)], "they run in every step"
+        sources = [node.args[0] for node in casts]
+        assert len([each for each in sources if is_cached_cast(each)]) == (28 if is_written else 0)
+        assert len([each for each in sources if each.op == "placeholder"]) == (0 if is_written else 28)
+        copies = [node for node in graph.nodes if node.target is ATEN._to_copy.default and node.args[0] in sources]
+        assert not copies, "nothing reads the bfloat16 copy"
 
 
 def test_high_precision_weight_gradients_stay_in_bfloat16():

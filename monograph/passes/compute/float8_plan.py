@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from monograph.compat.float8 import FLOAT8_MULTIPLE
 from monograph.compat.ops import ATEN
-from monograph.graph.cast_weights import find_castings
 from monograph.graph.cost import find_compute_seconds
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
@@ -155,33 +154,26 @@ def leave_by_cost(graph: StepGraph, plan: Sequence[QuantizedMatmul], facts: Fact
     Readers of one cast share its time, so that leaving one of them out may leave out others: until nothing changes.
     """
     sizes = LikelySizes(graph.module.graph)
-    cached = set(find_castings(graph)) if facts.is_single_pass and not facts.reshard else set()
     saved = {each.node: find_saved_seconds(each, sizes, facts) for each in plan}
     found = list(plan)
     while True:
         readers = Counter(_cast_key(one, each) for each in found if not each.reason for one in (each.left, each.right))
-        changed = [_judge(each, saved[each.node], readers, sizes, facts, cached) for each in found]
+        changed = [_judge(each, saved[each.node], readers, sizes, facts) for each in found]
         if changed == found:
             return found
         found = changed
 
 
 def _judge(
-    each: QuantizedMatmul,
-    saved: float,
-    readers: Mapping[Key, int],
-    sizes: LikelySizes,
-    facts: Facts,
-    cached: set[Node],
+    each: QuantizedMatmul, saved: float, readers: Mapping[Key, int], sizes: LikelySizes, facts: Facts
 ) -> QuantizedMatmul:
     if each.reason:
         return each
     casts = 0.0
     for operand in (each.left, each.right):
-        if operand.source not in cached:
-            moved = _READ_WRITTEN[operand.is_transposed] * sizes.elements(value_of(operand.source))
-            seconds = facts.machine.kernel_seconds + facts.machine.memory_seconds(moved)
-            casts += seconds / readers[_cast_key(operand, each)]
+        moved = _READ_WRITTEN[operand.is_transposed] * sizes.elements(value_of(operand.source))
+        seconds = facts.machine.kernel_seconds + facts.machine.memory_seconds(moved)
+        casts += seconds / readers[_cast_key(operand, each)]
     if saved > casts:
         return each
     return replace(each, reason=f"casts take {casts * 1e6:.0f} us, float8 saves {saved * 1e6:.0f} us")

@@ -5,13 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch.fx import Graph, Node
 
 from monograph.annotate import Direction
 from monograph.compat.float8 import check_float8_device
+from monograph.compat.ops import ATEN
+from monograph.graph.cast_weights import find_castings
 from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_backward
+from monograph.graph.query import is_backward, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL
@@ -29,10 +32,11 @@ class QuantizeMatmuls(Pass):
     After:   y = float8_matmul(cast(x), cast(w));  ...  g1, g2 = cast_both(g)
              dx = float8_matmul(g1, cast(t(w)));  dw = float8_matmul(g2, cast(t(x)))
     Why:     a GPU multiplies float8 twice as fast as bfloat16. Scales follow the largest magnitude of each row, or of a
-             tensor. A cast is shared by all readers (x by q, k, v; g by both gradients), one kernel writes both
-             layouts, and weights are cast once an update. Comes after recomputation, so that a recomputed matmul is
-             quantized like the first. What runs outside of the blocks (output head), in fp32 (router), or is slower
-             with its casts stays as it is, and its line in the graph says why.
+             tensor. A cast is shared by all readers (x by q, k, v; g by both gradients), and one kernel writes both
+             layouts. Weights are cast from the bfloat16 copies that the optimizer writes, else from fp32. Comes after
+             recomputation, so that a recomputed matmul is quantized like the first. What runs outside of the blocks
+             (output head), in fp32 (router), or is slower with its casts stays as it is, and its line in the graph
+             says why.
     """
 
     Config = QuantizeMatmulsConfig
@@ -46,6 +50,8 @@ class QuantizeMatmuls(Pass):
         check_float8_device(facts.device)
         plan = plan_float8(graph, facts, self.config)
         apply_float8(graph.module.graph, plan)
+        erase(plan_dead(graph))
+        skip_copies(plan_copies(graph, facts))
         erase(plan_dead(graph))
         return describe_plan(plan, self.config.recipe)
 
@@ -83,6 +89,31 @@ def make_matmul(graph: Graph, each: QuantizedMatmul, casts: "Casts") -> Node:
         return call_before(graph, node, FLOAT8_GROUPED_MATMUL, (left, right, left_scale, right_scale, ends), tag)
     is_fast = each.left.is_rowwise or each.kind == "forward"
     return call_before(graph, node, FLOAT8_MATMUL, (left, right, left_scale, right_scale, is_fast), tag)
+
+
+def plan_copies(graph: StepGraph, facts: Facts) -> list[Node]:
+    """Bfloat16 copies that only casts to float8 read. A copy that the optimizer writes stays: it is read faster, and
+    so does one that outlives forward in the place of a longer value."""
+    written = find_castings(graph) if facts.is_single_pass and not facts.reshard else {}
+    return [node for node in graph.nodes if node not in written and _is_copy(node) and _is_for_casts(node)]
+
+
+def _is_copy(node: Node) -> bool:
+    if node.target is not ATEN._to_copy.default or node.kwargs != {"dtype": torch.bfloat16}:
+        return False
+    return value_of(node.args[0]).dtype is torch.float32  # type: ignore[arg-type]
+
+
+def _is_for_casts(node: Node) -> bool:
+    stays = node.args[0].op == "placeholder"  # type: ignore[union-attr]
+    halves = {is_backward(each) for each in (node, *node.users)}
+    return (stays or len(halves) == 1) and all(user.target in (FLOAT8_CAST, FLOAT8_CAST_BOTH) for user in node.users)
+
+
+def skip_copies(copies: Sequence[Node]) -> None:
+    """Let casts read the fp32 values: they round to bfloat16 first."""
+    for node in copies:
+        redirect(node, node.args[0])  # type: ignore[arg-type]
 
 
 class Casts:

@@ -1,8 +1,8 @@
 """Matmuls of float8 operands with scales, whose names in torch are private.
 
 Checked on 2.11 (CUDA, H200) and 2.13 (CPU). On CUDA the left operand is row-major and the right one column-major, the
-contraction and the right operand's rows are multiples of 16, and the result is bfloat16. `_scaled_mm` also runs on a
-CPU; `_scaled_grouped_mm` does not.
+contraction and the right operand's rows are multiples of 16, and the result is bfloat16. On a CPU `_scaled_mm` takes
+scales of rows in 2.13 but not in 2.11, so that a CPU multiplies in fp32 here; `_scaled_grouped_mm` has no CPU kernel.
 """
 
 import torch
@@ -19,8 +19,10 @@ FLOAT8_MULTIPLE = 16
 def scaled_mm(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, *, is_fast: bool) -> Tensor:
     """left [m, k] times right [n, k] transposed, with scales of shape [m, 1] and [n, 1], or [1, 1] both; bfloat16.
 
-    `is_fast` sums in the tensor cores' own precision, which rounds earlier than fp32.
+    `is_fast` sums in the tensor cores' own precision, which rounds earlier than fp32. A CPU sums in fp32.
     """
+    if left.device.type == "cpu":
+        return ((left.float() @ right.float().t()) * left_scale * right_scale.t()).bfloat16()
     return torch._scaled_mm(
         left, right.t(), left_scale, right_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=is_fast
     )

@@ -23,8 +23,11 @@ Float8Pair = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> Float8:
-    """x, or its last two dims transposed, in float8; scales [..., rows, 1], or [1, 1] for the whole tensor."""
-    wide = (x.mT if is_transposed else x).float()
+    """x, or its last two dims transposed, in float8; scales [..., rows, 1], or [1, 1] for the whole tensor.
+
+    fp32 is rounded to bfloat16 first, so that a cast may read a value itself or its bfloat16 copy.
+    """
+    wide = (x.mT if is_transposed else x).bfloat16().float()
     if not wide.numel():
         shape = (*wide.shape[:-1], 1) if is_rowwise else (1, 1)
         return wide.to(dtype), wide.new_zeros(shape)
@@ -61,10 +64,11 @@ def _fake_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pa
 
 
 def _make_examples() -> list[Tensor]:
-    """Rows of zeros, an odd number of columns, a part of a wider matrix, and a stack of matrices."""
+    """Rows of zeros, an odd number of columns, a part of a wider matrix, a stack of matrices, and fp32."""
     whole = example_tensor(70, 96, dtype=torch.bfloat16)
     whole[3] = 0
-    return [whole, whole[:, 16:51], example_tensor(3, 40, 24, dtype=torch.bfloat16, seed=1)]
+    stack = example_tensor(3, 40, 24, dtype=torch.bfloat16, seed=1)
+    return [whole, whole[:, 16:51], stack, example_tensor(2, 48, 80, dtype=torch.float32, seed=2)]
 
 
 def _make_cast_examples() -> list[tuple[Tensor, torch.dtype, bool, bool]]:

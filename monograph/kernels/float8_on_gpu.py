@@ -1,7 +1,7 @@
 """Casts to float8 on a GPU, in Triton: largest magnitudes in one read, both layouts written in a second.
 
-Largest magnitudes meet in atomics; a maximum does not depend on the order, so results are the same in every run, and
-they are those of the reference bit for bit. A row that fits one program is read once.
+Largest magnitudes of tiles meet in atomics; a maximum does not depend on the order, so results are the same in every
+run, and they are those of the reference bit for bit. A row that fits one program is read once.
 """
 
 import torch
@@ -17,8 +17,12 @@ _WHOLE_ROW = 16384
 """Columns that one program reads at once, at most."""
 _TILE = 128
 """Rows and columns of the tiles that are transposed."""
-_STEPS = 4
-"""Tiles below each other whose largest magnitudes one program finds."""
+_HEIGHT = 64
+"""Rows of the tiles in which largest magnitudes are found: few, so that several programs fit a multiprocessor."""
+_PROGRAMS = 2048
+"""That find largest magnitudes, about: enough to keep all memory busy; more would only have more atomics."""
+_MOST_STEPS = 16
+"""Tiles below each other that one program reads, at most."""
 
 
 @triton.jit
@@ -28,7 +32,8 @@ def cast_rows_kernel(
     index = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     is_in = column < columns
-    value = tl.load(x + (index // rows) * x_batch + (index % rows) * x_row + column, is_in, 0.0).to(tl.float32)
+    value = tl.load(x + (index // rows) * x_batch + (index % rows) * x_row + column, is_in, 0.0)
+    value = value.to(tl.bfloat16).to(tl.float32)
     amax = tl.maximum(tl.max(tl.abs(value), 0), smallest)
     scaled = value * tl.div_rn(largest, amax)
     scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
@@ -47,27 +52,30 @@ def amax_kernel(
     x_row,
     of_rows: tl.constexpr,
     of_columns: tl.constexpr,
-    tile: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
     steps: tl.constexpr,
 ):
     batch = tl.program_id(2).to(tl.int64)
-    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    column = tl.program_id(1) * width + tl.arange(0, width)
     in_columns = column < columns
-    highest = tl.zeros([tile], tl.float32)
+    highest = tl.zeros([height, width], tl.float32)
     for step in range(steps):
-        row = (tl.program_id(0) * steps + step) * tile + tl.arange(0, tile)
+        row = (tl.program_id(0) * steps + step) * height + tl.arange(0, height)
         in_rows = row < rows
         at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
-        value = tl.abs(tl.load(at, in_rows[:, None] & in_columns[None, :], 0.0).to(tl.float32))
-        highest = tl.maximum(highest, tl.max(value, 0))
+        value = tl.load(at, in_rows[:, None] & in_columns[None, :], 0.0)
+        value = tl.abs(value.to(tl.bfloat16).to(tl.float32))
+        highest = tl.maximum(highest, value)
         if of_rows:
             bits = tl.max(value, 1).to(tl.int32, bitcast=True)
             tl.atomic_max(row_amax + batch * rows + row, bits, in_rows, sem="relaxed")
     if of_columns:
-        bits = highest.to(tl.int32, bitcast=True)
+        bits = tl.max(highest, 0).to(tl.int32, bitcast=True)
         tl.atomic_max(column_amax + batch * columns + column, bits, in_columns, sem="relaxed")
     if not of_rows and not of_columns:
-        tl.atomic_max(row_amax, tl.max(highest, 0).to(tl.int32, bitcast=True), sem="relaxed")
+        bits = tl.max(tl.max(highest, 0), 0).to(tl.int32, bitcast=True)
+        tl.atomic_max(row_amax, bits, sem="relaxed")
 
 
 @triton.jit
@@ -96,7 +104,7 @@ def cast_tiles_kernel(
     in_rows, in_columns = row < rows, column < columns
     is_in = in_rows[:, None] & in_columns[None, :]
     at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
-    value = tl.load(at, is_in, 0.0).to(tl.float32)
+    value = tl.load(at, is_in, 0.0).to(tl.bfloat16).to(tl.float32)
     if not is_rowwise:
         amax = tl.maximum(tl.load(row_amax).to(tl.float32, bitcast=True), smallest)
         scaled = tl.clamp(value * tl.div_rn(largest, amax), -largest, largest, tl.PropagateNan.ALL)
@@ -185,17 +193,19 @@ def _cast_tiles(
     of_columns = amax[batch * rows :] if is_rowwise and has_out and has_transposed else amax
     places = (*flat.shape[1:], *flat.stride()[:2])
     across = triton.cdiv(columns, _TILE)
+    steps = _count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
     launch(
         amax_kernel,
-        (triton.cdiv(rows, _TILE * _STEPS), across, batch),
+        (triton.cdiv(rows, _HEIGHT * steps), across, batch),
         flat,
         amax,
         of_columns,
         *places,
         of_rows=is_rowwise and has_out,
         of_columns=is_rowwise and has_transposed,
-        tile=_TILE,
-        steps=_STEPS,
+        height=_HEIGHT,
+        width=_TILE,
+        steps=steps,
         num_warps=8,
     )
     launch(
@@ -218,3 +228,11 @@ def _cast_tiles(
         num_warps=8,
     )
     return tuple(results)
+
+
+def _count_steps(tiles: int) -> int:
+    """How many tiles a program reads: a power of two, so that few kernels are built."""
+    steps = 1
+    while steps < _MOST_STEPS and tiles // (2 * steps) >= _PROGRAMS:
+        steps *= 2
+    return steps

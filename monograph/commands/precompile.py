@@ -176,7 +176,7 @@ def capture_as(
         step = graphs[name_graph(STEP, stage)].graph
         calls += find_calls(step)
         if config.plan_optimizer().is_single_pass:
-            calls += find_updates(step, settings.state_dtype)
+            calls += find_updates(step, settings.update_state)
         return RankCapture(graphs, texts, table, facts, list(dict.fromkeys(calls)))
 
 

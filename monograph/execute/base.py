@@ -14,6 +14,7 @@ from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
 from monograph.graph.facts import SavePolicy
+from monograph.kernels.update import StateForm
 from monograph.machine.device import Machine
 from monograph.machine.table import CPU
 from monograph.models.init import InitSpec
@@ -42,8 +43,8 @@ class StepSettings:
     seed: int
     is_single_pass: bool = False
     """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
-    state_dtype: torch.dtype = torch.float32
-    """Of the optimizer's state."""
+    update_state: StateForm = field(default_factory=StateForm)
+    """What the optimizer keeps of each parameter."""
     activations: SavePolicy = field(default_factory=SavePolicy)
     """What forward saves for backward."""
     compile: CompileConfig = field(default_factory=CompileConfig)

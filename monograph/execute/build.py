@@ -55,6 +55,6 @@ def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gr
 
 def find_custom_calls(graph: StepGraph, settings: StepSettings) -> list[KernelCall]:
     """Custom kernels that a step will launch: known before it runs, they are compiled in parallel."""
-    found = find_updates(graph, settings.state_dtype)
+    found = find_updates(graph, settings.update_state)
     updates = [call for call in found if settings.is_single_pass or call.name != UPDATE]
     return [*find_calls(graph), *updates]

@@ -23,12 +23,13 @@ from monograph.kernels import square_sum_on_gpu, update_on_gpu
 from monograph.kernels.catalog import find_kernel_ops
 from monograph.kernels.custom_op import CustomOp
 from monograph.kernels.launch import only_built
+from monograph.kernels.update import StateForm
 
 _UNKNOWN_SIZE = 1024
 """What a size that the data decides is taken for: kernels only ask whether it is a multiple of sixteen."""
 UPDATE, SQUARES = "update", "square_sum"
-"""The optimizer's kernel, called with the forms of a parameter, its gradient, its moments and its copy; the norm's,
-with a gradient's."""
+"""The optimizer's kernel, called with the forms of a parameter, its gradient, its moments, its copy and its remainder;
+the norm's, with a gradient's."""
 _LONGEST = ("matmul_swiglu", "matmul_swiglu_backward")
 """What takes longest to build, and is begun first: half a second of a first step."""
 Argument = TensorMeta | bool | int | float | None
@@ -65,15 +66,18 @@ def find_prebuilt_ops() -> list[CustomOp]:
     return [each for each in find_kernel_ops() if each.prebuild]
 
 
-def find_updates(graph: StepGraph, state_dtype: torch.dtype) -> list[KernelCall]:
-    """The optimizer's calls, one for all dtypes that a parameter, its gradient, its moments and its copy have, and the
-    norm's."""
+def find_updates(graph: StepGraph, state: StateForm) -> list[KernelCall]:
+    """The optimizer's calls, one for all dtypes that a parameter, its gradient, its moments, its copy and its remainder
+    have, and the norm's."""
+    remainder = torch.int16 if state.has_remainders else None
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
     casts = {each for _, each in find_cached_casts(graph)}
     copied = Counter(slot for each in casts for slot in each.slots)
     copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
     gradients = {slot: meta_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
-    found = dict.fromkeys((stored[slot], dtype, state_dtype, copies.get(slot)) for slot, dtype in gradients.items())
+    found = dict.fromkeys(
+        (stored[slot], dtype, state.moments, copies.get(slot), remainder) for slot, dtype in gradients.items()
+    )
 
     def form(dtype: torch.dtype | None) -> TensorMeta | None:
         return TensorMeta(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
@@ -101,15 +105,20 @@ def find_builder(name: str) -> Callable[..., Any]:
         if own.name == name and own.launcher is not None:
             return own.launcher
 
-    def update(parameter: Tensor, gradient: Tensor, moment: Tensor, copy: Tensor | None) -> None:
+    def update(
+        parameter: Tensor, gradient: Tensor, moment: Tensor, copy: Tensor | None, remainder: Tensor | None
+    ) -> None:
         dtypes = (parameter.dtype, gradient.dtype, moment.dtype, moment.dtype)
         flat = [torch.empty(_UNKNOWN_SIZE, dtype=dtype, device="meta") for dtype in dtypes]
         numbers = [torch.empty((), device="meta") for _ in range(6)]
-        narrow = None if copy is None else torch.empty(_UNKNOWN_SIZE, dtype=copy.dtype, device="meta")
+        copy, remainder = (
+            None if each is None else torch.empty(_UNKNOWN_SIZE, dtype=each.dtype, device="meta")
+            for each in (copy, remainder)
+        )
         random: list[Tensor | None] = [None, None]
-        if moment.dtype is torch.bfloat16 and parameter.dtype is not torch.bfloat16:
+        if moment.dtype is torch.bfloat16 and (parameter.dtype is not torch.bfloat16 or remainder is not None):
             random = [torch.empty(shape, dtype=torch.int64, device="meta") for shape in ((), (1,))]
-        update_on_gpu.update(*flat, *numbers, narrow, *random, beta1=0.0, beta2=0.0, eps=0.0)
+        update_on_gpu.update(*flat, *numbers, copy, *random, remainder, beta1=0.0, beta2=0.0, eps=0.0)
 
     def squares(gradient: Tensor) -> None:
         square_sum_on_gpu.square_parts([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
@@ -148,7 +157,7 @@ def calls_from_data(data: Any) -> list[KernelCall]:
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
     wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in find_prebuilt_ops()}
-    wanted |= {UPDATE: ["Tensor", "Tensor", "Tensor", "Optional[Tensor]"], SQUARES: ["Tensor"]}
+    wanted |= {UPDATE: ["Tensor"] * 3 + ["Optional[Tensor]"] * 2, SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):
         return False

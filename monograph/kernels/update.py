@@ -5,20 +5,30 @@ that changes from step to step is a tensor, so that nothing is read on the host 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.kernels import update_on_gpu
+from monograph.kernels.param_remainders import combine_master, split_master
 from monograph.kernels.stochastic_rounding import draw_rounding_bits, reference_stochastic_round
 
 Update = Callable[..., None]
-"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy, key, starts):
-flat tensors of one length, then numbers in tensors of no dims; where the parameter is written once more, in another
-dtype, or None; last, for moments that are rounded stochastically, the key of this parameter's random bits in this
-update and the position of the first element of each of its rows in the whole parameter, or None and None."""
+"""(parameter, gradient, exp_avg, exp_avg_sq, rate, decay, correction1, correction2, excess, broken, copy, key, starts,
+remainder): flat tensors of one length, then numbers in tensors of no dims; where the parameter is written once more, in
+another dtype, or None; for moments that are rounded stochastically, the key of this parameter's random bits in this
+update and the position of the first element of each of its rows in the whole parameter, or None and None; last, the 16
+bits that a bf16 parameter lacks of its fp32 master, or None."""
+
+
+class StateForm(NamedTuple):
+    """What an update keeps of each parameter, besides the parameter."""
+
+    moments: torch.dtype = torch.float32
+    has_remainders: bool = False
+    """Whether parameters are bf16, with the rest of their fp32 masters beside them."""
 
 
 def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
@@ -38,18 +48,24 @@ def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
         copy: Tensor | None = None,
         key: Tensor | None = None,
         starts: Tensor | None = None,
+        remainder: Tensor | None = None,
     ) -> None:
         gradient = gradient.float() / excess
         mean, square = exp_avg.float(), exp_avg_sq.float()
         mean = mean + (gradient - mean) * (1 - beta1)
         square = square * beta2 + gradient * gradient * (1 - beta2)
         root = square.sqrt() / correction2.sqrt() + eps
-        updated = parameter.float() * decay - (rate / correction1) * mean / root
+        master = parameter.float() if remainder is None else combine_master(parameter, remainder)
+        updated = master * decay - (rate / correction1) * mean / root
         if key is not None and starts is not None:
             first, second = draw_rounding_bits(key, starts, parameter.numel())
             mean, square = reference_stochastic_round(mean, first), reference_stochastic_round(square, second)
+        written = [(parameter, updated), (exp_avg, mean), (exp_avg_sq, square)]
+        if remainder is not None:
+            weight, rest = split_master(updated)
+            written = [(parameter, weight), (remainder, rest), *written[1:]]
         is_broken = broken > 0
-        for old, new in ((parameter, updated), (exp_avg, mean), (exp_avg_sq, square)):
+        for old, new in written:
             old.copy_(torch.where(is_broken, old, new.to(old.dtype)))
         if copy is not None:
             copy.copy_(parameter)

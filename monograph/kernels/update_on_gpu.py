@@ -18,6 +18,28 @@ def round_stochastically(value, bits):
     return tl.where(value == value, moved.to(tl.float32, bitcast=True), value)
 
 
+@triton.jit
+def load_master(parameter, remainder, index, is_in, has_remainder: tl.constexpr):
+    p = tl.load(parameter + index, is_in)
+    if has_remainder:
+        high = p.to(tl.int16, bitcast=True).to(tl.int32)
+        master = ((high << 16) + tl.load(remainder + index, is_in).to(tl.int32)).to(tl.float32, bitcast=True)
+    else:
+        master = p.to(tl.float32)
+    return master
+
+
+@triton.jit
+def store_master(parameter, remainder, master, index, is_in, has_remainder: tl.constexpr):
+    if has_remainder:
+        bits = master.to(tl.int32, bitcast=True)
+        high = (bits + 32768) >> 16
+        tl.store(parameter + index, high.to(tl.int16).to(tl.bfloat16, bitcast=True), is_in)
+        tl.store(remainder + index, (bits - (high << 16)).to(tl.int16), is_in)
+    else:
+        tl.store(parameter + index, master.to(parameter.dtype.element_ty), is_in)
+
+
 @triton.jit(do_not_specialize_on_alignment=["correction1", "correction2", "key"])
 def update_kernel(
     parameter,
@@ -33,6 +55,7 @@ def update_kernel(
     copy,
     key,
     starts,
+    remainder,
     width,
     count,
     new1,
@@ -42,6 +65,7 @@ def update_kernel(
     has_copy: tl.constexpr,
     is_stochastic: tl.constexpr,
     is_one_row: tl.constexpr,
+    has_remainder: tl.constexpr,
     step: tl.constexpr,
     first: tl.constexpr,
     second: tl.constexpr,
@@ -51,7 +75,7 @@ def update_kernel(
     is_in = index < count
     if tl.load(broken) > 0:
         return
-    p = tl.load(parameter + index, is_in).to(tl.float32)
+    p = load_master(parameter, remainder, index, is_in, has_remainder)
     g = tl.load(gradient + index, is_in).to(tl.float32)
     mean = tl.load(exp_avg + index, is_in).to(tl.float32)
     square = tl.load(exp_avg_sq + index, is_in).to(tl.float32)
@@ -61,7 +85,7 @@ def update_kernel(
     root = tl.div_rn(tl.sqrt_rn(square), tl.sqrt_rn(tl.load(correction2))) + eps
     size = tl.div_rn(tl.load(rate), tl.load(correction1))
     p = p * tl.load(decay) - tl.div_rn(size * mean, root)
-    tl.store(parameter + index, p.to(parameter.dtype.element_ty), is_in)
+    store_master(parameter, remainder, p, index, is_in, has_remainder)
     if has_copy:
         tl.store(copy + index, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
     if is_stochastic:
@@ -69,9 +93,9 @@ def update_kernel(
             counters = tl.load(starts) + index
         else:
             counters = count_elements(starts, index, width, is_in)
-        bits = hash_counters(key, counters, step, first, second)
-        mean = round_stochastically(mean, bits >> 48)
-        square = round_stochastically(square, bits >> 32)
+        random = hash_counters(key, counters, step, first, second)
+        mean = round_stochastically(mean, random >> 48)
+        square = round_stochastically(square, random >> 32)
     tl.store(exp_avg + index, mean.to(exp_avg.dtype.element_ty), is_in)
     tl.store(exp_avg_sq + index, square.to(exp_avg_sq.dtype.element_ty), is_in)
 
@@ -81,14 +105,14 @@ def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: flo
 
     Moments that are rounded stochastically have the bits of the reference, and so no multiply is fused with an add.
     """
-    *tensors, copy, key, starts = others
+    *tensors, copy, key, starts, remainder = others
     count = parameter.numel()
     if not count:
         return
     rows = 1 if starts is None else starts.numel()
     given = (
         *(parameter, *tensors),
-        *(parameter if each is None else each for each in (copy, key, starts)),
+        *(parameter if each is None else each for each in (copy, key, starts, remainder)),
         *(count // rows, count, 1 - beta1, beta2, 1 - beta2, eps),
     )
     launch(
@@ -98,6 +122,7 @@ def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: flo
         has_copy=copy is not None,
         is_stochastic=key is not None,
         is_one_row=rows == 1,
+        has_remainder=remainder is not None,
         block=_NUMBERS,
         enable_fp_fusion=key is None,
         **FACTORS,

@@ -13,7 +13,7 @@ from monograph.kernels.update import Update, make_reference_update, make_update
 from monograph.train.optimizer import Optimizer, find_excess_norm
 from monograph.train.optimizer_config import AdamWConfig
 from monograph.train.rounding_keys import RoundingKeys
-from monograph.train.single_pass import MOMENTS, SinglePass
+from monograph.train.single_pass import MOMENTS, REMAINDER, SinglePass
 
 _FUSED_DEVICES = ("cuda", "cpu")
 
@@ -53,8 +53,11 @@ class AdamW(Optimizer):
             counter_device = parameter.device if self.is_fused else torch.device("cpu")
             self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=counter_device),
-                **{moment: make_moment(parameter, config.state_dtype) for moment in MOMENTS},
+                **{moment: make_moment(parameter, config) for moment in MOMENTS},
             }
+            if config.has_remainders:
+                zeros = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
+                self._adamw.state[parameter][REMAINDER] = zeros
         self._numbers = (config.beta1, config.beta2, config.eps)
         self._is_compiled = False
         self._rounding = None
@@ -97,10 +100,10 @@ class AdamW(Optimizer):
         self._update()
 
     def state(self) -> dict[tuple[str, str], Tensor]:
-        """The running averages by (kind, parameter name); each is shaped and laid out like its parameter."""
+        """The running averages and remainders by (kind, parameter name), shaped and laid out like their parameters."""
         return {
             (kind, name): self._adamw.state[parameter][kind]
-            for kind in MOMENTS
+            for kind in (*MOMENTS, *([REMAINDER] if self.config.has_remainders else []))
             for name, parameter in self.parameters.items()
         }
 
@@ -110,9 +113,10 @@ class AdamW(Optimizer):
             self._adamw.state[parameter]["step"].fill_(count)
 
 
-def make_moment(parameter: Tensor, dtype: str) -> Tensor:
-    """A moment before the first update, in this dtype or, with `auto`, in the parameter's."""
-    return torch.zeros_like(parameter, dtype=None if dtype == "auto" else getattr(torch, dtype), requires_grad=False)
+def make_moment(parameter: Tensor, config: AdamWConfig) -> Tensor:
+    """A moment before the first update."""
+    dtype = config.find_state_dtype(str(parameter.dtype).removeprefix("torch."))
+    return torch.zeros_like(parameter, dtype=getattr(torch, dtype), requires_grad=False)
 
 
 def _plan_fused(config: AdamWConfig, parameters: Mapping[str, Tensor]) -> bool:

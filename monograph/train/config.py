@@ -255,6 +255,7 @@ class TrainerConfig(Configurable.Config):
                 why="FSDP2 communicates inside of hooks, where what a rank sends cannot be compared",
                 do="--compile.mode graph, or --compile.mode eager --parallelism.fsdp graph",
             )
+        self.optimizer.check_stored(self.training.dtype)
         check_pipeline_limits(self)
         check_flex_limits(self)
         self.activation_checkpoint.check_run(self.compile, self.passes.off)

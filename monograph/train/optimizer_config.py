@@ -27,6 +27,11 @@ class OptimizerConfig(Configurable.Config):
         return False
 
     @property
+    def has_remainders(self) -> bool:
+        """Whether it keeps the 16 bits that bf16 parameters lack of their fp32 masters."""
+        return False
+
+    @property
     def draws_random(self) -> bool:
         """Whether its component takes `seed` and `row_starts`: random bits by the position of an element."""
         return False
@@ -35,13 +40,20 @@ class OptimizerConfig(Configurable.Config):
         """This config with everything decided that it leaves to `compile.numerics`."""
         return self
 
+    def check_stored(self, stored: str) -> None:
+        """Refuse parameters stored in a dtype that it cannot update."""
+
+    def for_fp32(self) -> Self:
+        """This config for weights in fp32, which `verify` compares."""
+        return self
+
     def find_state_dtype(self, stored: str) -> str:
         """The dtype of its state, for parameters stored in `stored`."""
         return stored
 
     def count_state_bytes(self, stored: str) -> int:
         """Bytes of state for each element of a parameter, for estimates: two moments unless a config says otherwise."""
-        return 2 * ITEM_BYTES[self.find_state_dtype(stored)]
+        return 2 * ITEM_BYTES[self.find_state_dtype(stored)] + 2 * self.has_remainders
 
     def describe(self) -> str:
         """Its class, for messages."""
@@ -67,10 +79,15 @@ class AdamWConfig(OptimizerConfig):
     """Decoupled weight decay."""
     implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
     """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
-    single_pass with compile.numerics fast or float8 or a state_dtype, else torch's fused loop where there is one."""
+    single_pass with compile.numerics fast or float8, a state_dtype or store_param_remainders, else torch's fused loop
+    where there is one."""
     state_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of both moments. auto: training.dtype. bfloat16 is rounded stochastically, by seed, update and position of an
-    element, so that any mesh and any resume rounds alike. float32 and bfloat16 need the single_pass implementation."""
+    """Of both moments. auto: training.dtype, or float32 with store_param_remainders. bfloat16: rounded stochastically
+    by seed, update and position of an element, so that any mesh and any resume rounds alike. float32 and bfloat16 need
+    the single_pass implementation."""
+    store_param_remainders: bool = False
+    """Keep the 16 bits that a bf16 weight lacks of its fp32 master beside it: updates are those of fp32 weights, which
+    take no memory of their own. For training.dtype bfloat16, by the single_pass implementation."""
 
     @property
     def is_single_pass(self) -> bool:
@@ -78,31 +95,59 @@ class AdamWConfig(OptimizerConfig):
         return self.implementation == "single_pass"
 
     @property
+    def has_remainders(self) -> bool:
+        """Whether bf16 weights have fp32 masters."""
+        return self.store_param_remainders
+
+    @property
     def draws_random(self) -> bool:
         """Whether moments are rounded stochastically."""
         return self.state_dtype == "bfloat16"
 
     def plan(self, numerics: str) -> Self:
-        """`auto` decided: single_pass with fast numerics or a dtype for the moments, else one of torch's loops."""
-        if self.implementation == "auto" and (numerics != "exact" or self.state_dtype != "auto"):
+        """`auto` decided: single_pass with fast numerics or what only it can do, else one of torch's loops."""
+        if self.implementation == "auto" and (numerics != "exact" or self.needs_single_pass):
             return self.replace(implementation="single_pass")
         return self
 
+    @property
+    def needs_single_pass(self) -> bool:
+        """Whether anything is asked for that torch's loops cannot do."""
+        return self.state_dtype != "auto" or self.store_param_remainders
+
     def find_state_dtype(self, stored: str) -> str:
         """The dtype of its moments, for parameters stored in `stored`."""
-        return stored if self.state_dtype == "auto" else self.state_dtype
+        if self.state_dtype == "auto":
+            return "float32" if self.store_param_remainders else stored
+        return self.state_dtype
+
+    def check_stored(self, stored: str) -> None:
+        """Remainders are for bf16 parameters."""
+        if self.store_param_remainders and stored != "bfloat16":
+            raise ConfigError(
+                f"optimizer.store_param_remainders is true and training.dtype is {stored}",
+                why="the remainders are what bf16 weights lack of their fp32 masters; fp32 weights lack nothing",
+                do="--training.dtype bfloat16, or --optimizer.store_param_remainders false",
+            )
+
+    def for_fp32(self) -> Self:
+        """Without remainders: fp32 weights lack nothing."""
+        return self.replace(store_param_remainders=False)
 
     def describe(self) -> str:
         """Which of its loops it is, and what it keeps its moments in."""
         moments = "" if self.state_dtype == "auto" else f", optimizer.state_dtype {self.state_dtype}"
-        return f"optimizer.implementation {self.implementation}{moments}"
+        masters = ", optimizer.store_param_remainders" if self.store_param_remainders else ""
+        return f"optimizer.implementation {self.implementation}{moments}{masters}"
 
     def check(self) -> None:
-        if self.state_dtype != "auto" and self.implementation not in ("auto", "single_pass"):
+        if self.needs_single_pass and self.implementation not in ("auto", "single_pass"):
             raise ConfigError(
-                f"state_dtype is {self.state_dtype} and implementation is {self.implementation}",
-                why="torch's loops keep moments in the dtype of the parameters, rounded to nearest",
-                do="--optimizer.implementation single_pass (or auto), or --optimizer.state_dtype auto",
+                f"implementation is {self.implementation} with state_dtype {self.state_dtype} and "
+                f"store_param_remainders {str(self.store_param_remainders).lower()}",
+                why="torch's loops keep moments in the dtype of the parameters, and nothing else of them",
+                do="--optimizer.implementation single_pass (or auto), or --optimizer.state_dtype auto "
+                "--optimizer.store_param_remainders false",
             )
         check_range(self, "lr", FP32_TINY, 1e30, why="AdamW moves every weight by about lr in one step")
         check_range(self, "eps", FP32_TINY, FP32_MAX, why="AdamW divides by it in float32 where a gradient is 0")

@@ -11,6 +11,8 @@ from monograph.kernels.update import Update
 from monograph.train.rounding_keys import RoundingKeys
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+REMAINDER = "remainder"
+"""What a bf16 parameter lacks of its fp32 master, where that is stored."""
 
 
 class SinglePass:
@@ -66,7 +68,8 @@ class SinglePass:
                         if copy is not None:
                             written.append(name)
                             copy = copy.view(-1)
-                        self._function(*flat, rate, decay, *own, scale, broken, copy, *random[index])
+                        rest = _flat(state.get(REMAINDER))
+                        self._function(*flat, rate, decay, *own, scale, broken, copy, *random[index], rest)
             if self.weight_cache is not None:
                 self.weight_cache.trust(written)
 
@@ -80,6 +83,10 @@ class SinglePass:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.steps[self.indices[id(parameter)]].add_(1 - broken)
+
+
+def _flat(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.view(-1)
 
 
 def _number(value: float, device: torch.device) -> Tensor:

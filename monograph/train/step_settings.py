@@ -6,6 +6,7 @@ import torch
 
 from monograph.execute.base import StepSettings
 from monograph.graph.facts import SavePolicy
+from monograph.kernels.update import StateForm
 from monograph.machine.device import Machine
 from monograph.models.init import InitSpec
 from monograph.train.config import TrainerConfig
@@ -21,7 +22,7 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
         init_specs=init_specs,
         seed=config.debug.seed,
         is_single_pass=config.plan_optimizer().is_single_pass,
-        state_dtype=getattr(torch, config.plan_optimizer().find_state_dtype(config.training.dtype)),
+        update_state=find_update_state(config),
         activations=SavePolicy(
             mode=config.activation_checkpoint.resolve(config.compile),
             save=config.activation_checkpoint.save,
@@ -31,3 +32,10 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
         passes=config.passes,
         machine=machine,
     )
+
+
+def find_update_state(config: TrainerConfig) -> StateForm:
+    """What the optimizer keeps of each parameter, for kernels that are built before the first update."""
+    planned = config.plan_optimizer()
+    moments = getattr(torch, planned.find_state_dtype(config.training.dtype))
+    return StateForm(moments, has_remainders=planned.has_remainders)

@@ -41,6 +41,7 @@ def in_fp32(config: TrainerConfig) -> TrainerConfig:
     """
     config = config.replace(
         training=config.training.replace(dtype="float32", compute_dtype="float32"),
+        optimizer=config.optimizer.for_fp32(),
         parallelism=config.parallelism.replace(reduce_dtype="float32"),
     )
     moe = config.model.find_moe()

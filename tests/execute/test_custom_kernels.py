@@ -22,6 +22,7 @@ from monograph.execute.custom_kernels import (
 from monograph.graph.encode import GraphFileError
 from monograph.graph.tensor_meta import TensorMeta
 from monograph.kernels import norm_on_gpu, square_sum_on_gpu, swiglu_on_gpu, update_on_gpu
+from monograph.kernels.update import StateForm
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from tests.execute.artifacts import make_sections, open_folder
@@ -46,7 +47,7 @@ CALLS = [
     KernelCall("square_sum", (TensorMeta(torch.bfloat16, (1,), (1,), GPU),)),
     KernelCall(
         "update",
-        (*(TensorMeta(dtype, (1,), (1,), GPU) for dtype in (torch.float32, torch.bfloat16, torch.bfloat16)), None),
+        (*(TensorMeta(dtype, (1,), (1,), GPU) for dtype in (torch.float32, *[torch.bfloat16] * 2)), None, None),
     ),
 ]
 
@@ -73,13 +74,17 @@ def test_what_a_compiler_replaces_is_not_built(graph):
 
 
 def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
-    for moments in (torch.float32, torch.bfloat16):
-        found = {call.name: [form and form.dtype for form in call.args] for call in find_updates(graph, moments)}
-        assert found == {"update": [torch.float32, torch.float32, moments, None], "square_sum": [torch.float32]}
+    wide = torch.float32
+    for state, forms in (
+        (StateForm(), [wide, wide, wide, None, None]),
+        (StateForm(torch.bfloat16, has_remainders=True), [wide, wide, torch.bfloat16, None, torch.int16]),
+    ):
+        found = {call.name: [form and form.dtype for form in call.args] for call in find_updates(graph, state)}
+        assert found == {"update": forms, "square_sum": [wide]}
 
 
 def test_calls_are_read_back_as_they_were_written(graph):
-    calls = [*find_calls(graph), *find_updates(graph, torch.float32)]
+    calls = [*find_calls(graph), *find_updates(graph, StateForm())]
     assert calls_from_data(json.loads(json.dumps(calls_to_data(calls)))) == calls
 
 

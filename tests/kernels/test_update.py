@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from monograph.kernels.param_remainders import combine_master, split_master
 from monograph.kernels.update import make_reference_update, make_update
 from monograph.train.optimizer_config import AdamWConfig
 
@@ -34,7 +35,7 @@ def test_the_kernel_makes_what_the_reference_makes_and_its_bits_where_moments_ar
     random = [torch.tensor(12345), torch.arange(rows) * 10**9 + 7] if state_dtype is torch.bfloat16 else [None, None]
     start, found = ([each.to("cuda", copy=True) for each in wanted] for _ in range(2))
     make_reference_update(*NUMBERS)(*wanted, None, *random)
-    make_update(*NUMBERS)(*found, None, *(each if each is None else each.cuda() for each in random))
+    make_update(*NUMBERS)(*found, None, *(each if each is None else each.cuda() for each in random), None)
     for index in (0, 2, 3):
         assert found[index].dtype is start[index].dtype
         if state_dtype is torch.bfloat16:
@@ -43,6 +44,21 @@ def test_the_kernel_makes_what_the_reference_makes_and_its_bits_where_moments_ar
             torch.testing.assert_close(found[index].cpu(), wanted[index], rtol=1e-6, atol=2e-7)
         assert not torch.equal(found[index], start[index])
     assert torch.equal(found[1], start[1]), "gradients are read only"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_updates_masters_in_two_parts_like_masters_in_one(state_dtype):
+    wanted = narrow_moments(make_inputs(torch.device("cuda"), 4099, torch.bfloat16), state_dtype)
+    random = [None, None]
+    if state_dtype is torch.bfloat16:
+        random = [torch.tensor(12345, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")]
+    weight, rest = split_master(wanted[0])
+    found = [weight, *(each.clone() for each in wanted[1:])]
+    make_update(*NUMBERS)(*wanted, None, *random, None)
+    make_update(*NUMBERS)(*found, None, *random, rest)
+    assert torch.equal(combine_master(weight, rest), wanted[0]) and rest.any()
+    assert all(torch.equal(found[index], wanted[index]) for index in (2, 3))
 
 
 def test_a_second_moment_that_moves_slowly_moves_when_rounded_stochastically_and_else_is_stuck():
@@ -70,8 +86,8 @@ def test_a_second_moment_that_moves_slowly_moves_when_rounded_stochastically_and
 def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
     alone, found = (make_inputs(device, 4099, torch.bfloat16, broken=broken) for _ in range(2))
     copy = found[0].to(torch.bfloat16)
-    make_update(*NUMBERS)(*alone, None, None, None)
-    make_update(*NUMBERS)(*found, copy, None, None)
+    make_update(*NUMBERS)(*alone, None, None, None, None)
+    make_update(*NUMBERS)(*found, copy, None, None, None)
     assert all(map(torch.equal, alone, found)), "writing it changes nothing else"
     assert torch.equal(copy, found[0].to(torch.bfloat16))
 
@@ -79,7 +95,7 @@ def test_a_copy_is_the_parameter_in_another_dtype(device, broken):
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_a_broken_step_changes_nothing(device):
     start, found = (make_inputs(device, 3000, torch.float32, broken=1.0, excess=float("nan")) for _ in range(2))
-    make_update(*NUMBERS)(*found, None, None, None)
+    make_update(*NUMBERS)(*found, None, None, None, None)
     assert all(torch.equal(found[index], start[index]) for index in range(4))
 
 

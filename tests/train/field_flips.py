@@ -178,6 +178,8 @@ def step_flips() -> Iterator[Flip]:
         yield Flip(f"optimizer.{name}", value, **llama)
     yield Flip("optimizer.implementation", "for_loop", see_trainer, **llama)
     yield Flip("optimizer.state_dtype", "bfloat16", **llama)
+    both = NARROW | {"training.dtype": "bfloat16"}
+    yield Flip("optimizer.store_param_remainders", True, given=both, **llama)
     for name, value in {
         "warmup_steps": 0,
         "decay": "linear",

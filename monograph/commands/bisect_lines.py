@@ -53,7 +53,7 @@ def check_bisect(arguments: BisectArguments) -> None:
 def check_same(left: Request, right: Request) -> None:
     """Refuse lines whose numbers have nothing to do with each other."""
     for request in (left, right):
-        refuse_pipeline(request.config, "bisect")
+        refuse_pipeline(request.config, "bisect", why="it compares one graph for the whole step, not one per stage")
     ranks = [request.options["ranks"] for request in (left, right)]
     meshes = [plan_run_mesh(each.config, max(each.options["ranks"], 1)) for each in (left, right)]
     if meshes[0] != meshes[1] or ranks[0] != ranks[1]:

@@ -72,7 +72,7 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
 
 def check_bench(config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, **_: Any) -> None:
     """bench: routing can be balanced only where there is a router, and documents matter only to their mask."""
-    refuse_pipeline(config, "bench")
+    refuse_pipeline(config, "bench", why="it measures the steps of one device, and a pipeline has several")
     if balanced_routing and getattr(config.model, "moe", None) is None:
         raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
     if document_tokens and getattr(config.model, "mask", "") != "document":

@@ -33,11 +33,15 @@ def check_pipeline_limits(config: Any) -> None:
         raise _refuse(degree, f"the pass {asked[0]} is asked for", f"leave {asked[0]} out")
 
 
-def refuse_pipeline(config: Any, command: str) -> None:
-    """Refuse a pipeline where a command has no answer for it yet."""
+def refuse_pipeline(config: Any, command: str, *, why: str) -> None:
+    """Refuse a pipeline where a command has no answer for it."""
     degree = config.parallelism.pipeline_parallel_degree
     if degree > 1:
-        raise _refuse(degree, f"monograph {command} is asked for", "--parallelism.pipeline_parallel_degree 1")
+        raise ConfigError(
+            f"parallelism.pipeline_parallel_degree is {degree} and monograph {command} is asked for",
+            why=why,
+            do="--parallelism.pipeline_parallel_degree 1",
+        )
 
 
 def _refuse(degree: int, what: str, do: str) -> ConfigError:

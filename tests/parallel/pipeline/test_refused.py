@@ -59,8 +59,9 @@ def test_a_pipeline_that_cannot_run_is_refused_by_the_field_that_asks_for_it(cha
     [(check_bench, {"balanced_routing": False, "document_tokens": 0}, "bench")],
 )
 def test_commands_without_an_answer_for_pipelines_say_so(check, more, command):
-    with pytest.raises(ConfigError, match=f"monograph {command}"):
+    with pytest.raises(ConfigError, match=f"monograph {command}") as caught:
         check(configure({}), **more)
+    assert caught.value.do == "--parallelism.pipeline_parallel_degree 1"
 
 
 def test_a_rank_whose_parameters_are_all_frozen_is_refused_by_its_units(tmp_path):

@@ -15,6 +15,8 @@ from monograph.passes.compile.compile_flex import CompileFlex, plan_flex_regions
 from monograph.passes.compile.mark_regions import MarkRegions
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import CompiledRegion, extract_subgraph
+from monograph.passes.config import PassesConfig
+from monograph.passes.runner import build_passes, run_passes
 from tests.kit.pipelines import capture_small
 
 FLEX = {"model.attention.kernel": "flex", "model.n_layers": 3}
@@ -45,6 +47,12 @@ def test_all_layers_share_two_compilations_and_the_graph_keeps_the_rules(compile
     assert {tag_of(node).path for node in calls} == {f"layers.{n}.attention.attend" for n in range(3)}
     check_graph(graph, facts)
     assert CompileFlex(None).run(graph, facts) == "0 attentions, 0 compilations"
+
+
+def test_after_all_other_passes_a_backward_reads_its_compiled_forward(compiled):
+    graph, facts = capture_small("llama3", Mesh(), **FLEX)
+    run_passes(graph, build_passes(PassesConfig()), dataclasses.replace(facts, device="cuda"))
+    assert len(compiled) == 2 and not any(node.target in BOTH for node in graph.nodes)
 
 
 def test_on_a_cpu_it_is_skipped_with_the_reason():

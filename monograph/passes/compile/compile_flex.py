@@ -46,7 +46,8 @@ class CompileFlex(Pass):
                     codes[key] = f"compiled_{graph.compiled + len(codes)}", code
         for key, region in regions:
             made = replace(tag_of(region.nodes[0]), made_by=self.name())
-            replace_with_compiled(graph, region, *codes[key], made)
+            # What a backward reads of its forward is the compiled forward's by now.
+            replace_with_compiled(graph, find_region(region.nodes), *codes[key], made)
         graph.compiled += len(codes)
         return f"{len(regions)} attentions, {len(codes)} compilations"
 

@@ -144,5 +144,5 @@ def compute_scores(
     wide = lse_dtype(q)
     keys = k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], dim=1).to(wide)
     scores = (q.transpose(1, 2).to(wide) * scale) @ keys.mT
-    mask = build_mask(segments, q.shape[1], k.shape[1], causal=causal, window=window)
-    return scores if mask is None else scores.masked_fill(~mask.to(q.device), float("-inf")), keys
+    mask = build_mask(segments, q.shape[1], k.shape[1], causal=causal, window=window, device=q.device)
+    return scores if mask is None else scores.masked_fill(~mask, float("-inf")), keys

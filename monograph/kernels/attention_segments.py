@@ -40,11 +40,22 @@ def flatten_segments(segments: Tensor, n_queries: int, n_keys: int) -> tuple[Ten
     return found[0], found[1]
 
 
-def build_mask(segments: Tensor | None, n_queries: int, n_keys: int, *, causal: bool, window: int) -> Tensor | None:
-    """Which query sees which key: bool [batch or 1, 1, queries, keys]; None where all see all."""
+def build_mask(
+    segments: Tensor | None,
+    n_queries: int,
+    n_keys: int,
+    *,
+    causal: bool,
+    window: int,
+    device: torch.device | None = None,
+) -> Tensor | None:
+    """Which query sees which key: bool [batch or 1, 1, queries, keys]; None where all see all.
+
+    It is made on `device`, by default the table's: a copy from the host could not be recorded in a CUDA graph.
+    """
     if segments is None and not causal and not window:
         return None
-    device = None if segments is None else segments.device
+    device = segments.device if device is None and segments is not None else device
     q, k = torch.arange(n_queries, device=device)[:, None], torch.arange(n_keys, device=device)[None, :]
     if segments is None:
         return mask_positions(q + n_keys - n_queries, k, causal=causal, window=window)[None, None]

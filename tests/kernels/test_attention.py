@@ -159,6 +159,14 @@ def test_the_fastest_kernel_that_serves_is_chosen():
             choose(**wrong)
 
 
+def test_a_dense_mask_is_made_where_the_scores_are():
+    """On the meta device, which takes nothing from the host: neither does a CUDA graph while it is recorded."""
+    q, k, v = (torch.empty(2, 9, 4, 8, device="meta") for _ in range(3))
+    out, _ = attend_densely(q, k, v, None, scale=SCALE, causal=True, window=3)
+    mask = build_mask(None, 9, 9, causal=True, window=3, device=q.device)
+    assert out.device.type == mask.device.type == "meta"
+
+
 def test_a_kernel_of_gpus_is_refused_on_a_cpu():
     q, k, v, _ = draw_inputs()
     for kernel in ("cudnn", "flash", "triton"):

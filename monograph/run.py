@@ -47,6 +47,7 @@ from monograph.models.init import reset
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
+from monograph.parallel.context_gather import decide_gather
 from monograph.parallel.fit import plan_schedule
 from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.groups import Groups, joined_groups
@@ -233,7 +234,9 @@ def build_parallel_model(config: TrainerConfig, groups: Groups) -> tuple[Model, 
     plan = model.parallel_plan()
     check_plan(model, plan, groups.mesh)
     table = build_table(model, plan, groups.mesh)
-    parallelize(model, plan, groups.mesh, groups.coords())
+    tokens, dtype = config.training.local_batch_size * config.training.seq_len, config.training.compute_dtype
+    mesh = decide_gather(groups.mesh, config.model, tokens=tokens, dtype=dtype, machine=choice.machine)
+    parallelize(model, plan, mesh, groups.coords())
     return model, table, settings
 
 

@@ -14,7 +14,7 @@ from monograph.config.ranges import FP32_MAX, FP32_TINY, check_range
 from monograph.errors import ConfigError
 from monograph.models.attention_kernel_config import AttentionKernelConfig
 from monograph.models.load_balance_config import LoadBalanceConfig
-from monograph.models.model_config import DividedSize, ModelConfig
+from monograph.models.model_config import DividedSize, LatentSizes, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
 MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
@@ -188,16 +188,18 @@ class LatentAttentionConfig(AttentionKernelConfig):
                 do="write 0 for a direct projection",
             )
         if self.qk_rope_head_dim % 2:
-            raise ConfigError(
-                f"qk_rope_head_dim is {self.qk_rope_head_dim}",
-                why="RoPE rotates channels in pairs",
-                do="write an even number",
-            )
+            what = f"qk_rope_head_dim is {self.qk_rope_head_dim}"
+            raise ConfigError(what, why="RoPE rotates channels in pairs", do="write an even number")
 
     def find_divided_sizes(self) -> Iterator[DividedSize]:
         """Heads are shared among tensor-parallel ranks, and in an exchange among context-parallel ones."""
         for axis in (Axis.TP, Axis.CP):
             yield DividedSize(axis, "n_heads", self.n_heads)
+
+    def find_latent_sizes(self) -> LatentSizes:
+        """What ranks that share sequences may gather instead of keys and values."""
+        shared = self.qk_rope_head_dim
+        return LatentSizes(self.kv_lora_rank, shared, self.n_heads, self.qk_nope_head_dim + shared, self.v_head_dim)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,5 +1,6 @@
 """Multi-head latent attention: keys and values come from one small latent, and extra channels carry RoPE."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from monograph.models.config import LatentAttentionConfig, ResidualSpec, RopeCon
 from monograph.models.flex_attention import build_core
 from monograph.models.linear import Linear
 from monograph.models.norm import RMSNorm
-from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
+from monograph.models.parallel_plan import ParallelForm, ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
 
 
@@ -49,6 +50,8 @@ class LatentAttention(nn.Module, Configurable):
         self.wkv_b = Linear(
             config.kv_lora_rank, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), init_std=std
         )
+        self.attend_shared: nn.Module | None = None
+        """What attends to the latents of all ranks, where these share sequences and gather latents."""
         self.wo = Linear(config.n_heads * config.v_head_dim, dim, init_std=residual.out_std)
 
     @property
@@ -59,11 +62,13 @@ class LatentAttention(nn.Module, Configurable):
     def plan_parallel(self) -> ParallelPlan:
         """Every rank computes some of the heads; the latents, which all heads share, are computed on every rank."""
         has_latent = bool(self.config.q_lora_rank)
-        return plan_column_row_pair(
+        plan = plan_column_row_pair(
             ("wq_b.weight" if has_latent else "wq.weight", "wkv_b.weight"),
             ("wo.weight",),
             replicated=("wq_a.weight", "wkv_a.weight") if has_latent else ("wkv_a.weight",),
         )
+        rules = (replace(rule, form=ParallelForm.SHARED_LATENTS) if not rule.pattern else rule for rule in plan.modules)
+        return replace(plan, modules=tuple(rules))
 
     def forward(self, x: Tensor, rotation: Rotation, segments: Any = None, cache: LayerCache | None = None) -> Tensor:
         q, latent, k_rope = self.project(x, rotation)
@@ -72,6 +77,10 @@ class LatentAttention(nn.Module, Configurable):
             (keys,) = cache.append(torch.cat((latent, rotated.squeeze(2)), dim=-1))
             if not cache.is_empty:
                 return self.wo(self.attend_latents(q, keys, cache.mask(x.shape[1])).flatten(2))
+        if self.attend_shared is not None:
+            rotated = apply_rope(k_rope, rotation, interleaved=self.interleaved, kernels=self.kernels)
+            latents = torch.cat((latent, rotated.squeeze(2)), dim=-1)
+            return self.wo(self.attend_shared(q, latents, self.wkv_b.weight, segments).flatten(2))
         kv = self.wkv_b(latent).unflatten(-1, (-1, self.config.qk_nope_head_dim + self.config.v_head_dim))
         k, v = join_keys(
             kv,

@@ -19,6 +19,17 @@ class DividedSize(NamedTuple):
     """Whether several ranks may have the same part, where there are fewer parts than ranks."""
 
 
+class LatentSizes(NamedTuple):
+    """Channels of latent attention: of the latent, of the key that all heads share, and of one head."""
+
+    latent: int
+    shared: int
+    heads: int
+    key: int
+    """The shared ones included."""
+    value: int
+
+
 class SequenceLimit(NamedTuple):
     """How long a sequence can be, and the field that says so."""
 
@@ -55,6 +66,12 @@ class ModelConfig(Configurable.Config):
         if getattr(self, "kernels", "") != "auto":
             return self
         return self.replace(kernels="fused" if device == "cuda" else "plain")
+
+    def find_latent_sizes(self) -> LatentSizes | None:
+        """The sizes of its latent attention; None when it has none."""
+        parts = (part for _, part in walk_configs(self, "model") if part is not self)
+        finders = (getattr(part, "find_latent_sizes", None) for part in parts)
+        return next((find() for find in finders if find is not None), None)
 
     def find_all_divided_sizes(self) -> Iterator[DividedSize]:
         """What all parts divide among ranks, in the order of the config; experts that do not exist divide nothing."""

@@ -49,6 +49,8 @@ class ParallelForm(StrEnum):
     """A module whose `sum_counts` sums the router's counts over ranks."""
     SHARED_SEQUENCES = "shared_sequences"
     """An AttentionCore whose keys and values are on all context-parallel ranks."""
+    SHARED_LATENTS = "shared_latents"
+    """A LatentAttention whose latents are on all context-parallel ranks."""
     NUMBERED_HEADS = "numbered_heads"
     """A module whose `find_first_head` finds the number of a tensor-parallel rank's first head."""
     RANDOM_POSITIONS = "random_positions"

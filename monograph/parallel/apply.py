@@ -6,10 +6,12 @@ from torch import Tensor, nn
 
 from monograph.axes import Group
 from monograph.models.attention_core import AttentionCore
+from monograph.models.latent_attention import LatentAttention
 from monograph.models.load_balance import LoadBalance
 from monograph.models.model import Model
 from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPlan
 from monograph.parallel.context_all_gather import AllGatherAttention
+from monograph.parallel.context_latent import HeadSizes, LatentGatherAttention
 from monograph.parallel.context_ulysses import UlyssesAttention
 from monograph.parallel.expert import CountReduction, ExchangeDispatch
 from monograph.parallel.mesh import Mesh
@@ -83,6 +85,14 @@ def share_sequences(model: Model, path: str, module: nn.Module, mesh: Mesh, coor
         setattr(model.get_submodule(parent), name, built)
 
 
+def share_latents(_model: Model, _path: str, module: nn.Module, mesh: Mesh, _coords: Tensor) -> None:
+    """Latent attention over the latents of whole sequences, where they are gathered instead of keys and values."""
+    if mesh.cp > 1 and mesh.cp_gather == "latent":
+        assert isinstance(module, LatentAttention)
+        sizes = HeadSizes(module.config.qk_nope_head_dim, module.config.v_head_dim)
+        module.attend_shared = LatentGatherAttention(module.attend, sizes, mesh.cp)
+
+
 def shard_positions(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:
     """Draw the random numbers that one device draws for this rank's part of a value."""
     if mesh.tp > 1:
@@ -102,5 +112,6 @@ FORMS: dict[ParallelForm, Callable[[Model, str, nn.Module, Mesh, Tensor], None]]
     ParallelForm.COUNT_REDUCTION: reduce_counts,
     ParallelForm.RANDOM_POSITIONS: shard_positions,
     ParallelForm.SHARED_SEQUENCES: share_sequences,
+    ParallelForm.SHARED_LATENTS: share_latents,
     ParallelForm.NUMBERED_HEADS: number_heads,
 }

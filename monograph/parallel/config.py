@@ -10,6 +10,7 @@ from monograph.parallel.pipeline.builtin import check_name
 from monograph.parallel.pipeline.stages import AUTO
 
 ContextMethod = Literal["all_gather", "ulysses"]
+ContextGather = Literal["auto", "keys_values", "latent"]
 _DEGREES = (
     "data_parallel_replicate_degree",
     "tensor_parallel_degree",
@@ -46,6 +47,8 @@ class ParallelismConfig(Configurable.Config):
     """Devices that share each sequence: every one has a part of its tokens, in all layers."""
     context_parallel_method: ContextMethod = "all_gather"
     """How attention gets the tokens of other devices: all gather keys and values, or all exchange tokens for heads."""
+    context_parallel_gather: ContextGather = "auto"
+    """What latent attention gathers: keys and values, or the latents that they are made of; auto: what is faster."""
     fsdp: Literal["auto", "fsdp2", "graph"] = "auto"
     """Who shards: torch's fully_shard, or explicit collectives that a graph can hold; auto goes by compile mode."""
     reshard_after_forward: bool = True

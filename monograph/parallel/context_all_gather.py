@@ -156,19 +156,23 @@ def put_in_order(gathered: Tensor, *, is_reversed: bool) -> Tensor:
 
 def start_scatters(first: Tensor, second: Tensor, degree: int) -> list[Tensor]:
     """Start to sum the gradients of keys, or values, that both calls gave, in fp32; every rank gets its two slices."""
+    halves = add_calls(first, second)
+    with annotate_role(Role.CONTEXT_REDUCE_SCATTER):
+        return [
+            start_reduce_scatter(by_rank(each, degree, is_reversed=number == 1), degree, Group.CP.value)
+            for number, each in enumerate(halves)
+        ]
+
+
+def add_calls(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of what both calls gave for the first and for the second half of the sequence, in fp32."""
     first, second = first.to(torch.float32), second.to(torch.float32)
     half = second.shape[SEQUENCE] // 2
     low, high = second.split(half, SEQUENCE)
     if first.shape[SEQUENCE] == half:
-        low = first + low
-    else:
-        earlier, later = first.split(half, SEQUENCE)
-        low, high = earlier + low, later + high
-    with annotate_role(Role.CONTEXT_REDUCE_SCATTER):
-        return [
-            start_reduce_scatter(by_rank(each, degree, is_reversed=number == 1), degree, Group.CP.value)
-            for number, each in enumerate((low, high))
-        ]
+        return first + low, high
+    earlier, later = first.split(half, SEQUENCE)
+    return earlier + low, later + high
 
 
 def by_rank(value: Tensor, degree: int, *, is_reversed: bool) -> Tensor:

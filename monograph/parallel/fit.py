@@ -46,6 +46,12 @@ def plan_fitting_mesh(
         check_sequence_parts(mesh, seq_len)
         if mesh.cp_method == "ulysses":
             check_ulysses_heads(mesh, [share for share in shares if share.axis is Axis.CP])
+    if mesh.cp > 1 and mesh.cp_gather == "latent" and model.find_latent_sizes() is None:
+        raise ConfigError(
+            "parallelism.context_parallel_gather is latent",
+            why="the attention of this model has no latents that keys and values are made of",
+            do="--parallelism.context_parallel_gather auto",
+        )
     together = local_batch_size * mesh.data_parts
     if global_batch_size != -1 and global_batch_size % together:
         nearest = max(1, round(global_batch_size / together)) * together

@@ -9,7 +9,7 @@ from itertools import product
 
 from monograph.axes import Axis, Group
 from monograph.errors import ConfigError
-from monograph.parallel.config import ContextMethod, ParallelismConfig
+from monograph.parallel.config import ContextGather, ContextMethod, ParallelismConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class Mesh:
     etp: int = 1
     cp_method: ContextMethod = "all_gather"
     """How attention gets tokens of other cp ranks, which decides what part of a sequence each has."""
+    cp_gather: ContextGather = "auto"
+    """What latent attention gathers; `auto` until it is decided for a machine (context_gather.py)."""
 
     @property
     def fsdp(self) -> int:
@@ -178,6 +180,7 @@ def plan_mesh(config: ParallelismConfig, world_size: int) -> Mesh:
         ep=config.expert_parallel_degree,
         etp=config.expert_tensor_parallel_degree,
         cp_method=config.context_parallel_method,
+        cp_gather=config.context_parallel_gather,
     )
     check_expert_degrees(mesh)
     return mesh

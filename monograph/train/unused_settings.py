@@ -274,6 +274,16 @@ RULES = (
         _while("parallelism.context_parallel_degree", 1),
         "--parallelism.context_parallel_degree 2",
     ),
+    EffectRule(
+        "parallelism.context_parallel_gather",
+        _while("parallelism.context_parallel_degree", 1),
+        "--parallelism.context_parallel_degree 2",
+    ),
+    EffectRule(
+        "parallelism.context_parallel_gather",
+        _while("parallelism.context_parallel_method", "ulysses"),
+        "--parallelism.context_parallel_method all_gather",
+    ),
     EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
     EffectRule("metrics.log_interval", _while("metrics.progress", "off"), "--metrics.progress lines", is_strict=False),
     EffectRule(

@@ -62,6 +62,7 @@ SEQ = {**GRAPH, "compile.expert_overlap.chunk_dim": "seq"}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reference attention": ("llama3", "1", {"model.attention.kernel": "reference"}),
     "exchanged sequences": ("qwen3_moe", "cp2 tp2", {"parallelism.context_parallel_method": "ulysses"}),
+    "gathered latents": ("deepseek_v3", "cp2 tp2", {"parallelism.context_parallel_gather": "latent"}),
     "documents and dropout": ("qwen3", "dp2 tp2", {"model.mask": "document", "model.dropout": 0.1}),
     "plain kernels in bf16": ("deepseek_v3", "ep2", {**BFLOAT16, "model.kernels": "plain"}),
     "fused kernels in fp32": ("deepseek_v3", "dp2 tp2 ep4", {"model.kernels": "fused"}),

@@ -100,6 +100,7 @@ _SHORT = {
     "shard": "data_parallel_shard_degree",
     "cp": "context_parallel_degree",
     "method": "context_parallel_method",
+    "gather": "context_parallel_gather",
     "tp": "tensor_parallel_degree",
     "ep": "expert_parallel_degree",
     "etp": "expert_tensor_parallel_degree",

@@ -75,19 +75,30 @@ def test_no_captured_value_has_scores_of_all_queries_and_keys(degree, tmp_path):
     assert not [shape for shape in shapes if len(shape) > 2 and set(shape[-2:]) <= lengths]
 
 
-@pytest.mark.parametrize(("method", "more"), [("all_gather", 1.0), ("ulysses", 1.15)])
-@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
-def test_saved_activations_shrink_with_the_degree(model, method, more, tmp_path):
+ULYSSES, LATENT = {"method": "ulysses"}, {"gather": "latent"}
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "least", "most"),
+    [
+        ("llama3", {}, 0.98, 1.02),
+        ("llama3", ULYSSES, 0.98, 1.17),
+        pytest.param("deepseek_v3", {"gather": "keys_values"}, 0.98, 1.02, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", ULYSSES, 0.98, 1.17, marks=pytest.mark.long),
+        ("deepseek_v3", LATENT, 0.5, 0.98),
+    ],
+)
+def test_saved_activations_shrink_with_the_degree(model, how, least, most, tmp_path):
     """What was gathered is not among them; an exchange keeps attention's output before and after it, and with fewer key
-    heads than ranks copies of these."""
-    saved = {degree: count_saved(model, tmp_path, method, degree) for degree in (1, 4)}
-    assert 0.98 < saved[4] / (saved[1] / 4) < 1.02 * more
+    heads than ranks copies of these. Keys and values that are made of gathered latents are not kept either."""
+    saved = {degree: count_saved(model, tmp_path, how, degree) for degree in (1, 4)}
+    assert least < saved[4] / (saved[1] / 4) < most
 
 
-def count_saved(model, folder, method, degree):
+def count_saved(model, folder, how, degree):
     """Bytes that the blocks' forward leaves for backward, besides parameters."""
     changes = {"model.mask": "document", "compile.mode": "graph", "training.seq_len": 64}
-    more = {"cp": degree, "method": method} if degree > 1 else {}
+    more = {"cp": degree, **how} if degree > 1 else {}
     config = tiny(model, folder, changes, fsdp="graph", shard=1, **more)
     with fake_groups(plan_run_mesh(config, degree), 0, torch.device("cpu")) as groups:
         graph = prepare(config, groups).capture()

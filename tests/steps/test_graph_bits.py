@@ -77,19 +77,21 @@ def test_four_ranks_with_everything_have_the_bits_of_eager(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "tp"),
+    ("model", "how", "tp"),
     [
-        ("llama3", "all_gather", 1),
-        pytest.param("deepseek_v3", "all_gather", 1, marks=pytest.mark.long),
-        pytest.param("qwen3_moe", "ulysses", 2, marks=pytest.mark.long),
-        pytest.param("deepseek_v3", "all_gather", 2, marks=pytest.mark.long),
+        ("llama3", {}, 1),
+        pytest.param("deepseek_v3", {"gather": "keys_values"}, 1, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", {"gather": "latent"}, 1, marks=pytest.mark.long),
+        pytest.param("qwen3_moe", {"method": "ulysses"}, 2, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", {"gather": "keys_values"}, 2, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", {"gather": "latent"}, 2, marks=pytest.mark.long),
     ],
 )
-def test_ranks_that_share_sequences_have_the_bits_of_eager(model, method, tp, tmp_path):
+def test_ranks_that_share_sequences_have_the_bits_of_eager(model, how, tp, tmp_path):
     extra = {"model.mask": "document", "model.dropout": 0.1}
     given = ("loop", extra) if model == "llama3" else ("grouped", extra)
     names = ("default", "no pass at all") if model == "llama3" else ("default", "full", "offload")
-    compare_on_ranks(tmp_path, 2 * tp, model, names, *given, cp=2, tp=tp, method=method)
+    compare_on_ranks(tmp_path, 2 * tp, model, names, *given, cp=2, tp=tp, **how)
 
 
 def test_the_variants_are_really_different():

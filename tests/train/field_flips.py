@@ -209,6 +209,9 @@ def graph_flips() -> Iterator[Flip]:
         yield Flip(f"parallelism.{axis}_degree", 2, given=GRAPH, is_long=True, **llama)
     shared = {**GRAPH, "parallelism.context_parallel_degree": 2}
     yield Flip("parallelism.context_parallel_method", "ulysses", given=shared, is_long=True, **llama)
+    latent: dict[str, Any] = {"see": see_graph, "model": "deepseek_v3", "is_long": True}
+    kept = {**shared, "parallelism.context_parallel_gather": "keys_values"}
+    yield Flip("parallelism.context_parallel_gather", "latent", given=kept, **latent)
     yield Flip("parallelism.expert_parallel_degree", 2, given=SHARDED, **moe)
     yield Flip(
         "parallelism.expert_tensor_parallel_degree", 2, given={**GRAPH, "parallelism.tensor_parallel_degree": 2}, **moe

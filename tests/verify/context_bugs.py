@@ -1,7 +1,7 @@
 """Wrong ways to share sequences among ranks, each found in some other program before: what verify must catch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +11,7 @@ from torch import Tensor
 import monograph.execute.base
 import monograph.parallel.apply
 import monograph.parallel.context_all_gather
+import monograph.parallel.context_latent
 from monograph.labels import IGNORED_LABEL
 from monograph.models.decoder import Decoder
 from monograph.models.parallel_plan import ParallelForm
@@ -113,7 +114,10 @@ def second_slices_in_rank_order() -> Iterator[None]:
     def put(gathered: Tensor, *, is_reversed: bool) -> Tensor:
         return honest(gathered, is_reversed=False)
 
-    with patch.object(monograph.parallel.context_all_gather, "put_in_order", put):
+    modules = (monograph.parallel.context_all_gather, monograph.parallel.context_latent)
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(patch.object(module, "put_in_order", put))
         yield
 
 

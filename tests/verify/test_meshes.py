@@ -14,6 +14,7 @@ EP2, DP4_EP2, HSDP_EP2 = (2, {"ep": 2}), (4, {"ep": 2}), (4, {"replicate": 2, "e
 ETP1, ETP2 = (8, {"tp": 2, "ep": 4}), (8, {"tp": 2, "ep": 4, "etp": 2})
 CP2, CP4, CP2_TP2 = (2, {"cp": 2}), (4, {"cp": 4}), (4, {"cp": 2, "tp": 2})
 CP2_DP2_EP2, CP2_DP2_TP2_EP2 = (4, {"cp": 2, "ep": 2}), (8, {"cp": 2, "tp": 2, "ep": 2})
+LATENT = {"parallelism.context_parallel_gather": "latent"}
 ULYSSES = {"parallelism.context_parallel_method": "ulysses"}
 DOCUMENTS = {"model.mask": "document", "training.local_batch_size": 2}
 GROUPED = {"model.moe.experts.backend": "grouped_mm"}
@@ -51,6 +52,8 @@ CASES = {
     "qwen3-cp2-ulysses-fsdp2": ("qwen3", CP2, "fsdp2", ULYSSES | DOCUMENTS | DROPOUT),
     "qwen3_moe-cp2-tp2-graph": ("qwen3_moe", CP2_TP2, "graph", LOOP | DOCUMENTS),
     "qwen3_moe-cp2-ulysses-fsdp2": ("qwen3_moe", CP2, "fsdp2", LOOP | ULYSSES),
+    "deepseek_v3-cp2-latent-graph": ("deepseek_v3", CP2, "graph", LATENT | DOCUMENTS),
+    "deepseek_v3-cp2-tp2-latent-fsdp2": ("deepseek_v3", CP2_TP2, "fsdp2", LOOP | LATENT),
     "deepseek_v3-cp2-tp2-ulysses-fsdp2": ("deepseek_v3", CP2_TP2, "fsdp2", LOOP | ULYSSES),
     "deepseek_v3-dp2-cp2-ep2-graph": ("deepseek_v3", CP2_DP2_EP2, "graph", GROUPED | DOCUMENTS),
     "deepseek_v3-dp2-cp2-tp2-ep2-graph": ("deepseek_v3", CP2_DP2_TP2_EP2, "graph", LOOP | DOCUMENTS),
@@ -67,6 +70,7 @@ LONG = (
     "llama3-cp4-fsdp2",
     "qwen3-cp2-fsdp2",
     "qwen3_moe-cp2-ulysses-fsdp2",
+    "deepseek_v3-cp2-tp2-latent-fsdp2",
     "deepseek_v3-cp2-tp2-ulysses-fsdp2",
     "deepseek_v3-dp2-cp2-ep2-graph",
     "deepseek_v3-dp2-cp2-tp2-ep2-ulysses-fsdp2",

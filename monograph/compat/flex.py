@@ -6,12 +6,11 @@ numbers of the sequence, head, query and key) and tensors that are handed on as 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import create_fw_bw_graph
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
@@ -53,6 +52,12 @@ class FlexGraphs(NamedTuple):
     mask: GraphModule
 
 
+def index_by_tensors() -> AbstractContextManager[Any]:
+    """Inside, functions may index tensors by tensors; torch's compiler is imported here, not before."""
+    mode: AbstractContextManager[Any] = torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex()
+    return mode
+
+
 def evaluate_mask(mask: ModFunction, sizes: tuple[int, int, int, int], device: torch.device) -> Tensor:
     """Which query sees which key: bool [batch, heads, queries, keys]."""
     return create_mask(mask, *sizes, device)
@@ -63,7 +68,7 @@ def traced_apart() -> Iterator[None]:
     """Functions are traced inside on fake tensors, unseen by whoever watches the step: a capture, or activation
     checkpointing, which counts ops and saved tensors and finds none of these when it runs a block once more."""
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value)
-    with _disable_current_modes(), hooks, FakeTensorMode(), TransformGetItemToIndex():
+    with _disable_current_modes(), hooks, FakeTensorMode(), index_by_tensors():
         yield
 
 

@@ -135,7 +135,7 @@ def _attention(given: Arguments) -> bool:
         and (sinks is None or sinks == (q[2],))
         and are_outs
         and given.get("lse", (q[0], q[2], q[1])) == (q[0], q[2], q[1])
-        and 0 <= given["kernel"] <= 3
+        and 0 <= given["kernel"] <= 4
         and given["window"] >= 0
     )
 
@@ -157,6 +157,20 @@ def _expert_bias(given: Arguments) -> bool:
     return given.get("bias", (ends[0], rows[1])) == (ends[0], rows[1])
 
 
+def _float8_cast(given: Arguments) -> bool:
+    """A matrix, or a stack of matrices."""
+    return len(given["x"]) in (2, 3)
+
+
+def _float8_grouped_matmul(given: Arguments) -> bool:
+    """Rows with a scale each, and for every expert a matrix whose rows have a scale each."""
+    rows, weights = given["rows"], given["weights"]
+    if len(rows) != 2 or len(weights) != 3 or rows[1] != weights[2]:
+        return False
+    has_scales = given["row_scale"] == (rows[0], 1) and given["weight_scale"] == (*weights[:2], 1)
+    return has_scales and given["ends"] == weights[:1]
+
+
 KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "swiglu": _same("x", "up"),
     "swiglu_backward": _same("grad", "x", "up"),
@@ -167,6 +181,9 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "clamped_swiglu_backward": _clamped_swiglu,
     "add_expert_bias": _expert_bias,
     "expert_bias_grad": _expert_bias,
+    "float8_cast": _float8_cast,
+    "float8_cast_both": _float8_cast,
+    "float8_grouped_matmul": _float8_grouped_matmul,
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
     "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from monograph.compat.float8 import scaled_grouped_mm, scaled_mm
+from monograph.compat.float8 import scaled_mm
+from monograph.kernels import float8_grouped_on_gpu
 from monograph.kernels.custom_op import custom_op
 from monograph.kernels.example_tensors import example_tensor
 from monograph.kernels.float8 import reference_float8_cast
@@ -37,7 +38,7 @@ def _make_examples() -> list[_Example]:
 FLOAT8_GROUPED_MATMUL = custom_op(
     "float8_grouped_matmul(Tensor rows, Tensor weights, Tensor row_scale, Tensor weight_scale, Tensor ends) -> Tensor",
     reference=reference_float8_grouped_matmul,
-    kernel=scaled_grouped_mm,
+    kernel=float8_grouped_on_gpu.float8_grouped_matmul,
     fake=lambda rows, weights, *_: rows.new_empty((rows.shape[0], weights.shape[1]), dtype=torch.bfloat16),
     examples=_make_examples,
 ).op

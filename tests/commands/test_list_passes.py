@@ -28,6 +28,6 @@ def test_the_table_lists_every_pass_in_order_with_its_options(capsys):
 def test_the_page_says_of_each_pass_what_happens_to_the_numbers():
     page = PAGE.read_text(encoding="utf-8")
     for each in build_passes(PassesConfig()):
-        promise = "bitwise" if each.bitwise else "within rounding"
+        promise = "low precision" if each.is_low_precision else "bitwise" if each.bitwise else "within rounding"
         assert f"| [{each.name()}](#{each.name()}) | {promise} |" in page
         assert f"\n## {each.name()}\n" in page

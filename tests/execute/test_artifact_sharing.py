@@ -17,7 +17,9 @@ from tests.execute.test_artifact_command import RECIPE, said, write
 from tests.execute.test_artifact_trust import CODE, KEY
 
 FILES = {"step.json": b"{}", **CODE}
-WITH_COMPILER, WITHOUT = (SimpleNamespace(passes=SimpleNamespace(has_compiler=each)) for each in (True, False))
+WITH_COMPILER, WITHOUT = (
+    SimpleNamespace(passes=SimpleNamespace(has_compiler=each), model=None) for each in (True, False)
+)
 
 
 @pytest.fixture

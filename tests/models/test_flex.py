@@ -199,6 +199,10 @@ def test_the_captured_step_has_the_bits_of_the_eager_one(recipe, changes):
             assert torch.equal(parameter.grad, graph.parameters[name].grad), name
 
 
+def test_a_score_function_changes_what_is_predicted():
+    assert not torch.equal(predict(flex()), predict(flex(score_mod=add_alibi)))
+
+
 def test_score_functions_of_recipes_are_those_of_the_papers():
     score, head, query, key = torch.tensor(2.0), torch.tensor(1), torch.tensor(7), torch.tensor(4)
     assert add_alibi(score, None, head, query, key, n_heads=8).item() == 2.0 - 3 * 2.0**-2

@@ -30,6 +30,17 @@ SHOWN_BY = {
     "training.gc_interval": "train/test_garbage.py::"
     "test_a_run_collects_at_its_interval_only_and_leaves_the_collector_on",
     "parallelism.timeout_seconds": "parallel/test_groups.py::test_every_group_has_the_timeout_that_was_asked_for",
+    "model.attention.mask_mod": "models/test_flex.py::"
+    "test_a_mask_function_replaces_what_layers_see_and_documents_stay_apart",
+    "model.attention.score_mod": "models/test_flex.py::test_a_score_function_changes_what_is_predicted",
+    "passes.quantize_matmuls.recipe": "passes/test_quantize_matmuls.py::"
+    "test_high_precision_weight_gradients_stay_in_bfloat16",
+    "passes.quantize_matmuls.only": "passes/test_quantize_matmuls.py::"
+    "test_paths_choose_and_graph_lines_say_why_a_matmul_stayed",
+    "passes.quantize_matmuls.skip": "passes/test_quantize_matmuls.py::"
+    "test_paths_choose_and_graph_lines_say_why_a_matmul_stayed",
+    "passes.quantize_matmuls.by_cost": "passes/test_quantize_matmuls.py::"
+    "test_small_matmuls_stay_in_bfloat16_on_a_machine_where_casts_take_longer",
     "compile.cuda_graph": "execute/test_cudagraph.py::"
     "test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons",
     "compile.artifact": "execute/test_artifact_command.py::"

@@ -58,7 +58,9 @@ def make_updates(config, count, is_tied_apart=False, is_replayed=False):
     """
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     device = find_device(config.debug.device)
-    recorder = patch("monograph.run.make_recorder", lambda *_: ReplayedOps()) if is_replayed else nullcontext()
+    recorder = (
+        patch("monograph.run.make_recorder", lambda *_: ReplayedOps(is_required=True)) if is_replayed else nullcontext()
+    )
     with deterministic_kernels(True), joined_groups(mesh, device, timeout_seconds=60) as groups:
         with recorder:
             step = build_step(config, groups)

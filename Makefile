@@ -27,7 +27,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_house.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not faults"
 
 # The same promises on more models and meshes; minutes more than a change should have to wait for.
 test-long: $(STAMP) $(DOCS_STAMP)

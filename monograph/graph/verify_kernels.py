@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monograph.graph.allowed_ops import name_of
+from monograph.kernels.attention import KERNELS
 
 Shape = tuple[int, ...]
 Arguments = Mapping[str, Any]
@@ -135,7 +136,7 @@ def _attention(given: Arguments) -> bool:
         and (sinks is None or sinks == (q[2],))
         and are_outs
         and given.get("lse", (q[0], q[2], q[1])) == (q[0], q[2], q[1])
-        and 0 <= given["kernel"] <= 4
+        and 0 <= given["kernel"] < len(KERNELS)
         and given["window"] >= 0
     )
 

@@ -1,6 +1,6 @@
 """FlexAttention on a GPU, op by op: compiled when a kind of attention first runs, and never a second time.
 
-Without compiling torch would compute and keep all scores, which nobody who asks for FlexAttention wants.
+Uncompiled, torch would compute and save the scores of all queries and keys, which FlexAttention is there to avoid.
 """
 
 from collections.abc import Callable, Sequence

@@ -44,6 +44,12 @@ SHAPES = {
 }
 """Name -> tokens, inputs, outputs."""
 EXPERTS = {"experts up": (98304, 2048, 1408, 64), "experts down": (98304, 1408, 2048, 64)}
+RESULTS = [
+    f"{op} {part}"
+    for op in ("float8_cast_both", "float8_cast")
+    for part in ("numbers", "scales", "transposed numbers", "transposed scales")
+]
+"""What is compared with the reference, in the order in which it is computed."""
 RECIPES = ("llama3_bench_1b", "deepseek_v3_bench_moe", "llama3_8b")
 CHANGES: dict[str, dict[str, object]] = {"llama3_8b": {"training.seq_len": 8192, "training.local_batch_size": 1}}
 SHARED: dict[str, object] = {"training.global_batch_size": -1, "validator.interval": 0, "checkpoint.enabled": False}
@@ -81,13 +87,24 @@ def check_kernels(device: str, shrink: int) -> list[str]:
             single = [*FLOAT8_CAST(x, E4M3, by_row, False), *FLOAT8_CAST(x, E4M3, by_row, True)]
             wanted = [*reference_float8_cast(x, E4M3, by_row, False), *reference_float8_cast(x, E4M3, by_row, True)]
             pairs = [*zip(found, wanted, strict=True), *zip(single, wanted, strict=True)]
-            if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
-                problems.append(f"casts of {name} ({'rowwise' if by_row else 'tensorwise'}) are not their reference's")
+            for label, (one, other) in zip(RESULTS, pairs, strict=True):
+                if difference := describe_difference(one, other):
+                    problems.append(f"{name}, {'rowwise' if by_row else 'tensorwise'}, {label}: {difference}")
     return problems
 
 
-def _bits(value: Tensor) -> Tensor:
-    return value.contiguous().view(torch.uint8)
+def describe_difference(found: Tensor, wanted: Tensor) -> str:
+    """How many elements differ in their bits, by how many steps of their dtype, and the first of them; or nothing."""
+    whole = torch.uint8 if found.itemsize == 1 else torch.int32
+    steps = (found.contiguous().view(whole).long() - wanted.contiguous().view(whole).long()).abs()
+    count = int(steps.count_nonzero())
+    if not count:
+        return ""
+    first = steps.flatten().nonzero()[0].item()
+    index = [int(each) for each in torch.unravel_index(torch.tensor(first), found.shape)]
+    one, other = (each.flatten()[first].float().item() for each in (found, wanted))
+    share = f"{count:,} of {found.numel():,} elements differ, by {int(steps.max())} steps of the dtype at most"
+    return f"{share}; first at {index}: {one:.9g}, reference {other:.9g}"
 
 
 def time_ms(function: Callable[[], object], device: str, seconds: float) -> float:

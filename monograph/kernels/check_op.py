@@ -109,7 +109,7 @@ def check_kernel(op: CustomOp) -> str:
             try:
                 torch.testing.assert_close(one.cpu(), other, rtol=rtol, atol=atol, equal_nan=True)
             except AssertionError as error:
-                raise _broken(op, f"result {index} of the kernel is not the reference's", _first_line(error)) from error
+                raise _broken(op, f"result {index} of the kernel is not the reference's", _all_lines(error)) from error
             if one.stride() != other.stride():
                 raise _broken(op, f"result {index} of the kernel is laid out differently", f"strides {one.stride()}")
     return ""
@@ -179,6 +179,11 @@ def _to_fp64(arg: Any, *, needs_grad: bool) -> Any:
     if not isinstance(arg, Tensor) or not arg.is_floating_point():
         return arg
     return arg.detach().double().clone().requires_grad_(needs_grad)
+
+
+def _all_lines(error: Exception) -> str:
+    """How many elements differ, where and by how much: torch says so in lines of its own."""
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
 
 
 def _first_line(error: Exception) -> str:

@@ -25,17 +25,19 @@ Float8Pair = tuple[Tensor, Tensor, Tensor, Tensor]
 def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> Float8:
     """x, or its last two dims transposed, in float8; scales [..., rows, 1], or [1, 1] for the whole tensor.
 
-    fp32 is rounded to bfloat16 first, so that a cast may read a value itself or its bfloat16 copy.
+    fp32 is rounded to bfloat16 first, so that a cast may read a value itself or its bfloat16 copy. Both divisions are
+    of tensors: torch divides a number by a tensor, and on a GPU a tensor by a number, by multiplying with a reciprocal,
+    which rounds twice.
     """
     wide = (x.mT if is_transposed else x).bfloat16().float()
     if not wide.numel():
         shape = (*wide.shape[:-1], 1) if is_rowwise else (1, 1)
         return wide.to(dtype), wide.new_zeros(shape)
     amax = wide.abs().amax(-1, keepdim=True) if is_rowwise else wide.abs().amax().view(1, 1)
-    largest = torch.finfo(dtype).max
     amax = amax.clamp(min=SMALLEST)
-    inverse = largest / (amax if is_rowwise else amax.view(()))
-    return (wide * inverse).clamp(-largest, largest).to(dtype), amax / largest
+    limit = torch.finfo(dtype).max
+    largest = torch.full_like(amax, limit)
+    return (wide * (largest / amax)).clamp(-limit, limit).to(dtype), amax / largest
 
 
 def reference_float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pair:

@@ -31,6 +31,12 @@ class StateForm(NamedTuple):
     """Whether parameters are bf16, with the rest of their fp32 masters beside them."""
 
 
+def rounded_sqrt(value: Tensor) -> Tensor:
+    """The square root of an fp32 value, rounded to nearest as on a GPU: torch's own is off by a bit now and then where
+    a math library computes it, as on Intel CPUs."""
+    return value.double().sqrt().float()
+
+
 def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
     """The update in torch's ops, which a compiler makes one kernel of."""
 
@@ -54,7 +60,7 @@ def make_reference_update(beta1: float, beta2: float, eps: float) -> Update:
         mean, square = exp_avg.float(), exp_avg_sq.float()
         mean = mean + (gradient - mean) * (1 - beta1)
         square = square * beta2 + gradient * gradient * (1 - beta2)
-        root = square.sqrt() / correction2.sqrt() + eps
+        root = rounded_sqrt(square) / rounded_sqrt(correction2) + eps
         master = parameter.float() if remainder is None else combine_master(parameter, remainder)
         updated = master * decay - (rate / correction1) * mean / root
         if key is not None and starts is not None:

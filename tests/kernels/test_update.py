@@ -1,10 +1,17 @@
 """Our own update: the kernel does what the plain form does, whatever the size, the dtype and the verdict."""
 
+import os
+import subprocess
+import sys
+
+import numpy
 import pytest
 import torch
 
+from monograph.compat.triton import HAS_TRITON
+from monograph.kernels import update_on_gpu
 from monograph.kernels.param_remainders import combine_master, split_master
-from monograph.kernels.update import make_reference_update, make_update
+from monograph.kernels.update import make_reference_update, make_update, rounded_sqrt
 from monograph.train.optimizer_config import AdamWConfig
 
 CPU = torch.device("cpu")
@@ -59,6 +66,32 @@ def test_the_kernel_updates_masters_in_two_parts_like_masters_in_one(state_dtype
     make_update(*NUMBERS)(*found, None, *random, rest)
     assert torch.equal(combine_master(weight, rest), wanted[0]) and rest.any()
     assert all(torch.equal(found[index], wanted[index]) for index in (2, 3))
+
+
+def check_interpreted() -> None:
+    """The kernel has the reference's bits where moments are rounded stochastically."""
+    for count, rows, dtype in ((2048, 1, torch.bfloat16), (3001 * 5, 3001, torch.float32)):
+        wanted = narrow_moments(make_inputs(CPU, count, dtype), torch.bfloat16)
+        random = [torch.tensor(12345), torch.arange(rows) * 10**9 + 7]
+        found = [each.clone() for each in wanted]
+        make_reference_update(*NUMBERS)(*wanted, None, *random)
+        update_on_gpu.update(*found, None, *random, None, **dict(zip(("beta1", "beta2", "eps"), NUMBERS, strict=True)))
+        assert all(torch.equal(found[index], wanted[index]) for index in (0, 2, 3))
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, as on machines without a GPU")
+def test_the_interpreted_kernel_has_the_bits_of_the_reference():
+    """In a process of its own: Triton decides when it is imported whether it interprets kernels."""
+    lines = "from tests.kernels.test_update import check_interpreted; check_interpreted()"
+    done = subprocess.run([sys.executable, "-c", lines], env=os.environ | {"TRITON_INTERPRET": "1"}, check=False)
+    assert done.returncode == 0
+
+
+def test_square_roots_are_rounded_to_nearest():
+    """torch's own are not on every CPU: with Intel's math library six of a thousand are off by a bit."""
+    value = torch.rand(10000, generator=torch.Generator().manual_seed(0)) * 1e-3
+    exact = numpy.sqrt(value.numpy().astype(numpy.float64)).astype(numpy.float32)
+    assert torch.equal(rounded_sqrt(value), torch.from_numpy(exact))
 
 
 def test_a_second_moment_that_moves_slowly_moves_when_rounded_stochastically_and_else_is_stuck():

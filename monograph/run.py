@@ -68,6 +68,7 @@ from monograph.train.startup import Startup
 from monograph.train.step_settings import make_settings
 from monograph.train.summary import print_summary
 from monograph.train.trainer import Summary, Trainer
+from monograph.watch.training_page import training_page
 
 log = get_log("run")
 
@@ -359,6 +360,8 @@ def train(config: TrainerConfig) -> Summary:
                 groups.check_same("the configuration", dump_json(config))
                 set_up_log(level=config.debug.log_level, holds=True)
                 folder = stack.enter_context(reserved_folder(config, groups))
+                if config.metrics.page and groups.rank == 0:
+                    stack.enter_context(training_page(folder.path))
             with stop_at_once():
                 trainer = build_trainer(config, groups, startup, folder)
             try:

@@ -6,7 +6,7 @@ from monograph.commands.insight_arguments import WatchArguments
 from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.report.page import make_run_page
-from monograph.watch.runs import collect_runs
+from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer
 from monograph.whole_file import write_whole
 
@@ -29,7 +29,7 @@ def watch(arguments: WatchArguments) -> int:
     """Write the page, or serve it until interrupted."""
     folders = [Path(arguments.folder), *map(Path, arguments.also)]
     if arguments.out:
-        write_whole(Path(arguments.out), make_run_page(collect_runs(folders, is_live=False)))
+        write_whole(Path(arguments.out), make_run_page(collect_runs(make_readers(folders), is_live=False)))
         print_plain(f"page: {arguments.out}")
         return 0
     with RunServer(folders, arguments.port) as server:

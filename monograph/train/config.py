@@ -89,6 +89,9 @@ class MetricsConfig(Configurable.Config):
     """Also write TensorBoard events (extra: tensorboard)."""
     wandb: bool = False
     """Also send to Weights & Biases (extra: wandb)."""
+    page: bool = False
+    """Serve the page of `monograph watch` on the machine of rank 0 while training runs (the log has its address), and
+    leave it in the folder as page.html."""
     progress: Literal["auto", "bar", "lines", "off"] = "auto"
     """auto shows lines and, on a terminal, a live bar below them; lines leaves the bar out."""
     peak_flops: float = 0.0

@@ -8,7 +8,7 @@ before it had ended.
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,15 +86,18 @@ class GoodputFile:
             log.warning("%s cannot be written (%s)", FILE, self._lines.error.strerror)
 
 
-def describe_end(folder: Path, *, kept_step: int) -> dict[str, Any] | None:
+def describe_end(
+    folder: Path, *, kept_step: int, records: Sequence[dict[str, Any]] | None = None
+) -> dict[str, Any] | None:
     """How the last process in this folder ended, from its records; None when it left none."""
     events = read_events(folder)
     if not events or events[-1]["event"] != "start":
         return None
     try:
-        records = [record for record in read_records(folder / "metrics.jsonl") if "goodput" in record]
+        found = read_records(folder / "metrics.jsonl") if records is None else records
     except OSError:
         return None
+    records = [record for record in found if "goodput" in record]
     mine = [record for record in records if record["time"] >= events[-1]["time"]]
     if not mine:
         return None
@@ -166,13 +169,14 @@ def _others() -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind != STEPS)
 
 
-def summarize(folder: Path) -> GoodputSummary | None:
-    """The goodput of the job in a run's folder; None where nothing was recorded."""
+def summarize(folder: Path, records: Sequence[dict[str, Any]] | None = None) -> GoodputSummary | None:
+    """The goodput of the job in a run's folder; None where nothing was recorded. `records` are those of metrics.jsonl,
+    where they have been read already."""
     events = read_events(folder)
     starts = [event for event in events if event["event"] == "start"]
     if not starts:
         return None
-    now = describe_end(folder, kept_step=2**62)
+    now = describe_end(folder, kept_step=2**62, records=records)
     if now is not None:
         events = [*events, now]
     found = GoodputSummary(starts=len(starts), seconds=dict.fromkeys(KINDS, 0.0))

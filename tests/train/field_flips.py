@@ -74,6 +74,7 @@ SHOWN_BY = {
     "debug.replay_every": "train/test_replay_check.py::test_a_planted_bit_flip_is_found_and_the_rank_is_named",
     "metrics.tensorboard": "train/test_metrics.py::"
     "test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again",
+    "metrics.page": "watch/test_training_page.py::test_a_run_serves_its_page_and_leaves_it_in_its_folder",
     "metrics.wandb": "train/test_metrics.py::"
     "test_weights_and_biases_gets_the_config_and_every_finite_number_under_a_path",
 }

@@ -1,8 +1,7 @@
-"""watch: runs in any state, read from their folders, and the page in a real browser."""
+"""watch: runs in any state, read from their folders, and served to one reader."""
 
 import http.client
 import json
-import os
 import threading
 
 import pytest
@@ -10,38 +9,98 @@ import pytest
 from monograph import cli
 from monograph.locks.folder_lock import FolderLock
 from monograph.report.page import make_run_page
-from monograph.watch.runs import MAX_POINTS, collect_run, collect_runs
+from monograph.watch.record_tail import RecordTail
+from monograph.watch.runs import MAX_POINTS, RunReader, collect_runs, make_readers
 from monograph.watch.server import RunServer
-from tests.watch.pages import dump_dom, find_texts, make_run, needs_browser, run_browser
+from tests.watch.run_folders import add_restart, make_record, make_run
+
+
+def collect(folder):
+    return RunReader(folder).collect()
 
 
 def test_a_run_is_running_finished_or_ended_early_by_its_folder(tmp_path):
-    assert collect_run(make_run(tmp_path / "done"))["state"] == "finished"
+    assert collect(make_run(tmp_path / "done"))["state"] == "finished"
     killed = make_run(tmp_path / "killed", steps=17, is_torn=True)
-    found = collect_run(killed)
+    found = collect(killed)
     assert (found["state"], found["last"]["step"]) == ("ended early", 17), "half a line is passed over"
     lock = FolderLock(killed)
     lock.acquire()
-    assert collect_run(killed)["state"] == "running"
+    assert collect(killed)["state"] == "running"
+    assert RunReader(killed).collect(is_over=True)["state"] == "ended early"
     lock.release()
-    assert collect_run(killed)["state"] == "ended early"
+    assert collect(killed)["state"] == "ended early"
 
 
-def test_curves_are_thin_and_end_with_the_last_step(tmp_path):
-    long = collect_run(make_run(tmp_path / "long", steps=9000, wanted=9000))
+def test_curves_are_thin_keep_spikes_and_end_with_the_last_step(tmp_path):
+    folder = make_run(tmp_path / "long", steps=3999, wanted=4000)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(make_record(4000) | {"grad_norm": 77.0}) + "\n")
+    long = collect(folder)
     points = long["curves"]["loss"]
-    assert len(points) <= MAX_POINTS + 1 and points[-1][0] == 9000
+    assert len(points) <= MAX_POINTS + 1 and points[-1][0] == 4000
+    assert max(long["curves"]["grad_norm"], key=lambda point: point[1]) == [4000, 77.0]
+    lines = (folder / "metrics.jsonl").read_text().replace('"loss": 0.1, ', '"loss": 9.5, ')
+    (folder / "metrics.jsonl").write_text(lines)
+    assert [3600, 9.5] in collect(folder)["curves"]["loss"], "one step in the middle of a stretch"
     assert len(long["expert_load"]["steps"]) <= 160 and long["expert_load"]["rows"] == 3
     assert len(long["bubble"]["steps"]) <= 160 and long["bubble"]["values"][0] == [0.25, 0.125]
     assert long["curves"]["validation_loss"][0][0] == 20
     assert long["warnings"] == ["10:00:01 W the load of layer 1 stays uneven"]
-    assert long["checkpoints"] == ["step-00000020"] and ["steps", 900.0] in long["phases"]
+    assert long["checkpoints"] == [20] and ["steps", 400.0] in long["goodput"]["parts"]
+
+
+def test_restarts_and_lost_time_are_those_of_the_goodput_file(tmp_path):
+    found = collect(add_restart(make_run(tmp_path / "run")))
+    assert found["restarts"] == [{"step": 20, "ranks": 2}]
+    assert found["goodput"]["lost_steps"] == 3
+    assert {"steps", "lost steps", "restarts", "compile"} <= {name for name, _ in found["goodput"]["parts"]}
+    assert found["goodput"]["seconds"] == pytest.approx(9.0), "from the first start to the last record"
+
+
+def test_metrics_alone_tell_curves_restarts_and_time(tmp_path):
+    records = [make_record(step) for step in range(1, 11)]
+    again = [make_record(step) | {"goodput": {"start_up": 2.0, "steps": 0.1 * (step - 10)}} for step in range(11, 21)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records + again))
+    found = collect(tmp_path)
+    assert (found["state"], found["steps"], found["checkpoints"], found["warnings"]) == ("ended", 0, [], [])
+    assert found["restarts"] == [{"step": 10, "ranks": None}]
+    assert dict(found["goodput"]["parts"]) == {"steps": pytest.approx(2.0), "start-up": 6.0, "data": 0.01}
+    assert len(found["curves"]["loss"]) == 20
+
+
+def test_the_time_left_follows_from_the_pace_of_the_last_steps(tmp_path):
+    assert collect(make_run(tmp_path / "run", steps=30))["seconds_left"] == pytest.approx(1.0)
+    assert collect(make_run(tmp_path / "short", steps=1))["seconds_left"] is None
+
+
+def test_a_growing_file_is_read_on_and_a_shortened_one_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = RecordTail(path)
+    steps = lambda: [record["step"] for record in tail.read()]  # noqa: E731
+    lines = [json.dumps({"step": step}) + "\n" for step in range(1, 8)]
+    assert steps() == []
+    path.write_text("".join(lines[:3]) + lines[3][:5])
+    assert steps() == [1, 2, 3]
+    path.write_text("".join(lines[:4]))
+    assert steps() == [1, 2, 3, 4]
+    assert [id(each) for each in tail.read()] == [id(each) for each in tail.read()], "nothing is read twice"
+    path.write_text("".join(lines[:2]) + "".join(lines[5:]) + lines[0])
+    assert steps() == [1, 2, 6, 7, 1], "shortened and continued between two looks"
+    path.unlink()
+    assert steps() == []
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    names = [reader.name for reader in make_readers([tmp_path / "a" / "run", tmp_path / "b" / "run"])]
+    assert names == ["a/run", "b/run"]
+    assert [reader.name for reader in make_readers([tmp_path / "a" / "one", tmp_path / "a" / "two"])] == ["one", "two"]
 
 
 def test_the_page_needs_no_other_file_and_data_cannot_break_out(tmp_path):
     folder = make_run(tmp_path / "x")
     (folder / "logs" / "rank-0.log").write_text("10:00:01 W </script><script>alert(1)</script>\n")
-    page = make_run_page(collect_runs([folder], is_live=False))
+    page = make_run_page(collect_runs(make_readers([folder]), is_live=False))
     assert page.count("<script>") == page.count("</script>") == 1
     assert "https://" not in page and "prefers-color-scheme: dark" in page
 
@@ -53,51 +112,20 @@ def fetch(server, path):
     return answer.status, answer.read()
 
 
-@pytest.fixture
-def served(tmp_path):
-    server = RunServer([make_run(tmp_path / "run", steps=10)])
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server, tmp_path / "run"
-    server.shutdown()
-    server.server_close()
-
-
-def test_the_server_answers_only_who_knows_the_token_and_reads_anew(served):
-    server, folder = served
-    assert server.server_address[0] == "127.0.0.1"
-    assert fetch(server, "/")[0] == fetch(server, "/wrong/")[0] == fetch(server, f"/{server.token}/../x")[0] == 404
-    status, page = fetch(server, f"/{server.token}/")
-    assert status == 200 and b"<!doctype html>" in page
-    before = json.loads(fetch(server, f"/{server.token}/data")[1])
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 11, "loss": 1.5, "tokens_per_second": 5.0}\n')
-    after = json.loads(fetch(server, f"/{server.token}/data")[1])
-    assert (before["runs"][0]["last"]["step"], after["runs"][0]["last"]["step"]) == (10, 11)
-
-
-@needs_browser
-def test_three_runs_are_drawn_side_by_side_in_a_browser(tmp_path):
-    make_run(tmp_path / "first"), make_run(tmp_path / "second", steps=25, is_torn=True), make_run(tmp_path / "third")
-    page = tmp_path / "page.html"
-    also = [str(tmp_path / name) for name in ("second", "third")]
-    assert cli.main(["watch", str(tmp_path / "first"), "--also", *also, "--out", str(page)]) == 0
-    dom = dump_dom(page.as_uri(), tmp_path / "home")
-    text = find_texts(dom)
-    assert text.count("finished") == 2 and text.count("ended early") == 1
-    assert "Validation loss" in text and "Gradient norm" in text and "Expert load: second" in text
-    assert "Pipeline bubble: second" in text and "pipeline bubble 25 %, 13 % (rank by rank)" in text
-    assert dom.count('class="curve"') >= 3 * 7, "every run has a line in every chart"
-    shots = os.environ.get("MONOGRAPH_SCREENSHOTS")
-    if shots:
-        run_browser(f"--screenshot={shots}/runs.png", "--window-size=1280,1500", page.as_uri(), home=tmp_path / "home")
-
-
-@needs_browser
-def test_a_served_page_follows_a_run_in_a_browser(served, tmp_path):
-    server, _ = served
-    text = find_texts(dump_dom(server.address, tmp_path / "home"))
-    assert "step 10 of 40" in text and "ended early" in text
+def test_the_server_answers_only_who_knows_the_token_and_reads_anew(tmp_path):
+    folder = make_run(tmp_path / "run", steps=10)
+    with RunServer([folder]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert server.server_address[0] == "127.0.0.1"
+        assert fetch(server, "/")[0] == fetch(server, "/wrong/")[0] == fetch(server, f"/{server.token}/../x")[0] == 404
+        status, page = fetch(server, f"/{server.token}/")
+        assert status == 200 and b"<!doctype html>" in page
+        before = json.loads(fetch(server, f"/{server.token}/data")[1])
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 11, "loss": 1.5, "tokens_per_second": 5.0}\n')
+        after = json.loads(fetch(server, f"/{server.token}/data")[1])
+        assert (before["runs"][0]["last"]["step"], after["runs"][0]["last"]["step"]) == (10, 11)
+        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""What the commands that answer questions take: machine, plan, bisect, watch. Loads without torch."""
+"""What the commands that answer questions take: machine, plan, bisect, watch, report, trace. Loads without torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from monograph.commands.sizes import parse_bytes
@@ -105,3 +106,43 @@ class WatchArguments(Configurable.Config):
     def check(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"--port {self.port}", why="ports are 1 to 65535", do="leave it out")
+
+
+@dataclass(kw_only=True, slots=True)
+class ReportCompareArguments(Configurable.Config):
+    """`monograph report compare`."""
+
+    left: str = ""
+    """A folder that `monograph inspect` wrote."""
+    right: str = ""
+    """The other folder."""
+    out: str = ""
+    """The page to write."""
+
+    def check(self) -> None:
+        check_file(self.out, ".html", example="compared.html")
+
+
+@dataclass(kw_only=True, slots=True)
+class TraceJoinArguments(Configurable.Config):
+    """`monograph trace join`."""
+
+    predicted: str = ""
+    """The predicted.trace.json that `monograph inspect` wrote."""
+    measured: str = ""
+    """A trace of `monograph bench --profile` or of a run with `--profiler.start`."""
+    out: str = ""
+    """The trace to write."""
+
+    def check(self) -> None:
+        check_file(self.out, ".json", example="both.trace.json")
+
+
+def check_file(out: str, ending: str, *, example: str) -> None:
+    """A file of this kind can be written there."""
+    if not out.endswith(ending):
+        raise ConfigError(
+            f"--out {out}" if out else "--out is missing", why=f"it is a {ending} file", do=f"--out {example}"
+        )
+    if not Path(out).parent.is_dir():
+        raise ConfigError(f"--out {out}", why=f"there is no folder {Path(out).parent}", do="make it first")

@@ -21,6 +21,7 @@ from monograph.graph.diff import diff_texts
 from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.text import join_texts
 from monograph.graph.timeline import find_timeline
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
@@ -31,8 +32,9 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
+from monograph.report.graph_texts import GraphTexts, collect_excerpts
 from monograph.report.page import make_page
-from monograph.report.trace import make_trace
+from monograph.report.trace import PREDICTED, make_trace
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example, target_machine
 from monograph.train.config import TrainerConfig
@@ -47,8 +49,8 @@ class PassWriter:
     def __init__(self, folder: Path, graph: StepGraph) -> None:
         self.folder, self.count = folder, 0
         self.entries: list[dict[str, Any]] = []
-        self.text = graph.text(folded=False)
-        (folder / "00-captured.txt").write_text(graph.text(), encoding="utf-8")
+        self.graphs = GraphTexts()
+        self.text = self.write("00-captured.txt", "captured", graph)
 
     def __call__(self, record: PassRecord, graph: StepGraph) -> None:
         self.count += 1
@@ -56,20 +58,35 @@ class PassWriter:
             self.entries.append(collect_pass(record, diff="", files=()))
             return
         _say(f"{record.name}: {record.note} ({format_seconds(record.seconds)})")
-        text = graph.text(folded=False)
+        names = [f"{self.count:02d}-{record.name}.{ending}" for ending in ("txt", "diff")]
+        text = self.write(names[0], record.name, graph)
         diff = diff_texts(self.text, text)
         self.text = text
-        names = [f"{self.count:02d}-{record.name}.{ending}" for ending in ("txt", "diff")]
-        for name, content in zip(names, (graph.text(), diff), strict=True):
-            (self.folder / name).write_text(content, encoding="utf-8")
+        (self.folder / names[1]).write_text(diff, encoding="utf-8")
         self.entries.append(collect_pass(record, diff=diff, files=names))
+
+    def write(self, file: str, version: str, graph: StepGraph) -> str:
+        """Write the graph's text with equal blocks folded, add it to the page, and return it unfolded."""
+        parts, inner = graph.text_parts(), graph.inner_texts()
+        self.graphs.add(version, parts, inner)
+        (self.folder / file).write_text(join_texts(parts, inner, folded=True), encoding="utf-8")
+        return join_texts(parts, inner, folded=False)
 
 
 def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: list[str]) -> int:
     """Write the report of one rank's step into a folder."""
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", out])
+    set_up_log(level=config.debug.log_level)
+    device = find_device(config.debug.device)
+    is_elsewhere = config.machine == AUTO and device.type == "cpu"
+    if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
+        config = config.replace(machine=FALLBACK)
+    config = target_machine(config, device)
+    inspect_one = inspect_pipeline if mesh.pp > 1 else inspect_step
+    reason = "no GPU here; --machine NAME" if is_elsewhere else ""
     with locked_output(Path(out)):
-        return inspect_step(config, mesh, make_folder(out), recipe=recipe, words=words)
+        return inspect_one(config, mesh, device, make_folder(out), recipe=recipe, command=command, reason=reason)
 
 
 def make_folder(out: str) -> Path:
@@ -77,24 +94,19 @@ def make_folder(out: str) -> Path:
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in [*folder.glob("[0-9][0-9]-*.txt"), *folder.glob("[0-9][0-9]-*.diff")]:
-            old.unlink()
+        for pattern in ("[0-9][0-9]-*.txt", "[0-9][0-9]-*.diff", "stage-[0-9][0-9].txt", "schedule.csv"):
+            for old in folder.glob(pattern):
+                old.unlink()
     except OSError as error:
         raise ConfigError(f"--out {out}", why=f"it cannot be written: {error}", do="choose another folder") from None
     return folder
 
 
-def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str, words: list[str]) -> int:
-    """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary."""
-    command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", str(folder)])
-    set_up_log(level=config.debug.log_level)
-    device = find_device(config.debug.device)
-    is_elsewhere = config.machine == AUTO and device.type == "cpu"
-    if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
-        config = config.replace(machine=FALLBACK)
-    config = target_machine(config, device)
-    if mesh.pp > 1:
-        return inspect_pipeline(config, mesh, device, folder, recipe)
+def inspect_step(
+    config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, *, recipe: str, command: str, reason: str
+) -> int:
+    """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary; `reason` is why the
+    machine of all estimates was chosen."""
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
         start = time.perf_counter()
@@ -102,7 +114,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         graph = capture(source, make_example(config, source), has_sources=True)
         seconds = time.perf_counter() - start
         facts = make_facts(source.table, groups, settings)
-        reason = "no GPU here; --machine NAME" if is_elsewhere else find_run_machine(config, groups).note
+        reason = reason or find_run_machine(config, groups).note
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
         captured = collect_graph(graph, facts)
         writer = PassWriter(folder, graph)
@@ -111,7 +123,7 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
         ran = [record.name for record in records if record.status == "ran"]
         numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
         final = collect_graph(graph, facts)
-        write_trace(graph, facts, folder / "predicted.trace.json", f"{recipe}, predicted for {facts.machine.name}")
+        write_trace(graph, facts, folder / PREDICTED, f"{recipe}, predicted for {facts.machine.name}")
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.needs_evaluation():
             example = make_example(config, source)
@@ -126,13 +138,15 @@ def inspect_step(config: TrainerConfig, mesh: Mesh, folder: Path, *, recipe: str
             "captured": captured,
             "passes": writer.entries,
             "final": final,
+            "graphs": writer.graphs.to_json(),
         }
+        report["code"] = collect_excerpts(writer.graphs.list_sources(), list_saved_sources(captured, final))
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
     write_whole(folder / "index.html", make_page(report))
     print_records(records)
     print_plain(f"\nnumerics: {numerics}\n" + "\n".join(notes))
     print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
-    print_plain(f"trace:  {folder / 'predicted.trace.json'} (ui.perfetto.dev)")
+    print_plain(f"trace:  {folder / PREDICTED} (ui.perfetto.dev)")
     return 0
 
 
@@ -141,6 +155,12 @@ def write_trace(graph: StepGraph, facts: Facts, path: Path, name: str) -> None:
     inside = graph.module.graph
     timeline = find_timeline(inside, find_node_costs(inside, LikelySizes(inside), facts).seconds)
     write_whole(path, strict_json.dump(make_trace(timeline, name=name), is_compact=True) + "\n")
+
+
+def list_saved_sources(*graphs: dict[str, Any]) -> list[str]:
+    """The lines of code that made what is saved and what is alive at the peak."""
+    rows = [row for graph in graphs for row in (*graph["saved_rows"], *graph["memory"]["largest_at_peak"])]
+    return [row["source"] for row in rows]
 
 
 def describe_run(config: TrainerConfig, mesh: Mesh, device: torch.device) -> dict[str, Any]:
@@ -166,9 +186,8 @@ def count_state_bytes(config: TrainerConfig, table: ParamTable) -> int:
 def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mapping[str, int], state: int) -> list[str]:
     """What a reader should know before trusting a number; `reason` is why this machine was chosen for them, `peaks` are
     the most bytes that each kind of step has in memory, `state` the bytes of the optimizer's state."""
-    name = f"{machine.name} ({reason})" if reason else machine.name
     notes = [
-        f"Times are estimates for {name}: {machine.describe().partition(': ')[2]}.",
+        machine.describe_estimates(reason),
         machine.describe_target(device.type),
         "Rows are taken to be routed evenly over the experts.",
     ]

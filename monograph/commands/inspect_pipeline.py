@@ -1,6 +1,5 @@
 """`monograph inspect` of a pipeline: the schedule as a chart, memory per rank, and the graph of every kind of stage."""
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,32 @@ import torch
 
 from monograph import strict_json
 from monograph.capture.block_repeats import describe_block
+from monograph.capture.capture import capture
 from monograph.capture.source import StepSource
 from monograph.commands.terminal import print_plain
 from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.build import make_sources
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.simulate import Simulation, StageCost, simulate
 from monograph.parallel.pipeline.stages import StagePlan
-from monograph.passes.runner import build_passes
+from monograph.passes.runner import build_passes, run_passes
+from monograph.report.collect_pipeline import collect_pipeline
+from monograph.report.graph_texts import GraphTexts, collect_excerpts
+from monograph.report.page import make_pipeline_page
 from monograph.report.pipeline_cost import estimate_stage
-from monograph.report.pipeline_page import make_pipeline_page
+from monograph.report.trace import PREDICTED, make_pipeline_trace
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import capture_and_optimize, plan_pipeline
+from monograph.run import plan_pipeline
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
 
 
-def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, recipe: str) -> int:
-    """Capture every kind of stage once, simulate the schedule, write the report and print a summary."""
+def inspect_pipeline(
+    config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, *, recipe: str, command: str, reason: str
+) -> int:
+    """Capture every kind of stage once, simulate the schedule, write the report and print a summary; `reason` is why
+    the machine of all estimates was chosen."""
     with fake_groups(mesh, 0, device) as groups:
         start = time.perf_counter()
         pipeline = plan_pipeline(config, groups)
@@ -37,35 +42,45 @@ def inspect_pipeline(config: TrainerConfig, mesh: Mesh, device: torch.device, fo
         passes = build_passes(settings.passes, settings.compile.numerics)
         span = 1 + mesh.dp_replicate * mesh.shards
         known: dict[Any, StageCost] = {}
-        costs = []
+        costs, graphs = [], GraphTexts()
         for number in range(plan.count):
             kind = describe_stage(source, plan, number)
             if kind not in known:
                 found = stages[number]
                 facts = make_facts(found.source.table, groups, settings)
-                graph = capture_and_optimize(found.source, found.inputs, facts, passes, is_measured=False).graph
+                graph = capture(found.source, found.inputs, has_sources=True)
+                run_passes(graph, passes, facts, is_measured=False)
                 write_whole(folder / f"stage-{number:02d}.txt", graph.text())
+                graphs.add(f"stage {number}", graph.text_parts(), graph.inner_texts())
                 known[kind] = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
                 print_plain(f"stage {number}: {len(graph.nodes):,} nodes, {plan.stages[number][0]} and on")
             costs.append(known[kind])
         seconds = time.perf_counter() - start
     simulation = simulate(schedule, costs)
     report = collect_pipeline(plan, schedule, costs, simulation)
+    machine = settings.machine
+    report |= {"graphs": graphs.to_json(), "code": collect_excerpts(graphs.list_sources())}
     report["run"] = {
         "recipe": recipe,
+        "command": command,
         "ranks": mesh.world_size,
         "schedule": schedule.name,
         "micro_batches": schedule.micro_batches,
-        "machine": settings.machine.name,
-        "target": settings.machine.device,
+        "machine": machine.name,
+        "target": machine.device,
+        "notes": [machine.describe_estimates(reason), machine.describe_target(device.type)],
         "inspect_seconds": seconds,
         "captured_stages": len(known),
     }
     write_whole(folder / "schedule.csv", schedule.text())
     write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
-    write_whole(folder / "index.html", make_pipeline_page(report, simulation))
+    write_whole(folder / "index.html", make_pipeline_page(report))
+    name = f"{recipe}, predicted for {machine.name}"
+    write_whole(
+        folder / PREDICTED, strict_json.dump(make_pipeline_trace(simulation, name=name), is_compact=True) + "\n"
+    )
     print_summary(report, simulation, folder)
-    print_plain(settings.machine.describe_target(device.type))
+    print_plain("\n".join(report["run"]["notes"]))
     return 0
 
 
@@ -76,32 +91,6 @@ def describe_stage(source: StepSource, plan: StagePlan, number: int) -> str:
     return f"{number == 0} {number == plan.count - 1} {kinds}"
 
 
-def collect_pipeline(
-    plan: StagePlan, schedule: Schedule, costs: list[StageCost], simulation: Simulation
-) -> dict[str, Any]:
-    """The numbers of the report."""
-    names = [units[0] if len(units) == 1 else f"{units[0]} .. {units[-1]}" for units in plan.stages]
-    return {
-        "seconds": simulation.seconds,
-        "bubble": simulation.bubble,
-        "ranks": [
-            {
-                "rank": rank,
-                "stages": " ".join(map(str, schedule.stages_of(rank))),
-                "peak_bytes": simulation.peak_bytes[rank],
-                "peak_action": simulation.peak_actions[rank],
-                "bubble": simulation.bubble_of(rank),
-                "actions": [[str(span.action), span.start, span.end] for span in simulation.spans[rank]],
-            }
-            for rank in range(schedule.ranks)
-        ],
-        "stages": [
-            {"stage": number, "units": name, **dataclasses.asdict(cost)}
-            for number, (name, cost) in enumerate(zip(names, costs, strict=True))
-        ],
-    }
-
-
 def print_summary(report: dict[str, Any], simulation: Simulation, folder: Path) -> None:
     """The ranks with their memory and bubble, and where the rest is."""
     print_plain(f"\n{'rank':>4} {'stages':>10} {'peak':>12} {'at':>8} {'bubble':>8}")
@@ -110,3 +99,4 @@ def print_summary(report: dict[str, Any], simulation: Simulation, folder: Path) 
         print_plain(f"{row['rank']:>4} {row['stages']:>10} {peak:>12} {row['peak_action']:>8} {row['bubble']:>8.1%}")
     print_plain(f"\nan update: {format_seconds(simulation.seconds)}, {simulation.bubble:.1%} of it bubble (estimated)")
     print_plain(f"page: {folder / 'index.html'}\nschedule: {folder / 'schedule.csv'}")
+    print_plain(f"trace: {folder / PREDICTED} (ui.perfetto.dev)")

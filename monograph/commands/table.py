@@ -37,6 +37,8 @@ from monograph.commands.insight_arguments import (
     MachineMeasureArguments,
     MachineShowArguments,
     PlanOptions,
+    ReportCompareArguments,
+    TraceJoinArguments,
     WatchArguments,
 )
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
@@ -223,6 +225,22 @@ COMMANDS = (
         check="monograph.commands.watch:check_watch",
         arguments=WatchArguments,
         positional=("folder",),
+    ),
+    Command(
+        name="report compare",
+        usage="FOLDER FOLDER --out FILE.html",
+        summary="Show two steps that were inspected on one page, with what differs between their graphs and costs.",
+        function="monograph.commands.reports:compare_command",
+        arguments=ReportCompareArguments,
+        positional=("left", "right"),
+    ),
+    Command(
+        name="trace join",
+        usage="PREDICTED.json MEASURED.json --out FILE.json",
+        summary="Put a predicted and a measured step into one trace, side by side, for ui.perfetto.dev.",
+        function="monograph.commands.reports:join_command",
+        arguments=TraceJoinArguments,
+        positional=("predicted", "measured"),
     ),
     Command(
         name="config",

@@ -26,13 +26,12 @@ from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
 from monograph.execute.graph_step import GraphStep
 from monograph.execute.program import Program
+from monograph.execute.trace_marks import ELSEWHERE, MARK, STEP_MARK
 from monograph.graph.tags import has_tag, tag_of
 from monograph.whole_file import write_whole
 
 STEPS = 3
 """Profiled steps; times are per step."""
-MARK = "@ "
-ELSEWHERE = "outside of the model"
 COMPILED = "triton_"
 """What the names of compiled kernels begin with."""
 _NUMBER = re.compile(r"\.\d+(?=[. ])")
@@ -81,7 +80,8 @@ def profile_step(step: MeshStep, run: Callable[[], Any], trace: Path) -> Profile
         run()
         with profile(activities=activities, acc_events=True) as found:
             for _ in range(STEPS):
-                run()
+                with record_function(STEP_MARK):
+                    run()
             if is_cuda:
                 torch.cuda.synchronize()
     trace.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,8 @@ def find_pieces(events: list[Any], kernels: list[tuple[int, str, float]] | None)
 
 
 def _own_time(event: Any) -> list[tuple[str, float]]:
-    is_op = not event.name.startswith(MARK) and event.self_cpu_time_total > 0
+    is_range = event.name.startswith(MARK) or event.name == STEP_MARK
+    is_op = not is_range and event.self_cpu_time_total > 0
     return [(event.name, event.self_cpu_time_total)] if is_op else []
 
 

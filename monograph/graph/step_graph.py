@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from monograph.graph.signature import InputSpec, OutputSpec
-from monograph.graph.text import render, render_inner
+from monograph.graph.text import TextPart, join_texts, render_inner, render_parts
 
 Names = Mapping[str, frozenset[str]]
 
@@ -64,9 +64,16 @@ class StepGraph:
 
     def text(self, *, folded: bool = True) -> str:
         """The graph as a person reads it; the same on every rank and in every run."""
+        return join_texts(self.text_parts(), self.inner_texts(), folded=folded)
+
+    def text_parts(self) -> list[TextPart]:
+        """The blocks of the text in order; `text` joins them."""
         names = {node: spec.name for node, spec in zip(self.placeholders, self.inputs, strict=True)}
-        inner = (render_inner(name, module.graph) for name, module in self.inner_graphs())
-        return "".join((render(self.module.graph, names, folded=folded), *inner))
+        return render_parts(self.module.graph, names)
+
+    def inner_texts(self) -> list[str]:
+        """The texts of the graphs that ops of the step run."""
+        return [render_inner(name, module.graph) for name, module in self.inner_graphs()]
 
     def inner_graphs(self) -> list[tuple[str, GraphModule]]:
         """The graphs that ops of the step run, by name, in the order in which they are read."""

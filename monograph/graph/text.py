@@ -6,7 +6,7 @@ distance (`f-1.40`). So equal blocks read equally, and only the first of them ha
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,26 +39,49 @@ class NodePosition:
         return f"{half}{self.block - block:+d}.{self.number}"
 
 
-def render(graph: Graph, inputs: Mapping[Node, str], *, folded: bool) -> str:
-    """The text of a graph whose placeholders go by the given names."""
+@dataclass(frozen=True)
+class TextPart:
+    """Nodes of one block and direction that follow each other, one line each."""
+
+    direction: Direction
+    block: int | None
+    outside: str
+    """What `in0`, `in1`, ... stand for here, as the headline ends."""
+    lines: list[str]
+    nodes: list[Node]
+
+    @property
+    def name(self) -> str:
+        """`forward`, `backward block 3`."""
+        return self.direction.value if self.block is None else f"{self.direction.value} block {self.block}"
+
+
+def render_parts(graph: Graph, inputs: Mapping[Node, str]) -> list[TextPart]:
+    """The text of a graph whose placeholders go by the given names, part by part."""
     positions = number_nodes(graph)
-    lines: list[str] = []
-    shown: dict[tuple[Direction, str], int] = {}
+    parts = []
     for (direction, block), nodes in split_into_parts(graph, positions):
         unit = next((tag_of(node).unit for node in nodes if has_tag(node) and tag_of(node).block == block), "")
         names = ValueNames(positions, inputs, direction, block, unit if block is not None else "")
-        body = [render_node(node, names) for node in nodes]
-        if block is None:
-            lines += [f"{direction.value}:", *(f"  {line}" for line in body)]
+        lines = [render_node(node, names) for node in nodes]
+        parts.append(TextPart(direction, block, names.listed(), lines, nodes))
+    return parts
+
+
+def join_texts(parts: Sequence[TextPart], inner: Sequence[str], *, folded: bool) -> str:
+    """The whole text, with that of inner graphs at its end; `folded` prints equal blocks once."""
+    lines: list[str] = []
+    shown: dict[tuple[Direction, str], int] = {}
+    for part in parts:
+        body = [f"  {line}" for line in part.lines]
+        key = (part.direction, "\n".join(part.lines))
+        if folded and part.block is not None and key in shown:
+            lines.append(f"{part.name}: like {shown[key]}{part.outside}")
             continue
-        head = f"{direction.value} block {block}"
-        key = (direction, "\n".join(body))
-        if folded and key in shown:
-            lines.append(f"{head}: like {shown[key]}{names.listed()}")
-            continue
-        shown[key] = block
-        lines += [f"{head}:{names.listed()}", *(f"  {line}" for line in body)]
-    return "\n".join(_join_runs(lines)) + "\n"
+        if part.block is not None:
+            shown[key] = part.block
+        lines += [f"{part.name}:{part.outside}", *body]
+    return "".join(("\n".join(_join_runs(lines)), "\n", *inner))
 
 
 def render_inner(name: str, graph: Graph) -> str:

@@ -119,6 +119,11 @@ class Machine:
         target = "GPU" if self.device == "cuda" else "CPU"
         return f"The program is for a {target}{'' if captured_on == self.device else f', captured on {captured_on}'}."
 
+    def describe_estimates(self, reason: str) -> str:
+        """Whose times are estimated, and by which rates, as a sentence; `reason` is why this machine was chosen."""
+        name = f"{self.name} ({reason})" if reason else self.name
+        return f"Times are estimates for {name}: {self.describe().partition(': ')[2]}."
+
     def describe(self) -> str:
         """Everything that estimates use, in one line."""
         rates = (self.float32_tflops, self.bfloat16_tflops, self.float8_tflops)

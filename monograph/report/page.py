@@ -1,20 +1,26 @@
 """The pages: each one file that needs nothing else, with its data inside and a script that draws it.
 
-Style and drawing functions are shared (shared.css, shared.js).
+Style, drawing functions and the view of a graph are shared (shared.css, shared.js, graph.js). Loads without torch.
 """
 
+import re
 from importlib import resources
 from typing import Any
 
 from monograph import strict_json
 
-_MARK = "/*report*/null"
-_SHARED = {"/*style*/": "shared.css", "/*shared*/": "shared.js"}
+_DATA = "/*report*/null"
+_INCLUDE = re.compile(r"/\*include ([\w.]+)\*/")
 
 
 def make_page(report: dict[str, Any]) -> str:
-    """The report of a step as HTML."""
+    """The report of a step, or of two that are compared, as HTML."""
     return fill_template("page.html", shorten(report))
+
+
+def make_pipeline_page(*reports: dict[str, Any]) -> str:
+    """The report of a pipeline, or of two side by side, as HTML."""
+    return fill_template("pipeline_page.html", list(reports))
 
 
 def make_run_page(runs: dict[str, Any]) -> str:
@@ -22,15 +28,12 @@ def make_run_page(runs: dict[str, Any]) -> str:
     return fill_template("run_page.html", runs)
 
 
-def fill_template(name: str, content: dict[str, Any]) -> str:
+def fill_template(name: str, content: Any) -> str:
     """A template with the shared parts and its data; nothing in the data can end the script it stands in."""
-    template = _read(name)
-    for mark, file in _SHARED.items():
-        assert template.count(mark) == 1, f"{name} has one place for {file}"
-        template = template.replace(mark, _read(file))
+    template = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))
     data = strict_json.dump(content, is_compact=True).replace("<", "\\u003c")
-    assert template.count(_MARK) == 1, f"{name} has one place for its data"
-    return template.replace(_MARK, data)
+    assert template.count(_DATA) == 1, f"{name} has one place for its data"
+    return template.replace(_DATA, data)
 
 
 def _read(name: str) -> str:

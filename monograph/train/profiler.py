@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from monograph.config.configurable import Configurable
+from monograph.execute.trace_marks import STEP_MARK
 from monograph.log import get_log
 from monograph.train.config import ProfilerConfig
 from monograph.train.write_failures import find_reason
@@ -25,34 +27,48 @@ class Profiler(Configurable):
         self.folder = folder
         self.rank = rank
         self._running: Any = None
+        self._step: Any = None
         self._first = 0
         self._last = 0
         self._missing: list[str] = []
 
     def before_step(self, step: int) -> bool:
         """Open a window when `step` is the first of one; whether it did, which takes a while."""
-        if self._running is not None or not self._starts_at(step):
-            return False
+        is_open = self._running is not None
+        if not is_open and self._starts_at(step):
+            self._open(step)
+        if self._running is not None:
+            self._step = record_function(f"{STEP_MARK} {step}")
+            self._step.__enter__()
+        return self._running is not None and not is_open
+
+    def _open(self, step: int) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._first = self._last = step
         self._running = torch.profiler.profile(activities=activities)
         self._running.start()
-        return True
 
     def after_step(self, step: int) -> bool:
         """Close the window after its last step and write the trace; whether it did, which takes a while."""
         if self._running is None:
             return False
+        self._leave_step()
         self._last = step
         if step - self._first + 1 < self.config.steps:
             return False
         self.write_trace()
         return True
 
+    def _leave_step(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
     def close(self) -> None:
         """Write what a window cut short by the end of training has seen."""
+        self._leave_step()
         if self._running is not None:
             self.write_trace()
 

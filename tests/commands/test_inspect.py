@@ -160,4 +160,31 @@ def test_the_trace_has_every_lane_of_the_time_line_with_module_paths(inspected):
     end = max(event["ts"] + event["dur"] for event in spans)
     assert end == pytest.approx(1e6 * report["final"]["timeline"]["total_seconds"])
     assert any(event["args"].get("module") == "layers.1.attention.wo" for event in spans)
-    assert {event["cat"] for event in spans} == {"compute", "collective"}
+    assert {event["cat"] for event in spans} == {"compute", "collective", "module"}
+
+
+def test_the_report_has_the_graph_after_every_pass_with_the_code_it_comes_from(inspected):
+    report = json.loads((inspected / "report.json").read_text())
+    ran = [each["name"] for each in report["passes"] if each["status"] == "ran"]
+    assert [each["name"] for each in report["graphs"]["versions"]] == ["captured", *ran]
+    files = {source.rpartition(":")[0] for source in report["graphs"]["sources"]}
+    assert "monograph/models/router.py" in files and files == set(report["code"])
+    assert len((inspected / "index.html").read_bytes()) < 4 << 20
+
+
+def test_a_pipeline_is_inspected_as_its_schedule_memory_and_stages(tmp_path, capsys):
+    words = (
+        "inspect llama3_debugmodel --ranks 2 --model.n_layers 2 --training.seq_len 64 --training.global_batch_size 4"
+    )
+    mesh = "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 1"
+    assert cli.main([*words.split(), *mesh.split(), "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("report.json", "index.html", "schedule.csv", "predicted.trace.json", "stage-00.txt", "stage-01.txt")
+    }
+    assert report["run"]["notes"][0] in capsys.readouterr().out
+    assert report["run"]["notes"][0].startswith("Times are estimates for H100 (no GPU here; --machine NAME): ")
+    assert [each["name"] for each in report["graphs"]["versions"]] == ["stage 0", "stage 1"]
+    for rank in report["ranks"]:
+        assert max(live for *_, live in rank["actions"]) == rank["peak_bytes"]
+        assert len(rank["actions"]) == 2 * 4

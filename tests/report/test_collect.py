@@ -4,38 +4,11 @@ import json
 
 import pytest
 
-from monograph.annotate import Direction, Role
-from monograph.compat.ops import ALL_GATHER, ATEN, WAIT_TENSOR
 from monograph.graph.cost import Cost
-from monograph.graph.facts import Facts
 from monograph.passes.runner import PassRecord
 from monograph.report.collect import MAX_LINES, collect_graph, collect_pass, thin_out
 from monograph.report.saved import fold_saved, name_blocks
-from tests.kit.by_hand import ByHand
-from tests.kit.machines import SLOW
-
-FACTS = Facts(machine=SLOW, group_sizes={"g": 2})
-
-
-def make_graph(blocks=3):
-    """Each block gathers its parameter and multiplies; backward reads the gathered values and the matmuls."""
-    hand = ByHand()
-    x = hand.input("x", 4, 4)
-    weights = [hand.input(f"layers.{block}.w", 2, 4) for block in range(blocks)]
-    kept = []
-    for block, weight in enumerate(weights):
-        names = {"path": f"layers.{block}.work"}
-        launch = hand.call(ALL_GATHER, weight, 2, "g", role=Role.PARAM_ALL_GATHER, slot=f"layers.{block}.w", **names)
-        full = hand.call(WAIT_TENSOR, launch, **names)
-        x = hand.call(ATEN.mm.default, x, full, **names)
-        kept.append((full, x))
-    gradient = x
-    back = {"direction": Direction.BACKWARD}
-    for block, (full, matmul) in reversed(list(enumerate(kept))):
-        path = f"layers.{block}.work"
-        gradient = hand.call(ATEN.mm.default, gradient, full, path=path, **back)
-        gradient = hand.call(ATEN.mul.Tensor, gradient, matmul, path=path, **back)
-    return hand.done(gradient)
+from tests.report.reports import FACTS, make_graph
 
 
 def test_a_thinned_curve_has_few_points_and_keeps_its_peak():

@@ -2,6 +2,9 @@
 
 import json
 import re
+from importlib import resources
+
+import pytest
 
 from monograph.report.page import make_page
 
@@ -15,6 +18,7 @@ def make_report():
 def test_the_page_needs_no_other_file():
     page = make_page(make_report())
     assert not re.findall(r"(?:src|href)\s*=|@import|url\(", page)
+    assert all(link.startswith("`#") or link.startswith('"#') for link in re.findall(r"href: (\S+)", page))
     assert set(re.findall(r"https?://[^\"']+", page)) == {"http://www.w3.org/2000/svg"}, "a name, not an address"
 
 
@@ -33,3 +37,36 @@ def test_the_page_serves_light_and_dark_and_small_screens():
     page = make_page(make_report())
     assert "prefers-color-scheme: dark" in page
     assert "max-width: 900px" in page
+
+
+def read_colors(css, dark):
+    """Names and values of the colors, in the light or in the dark."""
+    light, rest = css.split("@media (prefers-color-scheme: dark)")
+    pattern = r"--([\w-]+): (#[0-9a-f]{6})"
+    return dict(re.findall(pattern, light)) | (dict(re.findall(pattern, rest)) if dark else {})
+
+
+def compute_contrast(first, second):
+    """As WCAG 2 defines it."""
+
+    def luminance(color):
+        parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(luminance, (first, second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_has_the_contrast_that_accessible_pages_need(dark):
+    colors = read_colors((resources.files("monograph.report") / "shared.css").read_text(), dark)
+    pairs = [(text, ground) for text in ("ink", "quiet", "accent") for ground in ("page", "card")] + [
+        ("page", "accent")
+    ]
+    pairs += [(f"{kind}-ink", kind) for kind in ("added", "removed", "moved")]
+    pairs += [(f"{kind}-ink", "card") for kind in ("added", "removed")] + [(f"run-{n}", "card") for n in range(1, 7)]
+    kinds = ("forward", "backward", "input_grad", "weight_grad", "forward_backward")
+    pairs += [("label", kind) for kind in kinds]
+    weak = [pair for pair in pairs if compute_contrast(*(colors[name] for name in pair)) < 4.5]
+    assert weak == []

@@ -53,6 +53,8 @@ class Simulation:
     spans: tuple[tuple[ActionSpan, ...], ...]
     """By rank, without transfers."""
     seconds: float
+    live_bytes: tuple[tuple[int, ...], ...]
+    """By rank, the memory that each of `spans` needs."""
     peak_bytes: tuple[int, ...]
     """By rank."""
     peak_actions: tuple[str, ...]
@@ -86,13 +88,19 @@ def simulate(schedule: Schedule, costs: Sequence[StageCost]) -> Simulation:
                 _run(schedule, costs, action, rank, free, ready, spans[rank])
                 positions[rank] += 1
         assert positions != before, "the schedule was not checked"
-    peaks = [find_peak(schedule, costs, rank) for rank in range(schedule.ranks)]
+    live = [count_live_bytes(schedule, costs, rank) for rank in range(schedule.ranks)]
+    peaks = [max(counts, default=count_fixed_bytes(schedule, costs, rank)) for rank, counts in enumerate(live)]
+    actions = [
+        str(row[counts.index(peak)].action) if counts else ""
+        for row, counts, peak in zip(spans, live, peaks, strict=True)
+    ]
     busy = tuple(sum(span.end - span.start for span in row) for row in spans)
     return Simulation(
         spans=tuple(map(tuple, spans)),
         seconds=max(free),
-        peak_bytes=tuple(peak for peak, _ in peaks),
-        peak_actions=tuple(action for _, action in peaks),
+        live_bytes=tuple(map(tuple, live)),
+        peak_bytes=tuple(peaks),
+        peak_actions=tuple(actions),
         busy_seconds=busy,
     )
 
@@ -125,27 +133,34 @@ def _run(
     spans.append(ActionSpan(action, start, end))
 
 
-def find_peak(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> tuple[int, str]:
-    """The most memory a rank needs, and the action during which it does.
+def count_live_bytes(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> list[int]:
+    """The memory that a rank needs during each of its actions, transfers left out.
 
     Sent values are counted until the next action, received ones with what forward keeps.
     """
-    fixed = sum(costs[stage].fixed_bytes for stage in schedule.stages_of(rank))
-    held, peak, where = 0, fixed, ""
+    fixed = count_fixed_bytes(schedule, costs, rank)
+    held, found = 0, []
     for action in schedule.actions[rank]:
+        needed = fixed
         for part in action.parts:
             cost = costs[part.stage]
             if part.kind is ActionKind.FORWARD:
                 held += cost.saved_bytes
-            if not part.is_transfer and fixed + held + cost.work_bytes > peak:
-                peak, where = fixed + held + cost.work_bytes, str(action)
+            needed = max(needed, fixed + held + cost.work_bytes)
             if part.kind is ActionKind.BACKWARD:
                 held -= cost.saved_bytes
             elif part.kind is ActionKind.INPUT_GRAD:
                 held += cost.saved_for_weights_bytes - cost.saved_bytes
             elif part.kind is ActionKind.WEIGHT_GRAD:
                 held -= cost.saved_for_weights_bytes
-    return peak, where
+        if not action.is_transfer:
+            found.append(needed)
+    return found
+
+
+def count_fixed_bytes(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> int:
+    """Parameters, gradients and optimizer state of a rank's stages."""
+    return sum(costs[stage].fixed_bytes for stage in schedule.stages_of(rank))
 
 
 def count_transfers(schedule: Schedule) -> int:

@@ -1,0 +1,71 @@
+"""Two reports of `monograph inspect` as one: what a page shows of both, side by side. Loads without torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from monograph.errors import ConfigError
+from monograph.graph.diff import diff_texts
+from monograph.report.page import make_page, make_pipeline_page
+
+MAX_LINES = 20_000
+"""Of the difference; a page with more would be slow to open."""
+
+
+def read_report(folder: str) -> dict[str, Any]:
+    """The report.json that inspect wrote into a folder."""
+    path = Path(folder) / "report.json"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}",
+            why="monograph inspect writes it",
+            do="name a folder that was given to inspect as --out",
+        ) from None
+    except ValueError:
+        report = None
+    if not isinstance(report, dict) or "graphs" not in report:
+        raise ConfigError(f"{path} is no report of this version", why="there is no graph in it", do="inspect it again")
+    return report
+
+
+def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> str:
+    """The page of both, as HTML; two steps or two pipelines."""
+    pipelines = ["stages" in report for report in (left, right)]
+    if pipelines[0] != pipelines[1]:
+        raise ConfigError("one report is of a pipeline and the other of a step", why="they have no graph in common")
+    return make_pipeline_page(left, right) if all(pipelines) else make_page(join_reports(left, right))
+
+
+def join_reports(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Both steps after all passes, in the form of one report: the first in the place of the captured graph."""
+    rows = {each["name"]: {"name": each["name"], "a": None, "b": each} for each in right["passes"]}
+    for each in left["passes"]:
+        rows.setdefault(each["name"], {"name": each["name"], "b": None})["a"] = each
+    for row in rows.values():
+        row |= {side: _without_diff(row[side]) for side in ("a", "b")}
+    lines = diff_texts(unfold(left["graphs"]), unfold(right["graphs"])).splitlines()
+    more = [f"... {len(lines) - MAX_LINES} more lines"] if len(lines) > MAX_LINES else []
+    return {
+        "run": left["run"],
+        "against": right["run"],
+        "captured": left["final"],
+        "final": right["final"],
+        "passes": list(rows.values()),
+        "diff": "\n".join([*lines[:MAX_LINES], *more]),
+        "code": left["code"] | right["code"],
+    }
+
+
+def unfold(graphs: dict[str, Any], version: int = -1) -> str:
+    """The text of one version without folding, as `diff_texts` reads it."""
+    lines = []
+    for part in graphs["versions"][version]["parts"]:
+        body = graphs["bodies"][part["body"]]["text"].split("\n")
+        lines += [f"{part['name']}:{part['outside']}", *(f"  {line}" for line in body)]
+    return "\n".join(lines) + "\n"
+
+
+def _without_diff(record: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if record is None else {name: value for name, value in record.items() if name != "diff"}

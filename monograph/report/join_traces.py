@@ -1,0 +1,107 @@
+"""A predicted and a measured step in one Chrome trace, side by side: both begin at 0 and name modules alike. Loads
+without torch."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from monograph.errors import ConfigError
+from monograph.execute.trace_marks import MARK, STEP_MARK
+
+_STEP = re.compile(rf"{STEP_MARK}( \d+)?")
+_RANGE = re.compile(rf"{re.escape(MARK)}(.+) (forward|backward)")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+Event = dict[str, Any]
+
+
+class Interval(NamedTuple):
+    """A time between two timestamps, in microseconds."""
+
+    start: float
+    end: float
+
+    def holds(self, event: Event) -> bool:
+        """Whether an event lies inside, whole."""
+        return self.start <= event["ts"] and event["ts"] + event.get("dur", 0) <= self.end
+
+
+def read_trace(path: str) -> list[Event]:
+    """The events of a trace."""
+    try:
+        trace = json.loads(Path(path).read_bytes())
+        events = trace["traceEvents"] if isinstance(trace, dict) else trace
+        return [event for event in events if "ph" in event]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", do="name the file of a trace") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is no Chrome trace", why="there are no traceEvents in it") from None
+
+
+def join_traces(predicted: list[Event], measured: list[Event]) -> dict[str, Any]:
+    """Both, as processes of their own: the predicted first, then the last step that was measured."""
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": renumber(predicted, 0, "predicted") + renumber(cut_step(measured), 1000, "measured"),
+    }
+
+
+def cut_step(events: list[Event]) -> list[Event]:
+    """The events of the last whole step, with times that begin at its start. What runs on a device counts by the step's
+    range there, which begins and ends later than on the host."""
+    steps = [event for event in events if event["ph"] == "X" and _STEP.fullmatch(str(event.get("name")))]
+    host = [event for event in steps if event.get("cat") not in _ON_DEVICE]
+    if not host:
+        raise ConfigError(
+            "the measured trace has no step in it",
+            why=f"steps are ranges with the name {STEP_MARK}",
+            do="measure it with monograph bench --profile, or train with --profiler.start",
+        )
+    last = max(host, key=lambda event: event["ts"])
+    on_host = Interval(last["ts"], last["ts"] + last["dur"])
+    same = [event for event in steps if event.get("cat") in _ON_DEVICE and event["name"] == last["name"]]
+    on_device = on_host
+    if same:
+        latest = max(same, key=lambda event: event["ts"])
+        on_device = Interval(latest["ts"], latest["ts"] + latest["dur"])
+    kept = []
+    for event in events:
+        if event["ph"] == "M":
+            kept.append(event)
+        elif (on_device if event.get("cat") in _ON_DEVICE else on_host).holds(event):
+            kept.append(event | {"ts": event["ts"] - on_host.start})
+    return kept
+
+
+def renumber(events: list[Event], first: int, kind: str) -> list[Event]:
+    """The same with processes numbered from `first`, named after what they are; module ranges say their module."""
+    used = dict.fromkeys(event["pid"] for event in events if event["ph"] != "M")
+    numbers = {pid: first + index for index, pid in enumerate(used)}
+    titles = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "process_name"
+    }
+    found: list[Event] = []
+    for pid, number in numbers.items():
+        for name, value in (
+            ("process_name", {"name": f"{kind}: {titles.get(pid, pid)}"}),
+            ("process_sort_index", {"sort_index": number}),
+        ):
+            found.append({"ph": "M", "pid": number, "name": name, "args": value})
+    threads: dict[tuple[Any, Any], int] = {}
+    for event in events:
+        if event["pid"] not in numbers or (event["ph"] == "M" and not event["name"].startswith("thread_")):
+            continue
+        thread = threads.setdefault((event["pid"], event.get("tid")), len(threads) + first)
+        found.append(name_module(event) | {"pid": numbers[event["pid"]], "tid": thread})
+    return found
+
+
+def name_module(event: Event) -> Event:
+    """A measured range of a module in the form of a predicted one."""
+    module = _RANGE.fullmatch(str(event.get("name")))
+    if not module:
+        return event
+    facts = {"module": module[1], "direction": module[2]}
+    return event | {"name": f"{module[1]} {module[2]}", "args": event.get("args", {}) | facts}

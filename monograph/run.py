@@ -353,9 +353,16 @@ def train(config: TrainerConfig) -> Summary:
     with deterministic_kernels(config.debug.deterministic):
         with startup.phase("set-up"):
             device = find_device(config.debug.device)
-        limit, flight = config.parallelism.timeout_seconds, Path(config.job.dump_folder) / FLIGHT_FOLDER
-        joined = joined_groups(mesh, device, timeout_seconds=limit, flight_folder=flight)
-        with joined as groups, ExitStack() as stack:
+        joined = joined_groups(
+            mesh,
+            device,
+            timeout_seconds=config.parallelism.timeout_seconds,
+            files_timeout_seconds=config.checkpoint.timeout_seconds,
+            flight_folder=Path(config.job.dump_folder) / FLIGHT_FOLDER,
+        )
+        with ExitStack() as stack:
+            with startup.phase("groups" if mesh.world_size > 1 else "set-up"):
+                groups = stack.enter_context(joined)
             with startup.phase("set-up"):
                 groups.check_same("the configuration", dump_json(config))
                 set_up_log(level=config.debug.log_level, holds=True)

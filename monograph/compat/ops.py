@@ -195,6 +195,11 @@ def sleep_on_device(seconds: float) -> None:
     torch.cuda._sleep(int(seconds * _CYCLES_PER_SECOND))
 
 
+def find_default_store() -> dist.Store:
+    """The store that the ranks of this process's group met at."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def fake_store() -> dist.Store:
     """A store for the `fake` backend, which pretends to be one rank of any world."""
     return FakeStore()

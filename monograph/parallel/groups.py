@@ -33,8 +33,8 @@ from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
 
 log = get_log("groups")
-FILES_LIMIT = timedelta(minutes=30)
-"""Ranks wait for each other's files at least this long: a shared disk can be slower than any collective may be."""
+FILES_SECONDS = 1800.0
+"""Ranks wait for each other's files so long: a shared disk can be slower than any collective may be."""
 
 
 class Groups:
@@ -53,9 +53,11 @@ class Groups:
         *,
         is_fake: bool = False,
         timeout_seconds: float = 300.0,
+        files_timeout_seconds: float = FILES_SECONDS,
     ) -> None:
         self.mesh = mesh
         self.timeout_seconds = timeout_seconds
+        self._files_limit = timedelta(seconds=files_timeout_seconds)
         self._limit = timedelta(seconds=timeout_seconds)  # a new group does not inherit the default group's
         self.rank = rank
         self.device = device
@@ -102,7 +104,7 @@ class Groups:
 
         While training runs, only checkpoints use it: a background save issues collectives on it from its own thread.
         """
-        return self._host_group("files", max(self._limit, FILES_LIMIT))
+        return self._host_group("files", self._files_limit)
 
     def _host_group(self, purpose: str, limit: timedelta | None = None) -> dist.ProcessGroup | None:
         if not self.has_peers:
@@ -132,12 +134,13 @@ class Groups:
         dist.broadcast_object_list(box, src=source, group=self._host_group("agreement"))
         return box[0]
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank, by rank."""
+    def all_gather_object(self, value: Any, *, waits_for_files: bool = False) -> list[Any]:
+        """Every rank's value, on every rank, by rank; with `waits_for_files`, before training only."""
         if not self.has_peers:
             return [value]
         values: list[Any] = [None] * self.mesh.world_size
-        dist.all_gather_object(values, value, group=self._host_group("agreement"))
+        group = self.checkpoint_group() if waits_for_files else self._host_group("agreement")
+        dist.all_gather_object(values, value, group=group)
         return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
@@ -157,15 +160,13 @@ class Groups:
     ) -> None:
         if not self.has_peers:
             return
-        values: list[str] = [""] * self.mesh.world_size
-        dist.all_gather_object(values, value, group=self.checkpoint_group())
+        values: list[str] = self.all_gather_object(value, waits_for_files=True)
         others = [rank for rank, other in enumerate(values) if other != values[first_of(rank)]]
         if others:
             first = first_of(others[0])
             why = "all ranks run the same program on the same configuration"
             if text is not None:
-                texts: list[str] = [""] * self.mesh.world_size
-                dist.all_gather_object(texts, text(), group=self.checkpoint_group())
+                texts: list[str] = self.all_gather_object(text(), waits_for_files=True)
                 why += "; " + find_first_difference(texts[first], texts[others[0]])
             raise ConfigError(
                 f"{what} of rank {others[0]} is not that of rank {first}",
@@ -199,7 +200,12 @@ def _serve_with_gloo(native: dist.ProcessGroup, device: torch.device) -> dist.Pr
 
 @contextmanager
 def joined_groups(
-    mesh: Mesh, device: torch.device, *, timeout_seconds: float = 300.0, flight_folder: Path | None = None
+    mesh: Mesh,
+    device: torch.device,
+    *,
+    timeout_seconds: float = 300.0,
+    files_timeout_seconds: float = FILES_SECONDS,
+    flight_folder: Path | None = None,
 ) -> Iterator[Groups]:
     """Join the ranks a launcher started (or be the only one), and leave in order whatever happens.
 
@@ -220,7 +226,7 @@ def joined_groups(
             dist.init_process_group(
                 backend, store=_own_part(store, rank), rank=rank, world_size=world_size, timeout=limit
             )
-    groups = Groups(mesh, rank, device, timeout_seconds=timeout_seconds)
+    groups = Groups(mesh, rank, device, timeout_seconds=timeout_seconds, files_timeout_seconds=files_timeout_seconds)
     leave: Callable[[], None] = dist.destroy_process_group
     try:
         yield groups

@@ -285,7 +285,7 @@ class Trainer(Configurable):
             known["source_samples"] = self.data.mixture.count_seen(self.position.cursor.sample)
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
-        known |= {"time": round(time.time(), 3), "goodput": self.goodput.read()}
+        known |= {"time": round(time.time(), 3), "goodput": self.goodput.read(), **self.checkpoints.writers.describe()}
         return StepMeasurement(
             step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, metrics=updated.metrics, known=known
         )

@@ -237,7 +237,8 @@ RULES = (
         "--lr_scheduler.decay_fraction 1",
     ),
     EffectRule(
-        "checkpoint.interval checkpoint.save_last checkpoint.keep_last checkpoint.async_save checkpoint.on_error",
+        "checkpoint.interval checkpoint.save_last checkpoint.keep_last checkpoint.async_save checkpoint.on_error "
+        "checkpoint.slow_write_seconds",
         _while("checkpoint.enabled", False),
         "--checkpoint.enabled true",
         is_strict=False,

@@ -104,21 +104,24 @@ def wait_for_a_late_peer(way: str) -> float:
     """On one rank: the seconds after which a collective gave up, while rank 1 joins too late."""
     start = time.monotonic()
     try:
-        with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1) as groups:
+        with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1, files_timeout_seconds=1) as groups:
             groups.any_rank(False)  # everybody is connected
+            groups.all_gather_object(None, waits_for_files=True)
             start = time.monotonic()
             if groups.rank == 1:
                 time.sleep(4)
             elif way == "collective":
                 all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value)
-            else:
+            elif way == "agreement":
                 groups.any_rank(False)
+            else:
+                groups.all_gather_object(None, waits_for_files=True)
     except RuntimeError:
         return time.monotonic() - start
     return 0.0
 
 
-@pytest.mark.parametrize("way", ["collective", "agreement"])
+@pytest.mark.parametrize("way", ["collective", "agreement", "files"])
 def test_every_group_has_the_timeout_that_was_asked_for(way):
     """torch gives a new group its backend's default, half an hour, whatever the default group has."""
     gave_up, _ = pool.run(2, wait_for_a_late_peer, way)

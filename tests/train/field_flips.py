@@ -56,6 +56,9 @@ SHOWN_BY = {
     "tokenizer.eos_token": "train/data/test_tokenizer.py::test_the_user_decides_before_tokenizer_config_json",
     "checkpoint.async_save": "train/checkpoint/test_background.py::"
     "test_an_async_save_keeps_the_values_of_its_own_step_while_training_changes_them",
+    "checkpoint.timeout_seconds": "parallel/test_groups.py::test_every_group_has_the_timeout_that_was_asked_for",
+    "checkpoint.slow_write_seconds": "train/checkpoint/test_slow_writers.py::"
+    "test_a_rank_with_a_slow_disk_is_named_in_log_and_records_while_training_goes_on",
     "checkpoint.on_error": "train/checkpoint/test_background.py::"
     "test_a_failed_save_stops_the_run_when_that_was_asked_for",
     "checkpoint.initial_load_path": "test_model_from.py::test_the_first_step_computes_with_the_weights_of_the_folder",

@@ -96,6 +96,7 @@ REFUSED = [
     (LLAMA, "--checkpoint.save_last false", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.keep_last 7", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.async_save true", "--checkpoint.enabled false", "checkpoint.enabled", ""),
+    (LLAMA, "--checkpoint.slow_write_seconds 5", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.on_error stop", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--lr_scheduler.on_extend hold", "", "checkpoint.load", "--checkpoint.load latest"),
     (LLAMA, "--checkpoint.allow_model_changes true", "", "checkpoint.load", "--checkpoint.load latest"),

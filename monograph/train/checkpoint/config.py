@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from monograph.config.configurable import Configurable
+from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 
 LATEST, AUTO = "latest", "auto"
@@ -29,6 +30,12 @@ class CheckpointConfig(Configurable.Config):
     """Copy the state to host memory and go on training while a thread writes it."""
     on_error: Literal["continue", "stop"] = "continue"
     """What to do when one cannot be written (disk full, I/O error); the last one of a run is always an error."""
+    timeout_seconds: float = 1800.0
+    """How long ranks wait for each other's files, and for each other before the first step; then the run ends with an
+    error. A rank that hangs inside of a save is found after this time."""
+    slow_write_seconds: float = 60.0
+    """Name a rank that has been writing one file of a checkpoint for so long, in the log and in the records of steps;
+    0 never does."""
     load: str = ""
     """Start from: latest, auto (latest, or from scratch when there is none), a step number, or a path."""
     load_model_only: bool = False
@@ -47,6 +54,8 @@ class CheckpointConfig(Configurable.Config):
             raise ConfigError(f"interval is {self.interval}", why="it counts steps", do="write 0 for none on the way")
         if self.keep_last < 0:
             raise ConfigError(f"keep_last is {self.keep_last}", why="it counts checkpoints", do="write 0 to keep all")
+        check_range(self, "timeout_seconds", 0.001, 1e8, why="torch waits a whole number of milliseconds")
+        check_range(self, "slow_write_seconds", 0.001, 1e8, zero="to name none")
         if self.load_model_only and not self.load:
             raise ConfigError(
                 "load_model_only is set but load is empty",

@@ -30,6 +30,7 @@ from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
+from monograph.train.checkpoint.slow_writers import WriterWatch
 from monograph.train.checkpoint.staging import Staging
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
 from monograph.train.checkpoint.verify import (
@@ -90,6 +91,7 @@ class CheckpointManager(Configurable):
         self.folder = Path(folder)
         self._ranks = Ranks(process_group)
         self._store = Store(Path(folder), disk)
+        self.writers = WriterWatch(self._ranks, limit=config.slow_write_seconds)
         self._run = secrets.token_hex(8)
         self._staging = Staging()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -278,7 +280,9 @@ class CheckpointManager(Configurable):
         try:
             sequence = self._ranks.run_on_rank0(self._find_next_sequence) or 0
             label = Label(step, sequence, self._run, values)
-            save_plan(tensors, planner, SafetensorsWriter(self._store, label, rank=self._ranks.rank), self._ranks)
+            writer = SafetensorsWriter(self._store, label, rank=self._ranks.rank, watch=self.writers)
+            with self.writers.watching(step):
+                save_plan(tensors, planner, writer, self._ranks)
             self._ranks.run_on_rank0(self._prune)
         except Exception as error:
             self._failure = _Failure(step, error)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from monograph.manifest.fields import FileRecord
 from monograph.train.checkpoint.disk import write_file
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.ranks import Ranks
+from monograph.train.checkpoint.slow_writers import WriterWatch
 from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.store import Store
 from monograph.train.checkpoint.tensor_file import TensorSpec, name_dtype, split_files, write_tensor_file
@@ -69,8 +71,17 @@ class StagedSavePlanner(DefaultSavePlanner):
 class SafetensorsWriter(StorageWriter):
     """Writes one checkpoint into a `Store`: a file per rank, then the manifest, then the rename that makes it exist."""
 
-    def __init__(self, store: Store, label: Label, *, rank: int = 0, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        label: Label,
+        *,
+        rank: int = 0,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        watch: WriterWatch | None = None,
+    ) -> None:
         self._store = store
+        self._watch = watch
         self._label = label
         self._rank = rank
         self._max_file_bytes = max_file_bytes
@@ -108,14 +119,16 @@ class SafetensorsWriter(StorageWriter):
         files = split_files((spec for spec, _ in items.values()), self._max_file_bytes)
         for number, specs in enumerate(files):
             name = _name_file(self._rank, number, len(files))
-            record = write_tensor_file(
-                self._store.disk, folder / name, specs, lambda spec: [_resolve(planner, *items[spec.key])]
-            )
+            with self._writing(folder / name):
+                record = write_tensor_file(
+                    self._store.disk, folder / name, specs, lambda spec: [_resolve(planner, *items[spec.key])]
+                )
             results += [
                 WriteResult(items[spec.key][1].index, spec.num_bytes, StoredPiece(name, spec.key, record))
                 for spec in specs
             ]
-        self._store.disk.sync_folder(folder)
+        with self._writing(folder):
+            self._store.disk.sync_folder(folder)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -135,10 +148,14 @@ class SafetensorsWriter(StorageWriter):
             },
             files={piece.file: piece.record for piece in stored.values()},
         )
-        write_file(self._store.disk, self._prepared / MANIFEST_NAME, render_manifest(manifest))
-        self._store.disk.sync_folder(self._prepared)
-        self._store.commit(self._prepared, self._store.step_path(self._label.step))
+        with self._writing(self._prepared / MANIFEST_NAME):
+            write_file(self._store.disk, self._prepared / MANIFEST_NAME, render_manifest(manifest))
+            self._store.disk.sync_folder(self._prepared)
+            self._store.commit(self._prepared, self._store.step_path(self._label.step))
         self._prepared = None
+
+    def _writing(self, path: Path) -> AbstractContextManager[None]:
+        return self._watch.writing(path) if self._watch is not None else nullcontext()
 
     def discard(self) -> None:
         """After an error on the first rank: take away what was written so far."""

@@ -34,6 +34,9 @@ class CompileConfig(Configurable.Config):
     """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""
     artifact_on_mismatch: Literal["error", "compile"] = "error"
     """An artifact made for another run is an error, or compile: say so and capture as if there were none."""
+    artifact_cache: str = ""
+    """Folder on a disk of each node, to which the first rank of the node copies the artifact for all of them; empty for
+    no copy: then the others read the shared folder after the first."""
     artifact_key_file: str = ""
     """File with the key that artifacts must be signed with; empty takes MONOGRAPH_ARTIFACT_KEY, if it is set."""
     artifact_trust_shared_folder: bool = False
@@ -49,6 +52,12 @@ class CompileConfig(Configurable.Config):
                 f"artifact is {self.artifact} with mode {self.mode}",
                 why="an artifact holds the captured step, which only graph mode runs",
                 do="--compile.mode graph",
+            )
+        if self.artifact_cache and not self.artifact:
+            raise ConfigError(
+                f"artifact_cache is {self.artifact_cache} and artifact is empty",
+                why="there is no artifact to copy",
+                do="--compile.artifact DIR",
             )
         if self.mode == "layer" and (not self.components or len(set(self.components)) != len(self.components)):
             raise ConfigError(

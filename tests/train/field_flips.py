@@ -45,6 +45,8 @@ SHOWN_BY = {
     "test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons",
     "compile.artifact": "execute/test_artifact_command.py::"
     "test_train_refuses_an_artifact_of_another_run_within_two_seconds_and_without_torch",
+    "compile.artifact_cache": "execute/test_node_copy.py::"
+    "test_one_rank_of_a_node_reads_the_shared_folder_and_the_others_read_its_copy",
     "compile.artifact_on_mismatch": "execute/test_artifact.py::"
     "test_an_artifact_for_another_length_is_refused_by_name_or_left_aside_as_asked",
     "compile.artifact_key_file": "execute/test_artifact_keys.py::test_show_and_check_say_what_is_known_of_a_signature",

@@ -24,6 +24,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "training.gc_interval": "Python's own memory, between steps",
     "parallelism.timeout_seconds": "how long ranks wait for each other",
     "compile.artifact": "where this artifact is",
+    "compile.artifact_cache": "where nodes keep copies of this artifact",
     "compile.artifact_on_mismatch": "what to do with the answer of this comparison",
     "compile.artifact_key_file": "who vouches for the artifact, which is checked before it is compared",
     "compile.artifact_trust_shared_folder": "whose code may run, which is checked before it is loaded",

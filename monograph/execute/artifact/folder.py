@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from monograph.errors import ConfigError
@@ -36,16 +36,20 @@ def write_artifact(
     key: bytes | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write everything beside `target` and give it its name at the end; readers never see a part of it."""
+    """Write an artifact; readers never see a part of it."""
+    records = {name: FileRecord(len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()}
+    manifest = render_manifest(sections, records, key)
+    write_folder(target, [*files.items(), (MANIFEST, manifest)], overwrite=overwrite)
+
+
+def write_folder(target: Path, files: Iterable[tuple[str, bytes]], *, overwrite: bool) -> None:
+    """Write everything beside `target` and give it its name at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     prepared = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
     prepared.mkdir(mode=0o755)
     try:
-        records = {}
-        for name, content in files.items():
+        for name, content in files:
             _write_file(prepared / name, content)
-            records[name] = FileRecord(len(content), hashlib.sha256(content).hexdigest())
-        _write_file(prepared / MANIFEST, render_manifest(sections, records, key))
         for folder in (*(path for path in prepared.rglob("*") if path.is_dir()), prepared):
             _sync_folder(folder)
         _put_in_place(prepared, target, overwrite=overwrite)

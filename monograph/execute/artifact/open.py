@@ -15,6 +15,7 @@ from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.load import Artifact, read_graph
 from monograph.execute.artifact.manifest import ArtifactManifest
+from monograph.execute.artifact.node_copy import find_node, is_first_of_node, make_copy
 from monograph.execute.config import CompileConfig
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
@@ -27,33 +28,63 @@ from monograph.passes.runner import OptimizedGraph
 log = get_log("artifact")
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What one rank found."""
+
+    answer: str
+    """The same on ranks that can go on together."""
+    artifact: Artifact | None = None
+    misfits: Sequence[str] = ()
+    error: ConfigError | None = None
+
+
 def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups, machine: Machine) -> Artifact | None:
     """The artifact the settings name, once all ranks have found the same one and it fits; None to compile instead.
 
+    The first rank of a node reads it, and copies it to the node's disk where the settings say so; then the others read.
     A rank that cannot use it tells the others first: all of them stop, and each says which rank it was.
     """
-    folder = Path(settings.artifact)
-    error: ConfigError | None = None
-    found: list[str] = []
-    artifact: Artifact | None = None
-    try:
-        manifest = read_manifest(folder, read_key(settings.artifact_key_file))
-        check_files(folder, manifest)
-        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(manifest, groups, machine)
-        if not found:
-            artifact = Artifact(folder, manifest, trust_code(folder, manifest, config, settings))
-        answer = f"{manifest.digest} {'; '.join(found)}"
-    except ConfigError as refused:
-        error, answer = refused, str(refused)
-    groups.check_same("the artifact", answer, text=lambda: answer)
-    if error is not None:
-        raise error
-    if is_refused(settings, found, groups) or artifact is None:
+    shared, is_first = Path(settings.artifact), is_first_of_node()
+    opened = _open(shared, config, settings, groups, machine, copies=True) if is_first else None
+    used = opened.artifact.folder if opened is not None and opened.artifact is not None else shared
+    told = groups.all_gather_object((find_node(), used if used != shared else None), waits_for_files=True)
+    if opened is None:
+        copies = [copy for node, copy in told if node == find_node() and copy is not None]
+        opened = _open(copies[0] if copies else shared, config, settings, groups, machine)
+    groups.check_same("the artifact", opened.answer, text=lambda: opened.answer)
+    if opened.error is not None:
+        raise opened.error
+    if is_refused(settings, opened.misfits, groups) or opened.artifact is None:
         return None
-    warning = artifact.trust.warn(folder)
+    warning = opened.artifact.trust.warn(shared)
     if warning and groups.rank == 0:
         log.warning("%s", warning)
-    return artifact
+    return opened.artifact
+
+
+def _open(
+    folder: Path,
+    config: BaseConfig,
+    settings: CompileConfig,
+    groups: Groups,
+    machine: Machine,
+    *,
+    copies: bool = False,
+) -> _Opened:
+    """Read and check an artifact on this rank. Whose code may run is decided by the folder, before it is copied."""
+    try:
+        manifest = read_manifest(folder, read_key(settings.artifact_key_file))
+        found = find_misfits(manifest, config, groups.mesh) + find_machine_misfits(manifest, groups, machine)
+        trust = None if found else trust_code(folder, manifest, config, settings)
+        if copies and settings.artifact_cache and trust is not None:
+            folder = make_copy(folder, manifest, trust, Path(settings.artifact_cache))
+        else:
+            check_files(folder, manifest)
+        artifact = Artifact(folder, manifest, trust) if trust is not None else None
+        return _Opened(f"{manifest.digest} {'; '.join(found)}", artifact, found)
+    except ConfigError as refused:
+        return _Opened(str(refused), error=refused)
 
 
 @dataclass(frozen=True)
@@ -95,11 +126,11 @@ def read_graphs(
     return graphs
 
 
-def is_refused(settings: CompileConfig, found: list[str], groups: Groups) -> bool:
+def is_refused(settings: CompileConfig, found: Sequence[str], groups: Groups) -> bool:
     """Whether to compile instead, on all ranks if on one; an error where the settings do not ask for that."""
     if not groups.any_rank(bool(found)):
         return False
-    error = misfit_error(settings.artifact, found or ["it does not fit another rank, which says why"])
+    error = misfit_error(settings.artifact, list(found) or ["it does not fit another rank, which says why"])
     if settings.artifact_on_mismatch != "compile":
         raise error
     log.warning("%s: %s; capturing and compiling instead", error.what, error.why)

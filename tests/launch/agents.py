@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
+from monograph.train.records import parse_record
 from tests.kit.paced import find_processes, wait_until
-from tests.kit.runs import read_records
+from tests.launch.disk_faults import FILE_VARIABLE
 from tests.test_launch import environment
 
 FLAGS = {
@@ -22,6 +24,7 @@ FLAGS = {
     "parallelism.timeout_seconds": 20,
     "debug.device": "cpu",
 }
+TAIL_BYTES = 1 << 16
 
 
 def find_port():
@@ -30,18 +33,28 @@ def find_port():
         return taken.getsockname()[1]
 
 
+def find_parent(pid):
+    """The process that started another; 0 when it has ended."""
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 class Agents:
     """The agents of one job; each is one "node" of this host."""
 
-    def __init__(self, folder: Path, *, nnodes="2", max_restarts=3, flags=None):
+    def __init__(self, folder: Path, *, nnodes="2", max_restarts=3, flags=None, variables=None):
         self.folder, self.nnodes, self.max_restarts = folder, nnodes, max_restarts
+        self.variables = variables or {}
         self.flags, self.port = {**FLAGS, **(flags or {})}, find_port()
-        self.agents = {}
-        self.full_disk = folder.parent / "full-disk"
-        """While this file exists, no checkpoint can be written (tests.launch.journal)."""
+        self.agents, self.sizes, self.revived = {}, {}, 0
+        self.disk_fault = folder.parent / "disk-fault.json"
+        """The fault of a disk that is planned next (tests.launch.disk_faults)."""
 
     def start(self, name, ranks):
         """Start the agent of a node with this many ranks."""
+        self.sizes[name] = ranks
         words = [word for path, value in self.flags.items() for word in (f"--{path}", str(value))]
         command = [sys.executable, "-m", "monograph.launch.agent", "--nnodes", self.nnodes]
         command += ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-id", "job"]
@@ -51,7 +64,7 @@ class Agents:
         command += ["--job.dump_folder", str(self.folder), *words]
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         output = (self.folder.parent / f"agent-{name}.txt").open("a")
-        variables = environment() | {"MONOGRAPH_NODE": name, "LOGLEVEL": "INFO"}
+        variables = environment() | {"LOGLEVEL": "INFO", FILE_VARIABLE: str(self.disk_fault)} | self.variables
         self.agents[name] = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
 
     def find_ranks(self, name):
@@ -59,7 +72,7 @@ class Agents:
         agent = self.agents[name].pid
         found = {}
         for pid, rank in find_processes(str(self.folder)).items():
-            if rank and int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]) == agent:
+            if rank and find_parent(pid) == agent:
                 found[int(rank)] = pid
         return found
 
@@ -67,14 +80,26 @@ class Agents:
         """End a node without a word: its ranks and its agent at once."""
         pids = [self.agents[name].pid, *self.find_ranks(name).values()]
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        self.agents[name].wait()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.agents.pop(name).wait()
+
+    def revive(self):
+        """Start agents again that ended with an error, as a scheduler does."""
+        for name, agent in list(self.agents.items()):
+            if agent.poll():
+                self.revived += 1
+                self.start(name, self.sizes[name])
 
     def find_last_step(self):
-        """The last step in metrics.jsonl."""
-        path = self.folder / "metrics.jsonl"
-        records = read_records(self.folder) if path.exists() else []
-        return max((record["step"] for record in records), default=0)
+        """The last step in metrics.jsonl; only the end of the file is read, because this is asked often."""
+        try:
+            with (self.folder / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                records = map(parse_record, file.read().split(b"\n"))
+        except OSError:
+            return 0
+        return max((record["step"] for record in records if record is not None), default=0)
 
     def wait_for_step(self, step, seconds=180):
         """Wait until a step is done."""
@@ -96,7 +121,8 @@ class Agents:
     def close(self):
         """Leave nothing behind."""
         for pid in find_processes(str(self.folder)):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def read_output(self):
         return "\n".join(path.read_text() for path in sorted(self.folder.parent.glob("agent-*.txt")))

@@ -1,21 +1,18 @@
 """Loaded by every rank of a test (`--import tests.launch.journal`): notes which samples each update is made of.
 
-A disk can be declared full by a file beside the run's folder.
+Its disk fails where a test plans it (tests.launch.disk_faults).
 """
 
-import errno
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import monograph.train.trainer
-from monograph.train.checkpoint.disk import Disk
 from monograph.train.trainer import Trainer
+from tests.launch import disk_faults
 
 _original = Trainer._apply
-_write = Disk.sync_folder
 
 
 def apply(self: Trainer, number: int, chosen: Any) -> Any:
@@ -34,12 +31,5 @@ def apply(self: Trainer, number: int, chosen: Any) -> Any:
     return measured
 
 
-def write(disk: Disk, path: Path, *rest: Any) -> Any:
-    """A write to a checkpoint's file, refused while the disk counts as full."""
-    if any((folder / "full-disk").exists() for folder in path.parents):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    return _write(disk, path, *rest)
-
-
 monograph.train.trainer.Trainer._apply = apply
-Disk.sync_folder = write
+disk_faults.install()

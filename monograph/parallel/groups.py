@@ -99,6 +99,22 @@ class Groups:
                 remove_group_alias(group.value)
                 alias_process_group(group.value, self._serving[group])
 
+    @contextmanager
+    def alone(self) -> Iterator["Groups"]:
+        """Groups of a mesh of one under the same names: what rank 0 computes inside, it computes by itself."""
+        assert self.rank == 0, "a mesh of one has rank 0"
+        for group in self._serving:
+            remove_group_alias(group.value)
+        try:
+            alone = Groups(Mesh(), 0, self.device, timeout_seconds=self.timeout_seconds)
+            try:
+                yield alone
+            finally:
+                alone.close()
+        finally:
+            for group, serving in self._serving.items():
+                alias_process_group(group.value, serving)
+
     def checkpoint_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all ranks for checkpoints and for checks before training; None when this rank is alone.
 

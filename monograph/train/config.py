@@ -15,6 +15,7 @@ from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 from monograph.train.flex_limits import check_flex_limits
+from monograph.train.float8_limits import check_float8_limits
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
 from monograph.train.optimizer_config import ITEM_BYTES, AdamWConfig, OptimizerConfig
 from monograph.train.pipeline_limits import check_pipeline_limits
@@ -261,6 +262,7 @@ class TrainerConfig(Configurable.Config):
         self.optimizer.check_stored(self.training.dtype)
         check_pipeline_limits(self)
         check_flex_limits(self)
+        check_float8_limits(self)
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,

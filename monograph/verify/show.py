@@ -24,9 +24,10 @@ _COLUMNS = (
 
 
 def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
-    """Every module with its largest differences, then one line that says it all."""
+    """Every module with its largest differences, then one line that says it all; float8 after fp32."""
     console = Console()
-    title = f"sharded against one device, largest relative difference (tolerance {verdict.tolerance:.0e})"
+    title = f"sharded against one device in {verdict.precision}, largest relative difference"
+    title += f" (tolerance {verdict.tolerance:.0e})"
     table = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("module", overflow="fold")
     for title, _ in _COLUMNS:
@@ -44,27 +45,38 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     console.print(f"numerics: {verdict.numerics}", highlight=False)
     for entry in verdict.all.mismatches:
         console.print(f"[red]{entry}[/red]", highlight=False)
-    if verdict.is_equal:
-        console.print(f"[green]equal[/green]: the plan on {mesh.world_size} ranks computes what one device computes")
+    if verdict.is_close:
+        words = f"the plan on {mesh.world_size} ranks computes what one device computes in {verdict.precision}"
+        console.print(f"[green]equal[/green]: {words}")
     else:
         console.print(f"[red]different[/red], first in step {verdict.step} at {verdict.blame}", highlight=False)
+    if verdict.float8_reason:
+        console.print(f"[yellow]not compared in float8[/yellow]: {verdict.float8_reason}", highlight=False)
+    if verdict.float8 is not None:
+        print_verdict(verdict.float8, mesh)
 
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
     """All numbers as JSON, where a difference that is not finite is a word: "inf" or "nan"."""
-    content = {
+    write_whole(path, json.dumps(_as_json(verdict), indent=1, allow_nan=False) + "\n")
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    return {
         "is_equal": verdict.is_equal,
         "blame": verdict.blame,
         "step": verdict.step,
         "tolerance": verdict.tolerance,
+        "precision": verdict.precision,
         "numerics": verdict.numerics,
         "loss": _plain(verdict.all.loss),
         "grad_norm": _plain(verdict.all.grad_norm),
         "metrics": {name: _plain(value) for name, value in verdict.all.metrics.items()},
         "torn": [str(entry) for entry in verdict.all.mismatches],
         "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
+        "float8_reason": verdict.float8_reason,
+        "float8": None if verdict.float8 is None else _as_json(verdict.float8),
     }
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -23,16 +23,27 @@ class Verdict:
     """The module (or number) where the first difference arises, and what differs; empty when there is none."""
     step: int = 0
     """The first step that differs."""
+    precision: str = "fp32"
+    """What both sides computed in."""
+    float8: "Verdict | None" = None
+    """The same about the float8 matmuls of a run that asks for them, where the mesh can be compared in float8."""
+    float8_reason: str = ""
+    """Why a run that asks for float8 was compared in fp32 alone."""
 
     @property
     def is_equal(self) -> bool:
         """Whether everything lies within the tolerance and all ranks agree."""
+        return self.is_close and (self.float8 is None or self.float8.is_equal)
+
+    @property
+    def is_close(self) -> bool:
+        """The same in this precision alone."""
         return self.all.worst() <= self.tolerance and not self.all.mismatches
 
     def add(self, step: int, differences: Differences) -> None:
         """Take one more step into account."""
         self.all.add(differences)
-        if not self.blame and not self.is_equal:
+        if not self.blame and not self.is_close:
             self.blame, self.step = find_blame(differences, self.tolerance), step
 
 

@@ -1,4 +1,4 @@
-"""compile.numerics float8 on meshes, resumed, and in `monograph verify`."""
+"""compile.numerics float8 on meshes, and resumed."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from tests.execute.test_float8 import plan
 from tests.kit.ranks import pool
 from tests.kit.runs import differing, read_exact, read_step
 from tests.parallel.rank_work import train_updates
-from tests.verify.on_ranks import verify_on_ranks
 
 FLOAT8 = {"compile.mode": "graph", "compile.numerics": "float8", "parallelism.fsdp": "graph"}
 GLOBAL = {"training.global_batch_size": 4, "training.steps": 3}
@@ -19,7 +18,10 @@ and sums in another order, round differently to three bits."""
 
 def plan_mesh(model, folder, changes, **degrees):
     """A run on a mesh; its degrees are given as fields, as those of `plan` are."""
-    names = {"shard": "data_parallel_shard_degree", "tp": "tensor_parallel_degree", "ep": "expert_parallel_degree"}
+    names = {
+        **{"shard": "data_parallel_shard_degree", "tp": "tensor_parallel_degree", "ep": "expert_parallel_degree"},
+        **{"pp": "pipeline_parallel_degree", "cp": "context_parallel_degree"},
+    }
     fields = {f"parallelism.{names[name]}": degree for name, degree in degrees.items()}
     return plan(
         model, folder, {**FLOAT8, **GLOBAL, "model.n_layers": 1 if model == "llama3" else 2, **fields, **changes}
@@ -39,12 +41,6 @@ def test_two_ranks_train_like_one_device_within_the_rounding_of_float8(model, de
     two = pool.run(2, train_updates, plan_mesh(model, tmp_path, {}, **degrees))[0]
     for found, wanted, allowed in ((two.losses, one.losses, LOSS), (two.norms, one.norms, NORM)):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=allowed, atol=0.0)
-
-
-@pytest.mark.long
-def test_verify_compares_the_mesh_in_fp32_where_nothing_is_quantized(tmp_path):
-    (verdict, _) = pool.run(2, verify_on_ranks, plan_mesh("llama3", tmp_path, {}, tp=2))
-    assert verdict.is_equal and verdict.tolerance == 1e-5
 
 
 def test_a_resumed_run_has_the_bits_of_the_unbroken_one(tmp_path):

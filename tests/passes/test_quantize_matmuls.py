@@ -3,9 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 import torch
 
 from monograph.compat.ops import ATEN
+from monograph.errors import ConfigError
 from monograph.graph.cast_weights import is_cached_cast
 from monograph.graph.cost import measure
 from monograph.graph.tags import tag_of
@@ -14,6 +16,7 @@ from monograph.machine.table import MACHINES
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
 from monograph.passes.config import PassesConfig
+from tests.execute.updates import small
 from tests.kit.pipelines import capture_small, make_pass
 
 BF16 = {"training.compute_dtype": "bfloat16", "model.dim": 64}
@@ -90,3 +93,10 @@ def test_float8_matmuls_count_their_operations():
 def test_a_step_in_fp32_has_nothing_to_quantize():
     graph, facts = capture_small("llama3", Mesh())
     assert quantize(graph, facts) == "rowwise: 0 of 0 matmuls (none)"
+
+
+@pytest.mark.parametrize("asked", [{"compile.numerics": "float8"}, {"passes.on": ("quantize_matmuls",)}])
+def test_a_run_that_computes_in_fp32_is_refused(asked, tmp_path):
+    with pytest.raises(ConfigError, match=r"float8|quantize_matmuls") as caught:
+        small("llama3", tmp_path, {"compile.mode": "graph", "training.compute_dtype": "float32", **asked})
+    assert "training.compute_dtype is float32" in str(caught.value)

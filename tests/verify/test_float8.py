@@ -1,0 +1,45 @@
+"""`verify` of runs in float8: the plan in fp32, and float8 itself where the mesh has the scales of one device."""
+
+import pytest
+
+from monograph.train.layout import plan_run_mesh
+from monograph.verify.show import print_verdict
+from tests.execute.test_float8_runs import plan_mesh
+from tests.kit.ranks import pool
+from tests.verify.on_ranks import verify_on_ranks, verify_with_other_scales
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "tolerance"),
+    [
+        ("llama3", {"shard": 2}, 1e-5),
+        pytest.param("deepseek_v3", {"shard": 2, "ep": 2}, 2**-7, marks=pytest.mark.long),
+        pytest.param("llama3", {"pp": 2}, 1e-5, marks=pytest.mark.long),
+    ],
+)
+def test_verify_compares_float8_where_a_mesh_has_the_scales_of_one_device(model, degrees, tolerance, tmp_path):
+    verdict = pool.run(2, verify_on_ranks, plan_mesh(model, tmp_path, {"model.n_layers": 2}, **degrees))[0]
+    assert verdict.is_equal and not verdict.float8_reason
+    assert verdict.tolerance == 1e-5 and "low precision" not in verdict.numerics, "the plan itself, in fp32"
+    float8 = verdict.float8
+    assert float8.tolerance == tolerance and float8.numerics.startswith("low precision: quantize_matmuls")
+    exact = [row for row in float8.all.rows.values() if not row.path.endswith("moe.experts")]
+    assert max(row.worst() for row in exact) <= 1e-5
+    assert sum(row.gradient is not None for row in exact) > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"cp": 2}])
+def test_verify_says_why_a_mesh_is_compared_in_fp32_only(degrees, tmp_path, capsys):
+    config = plan_mesh("llama3", tmp_path, {}, **degrees)
+    verdict = pool.run(2, verify_on_ranks, config)[0]
+    assert verdict.is_equal and verdict.float8 is None
+    print_verdict(verdict, plan_run_mesh(config, 2))
+    assert "not compared in float8: " in (shown := capsys.readouterr().out) and "its own scale" in shown
+
+
+@pytest.mark.long
+def test_verify_sees_a_mesh_that_scales_otherwise(tmp_path):
+    verdict = pool.run(2, verify_with_other_scales, plan_mesh("llama3", tmp_path, {}, shard=2))[0]
+    assert verdict.is_close and not verdict.is_equal, "the plan is right, its float8 is not"
+    assert verdict.float8.blame.startswith("layers.0.attention: its output differs by ")

@@ -28,6 +28,7 @@ from monograph.log import get_log
 from monograph.parallel.error_file import record_failure
 from monograph.parallel.flight import set_up_flight, write_flight
 from monograph.parallel.host_staged import HostStagedGroup
+from monograph.parallel.lone_group import LoneGroup
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
@@ -210,6 +211,8 @@ class Groups:
 
 def _serve_with_gloo(native: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """gloo behind what makes it fit for graphs: sums in rank order, and host memory between it and a GPU."""
+    if native.size() == 1:
+        return LoneGroup()
     ordered = OrderedSums(native) if native.size() >= MIN_RANKS else native
     return HostStagedGroup(ordered) if device.type == "cuda" else ordered
 

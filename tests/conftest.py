@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 
+from tests.kit.ranks import GARBAGE_THRESHOLD
+
 LONGEST = (
     "tests/test_launch.py",
     "tests/steps/test_graph_bits.py",
@@ -22,6 +24,11 @@ LONGEST = (
     "tests/execute/test_inductor.py",
     "tests/train/test_signals.py",
 )
+
+
+def pytest_configure():
+    """Captures make garbage by the million: Python would look for it a thousand times as often as it is worth."""
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
 
 
 def pytest_collection_modifyitems(items):

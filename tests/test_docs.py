@@ -68,6 +68,7 @@ def test_the_readme_shows_the_session_as_the_program_prints_it():
         assert text in README and text in source
 
 
+@pytest.mark.long
 def test_the_tour_of_how_it_works_runs():
     tour = subprocess.run(
         [sys.executable, ROOT / "docs" / "how_it_works.py"], cwd=ROOT, capture_output=True, text=True, timeout=300

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from monograph.graph.allowed_ops import is_allowed
 from monograph.kernels.check_op import check_op
 
@@ -13,6 +15,7 @@ EXAMPLE = ROOT / "examples" / "own_kernel.py"
 GUIDE = ROOT / "docs" / "guides" / "own_kernel.md"
 
 
+@pytest.mark.long
 def test_the_example_of_an_own_kernel_runs_from_a_shell():
     done = subprocess.run([sys.executable, "-m", "examples.own_kernel"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -210,6 +210,7 @@ def test_ranks_end_when_their_launcher_dies_without_a_word(tmp_path):
     assert find_steps(folder), "and they saved on the way out"
 
 
+@pytest.mark.long
 def test_a_launcher_that_dies_twice_asks_its_ranks_to_stop_once(tmp_path):
     """The kernel sends a signal for each of its threads, and Python may start on the second inside of the first."""
     script = """

@@ -71,6 +71,7 @@ def test_an_optimizer_that_differs_is_found_where_loss_and_gradients_agree(tmp_p
     assert "loss and gradients are equal" in describe_outcomes([outcome], "bit for bit")
 
 
+@pytest.mark.long
 def test_what_shows_only_in_a_later_update_is_found_there(tmp_path):
     """The cast copies of weights are stale: the first update is right, and both graphs are."""
     changes = {"training.compute_dtype": "bfloat16", "optimizer.implementation": "single_pass"}
@@ -81,6 +82,7 @@ def test_what_shows_only_in_a_later_update_is_found_there(tmp_path):
     assert (outcome.step, outcome.findings["both"].kind) == (2, "execution")
 
 
+@pytest.mark.long
 def test_captures_that_differ_are_compared_module_by_module(tmp_path):
     """Another epsilon in the norms is no pass's fault: the first module with a norm is named."""
     config = graph_config("llama3", tmp_path)

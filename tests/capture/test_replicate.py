@@ -87,12 +87,14 @@ def exchanging(tmp_path_factory):
     return trace_both("deepseek_v3", tmp_path_factory.mktemp("runs"), mesh=Mesh(dp_shard=2, ep=2), layers=5)
 
 
+@pytest.mark.long
 def test_blocks_that_exchange_rows_are_unfolded_too(exchanging):
     unfolded, whole, runs = exchanging
     assert runs == [BlockRepeat(1, 4)]
     check_same(unfolded, whole)
 
 
+@pytest.mark.long
 def test_every_block_has_names_of_its_own_for_sizes_that_depend_on_data(exchanging):
     unfolded, whole, _ = exchanging
     counts: list = []

@@ -50,6 +50,7 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
         check_profile(tmp_path, mode)
 
 
+@pytest.mark.long
 def test_a_step_from_an_artifact_is_measured_like_one_that_was_captured(capsys, tmp_path):
     artifact, out = str(tmp_path / "artifact"), tmp_path / "bench.json"
     recipe = [TINY, "--compile.mode", "graph", "--validator.interval", "0"]

@@ -28,7 +28,7 @@ def is_run(block):
 
 
 SHORT = [page for page in PAGES if any(is_run(block) for block in read_blocks(page))]
-FIRST = ("index", "train_your_data")
+FIRST = ("index",)
 """Pages whose short blocks run in `make test`; those of the others repeat commands that other tests run."""
 LONG = [page for page in SHORT if any(is_run(block) and block.is_long for block in read_blocks(page))]
 

@@ -31,7 +31,7 @@ from tests.kit.ranks import pool
 
 KINDS = ("none", "full", "selective")
 WAYS = {"eager fsdp2": {}, "eager graph": {"parallelism.fsdp": "graph"}, "layer fsdp2": LAYER}
-EACH = [pytest.param(way, marks=pytest.mark.long if "layer" in way else ()) for way in WAYS]
+EACH = [pytest.param(way, marks=() if way == "eager graph" else pytest.mark.long) for way in WAYS]
 RANKS = 2
 ROUTINGS = ((), (2, 3))
 TOKENS, TOP_K = 32, 2

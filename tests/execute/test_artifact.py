@@ -67,6 +67,7 @@ NAMES = {"machine": "b200", "optimizer.state_dtype": "bfloat16"}
 """Other values of fields that take names."""
 
 
+@pytest.mark.long
 def test_its_bytes_depend_neither_on_the_rank_nor_on_fields_that_may_differ(folder, artifact):
     config = make_config(folder)
     changed = config

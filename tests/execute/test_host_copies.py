@@ -81,6 +81,7 @@ def graphs(tmp_path_factory):
     return dict(zip(kinds, first, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("experts", "copies"), [("grouped", 1), ("loop", 2)])
 def test_one_tensor_of_sizes_is_read_for_each_exchange_and_one_for_a_loop_over_experts(graphs, experts, copies):
     forward, backward = graphs[experts]
@@ -88,11 +89,13 @@ def test_one_tensor_of_sizes_is_read_for_each_exchange_and_one_for_a_loop_over_e
     assert backward["host_reads"] == [], "backward knows the sizes already"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experts", ["grouped", "loop"])
 def test_no_copy_goes_on_without_waiting(graphs, experts):
     assert [each["not_waiting"] for each in graphs[experts]] == [[], []]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experts", ["grouped", "loop"])
 def test_rows_travel_by_sizes_that_were_read_and_counts_by_fixed_ones(graphs, experts):
     forward, backward = graphs[experts]

@@ -118,6 +118,7 @@ def test_a_compiled_loss_leaves_the_bits_of_the_plain_one(tmp_path):
     assert [update.graphs for update in runs[1]] == [1, 1]
 
 
+@pytest.mark.long
 def test_compiling_twice_changes_nothing(tmp_path):
     def again(step):
         before = [block._compiled_call_impl for block in step.model.blocks().values()], step.model.head.loss

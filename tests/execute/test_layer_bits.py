@@ -36,7 +36,7 @@ CASES = {
     "qwen3_moe dp2 tp2 ep2 etp2, loop": Case("qwen3_moe", "loop", 4, {"tp": 2, "ep": 2, "etp": 2}),
 }
 """Each family, each mesh, and each way of the experts with and without exchange; `monograph compare` runs the rest."""
-SHOWN = ("llama3 on one rank", "qwen3_moe ep2, grouped")
+SHOWN = ("llama3 on one rank",)
 
 
 def each(names):

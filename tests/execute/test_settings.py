@@ -72,6 +72,7 @@ def after_moe(tmp_path_factory):
     return before
 
 
+@pytest.mark.long
 def test_compiling_and_training_a_moe_model_changes_no_setting(after_moe):
     assert find_changes(after_moe) == {}
 

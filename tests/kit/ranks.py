@@ -9,6 +9,7 @@ and joins its own process group (`monograph.parallel.groups.joined_groups`); wha
 
 import atexit
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -32,6 +33,8 @@ from monograph.crash import describe_exit
 MOST_RANKS = 8
 GRACE_SECONDS = 10.0
 """How long the others may take once one rank has failed: a closed connection ends them in milliseconds."""
+GARBAGE_THRESHOLD = 50_000
+"""Objects that Python makes before it looks for garbage, in tests and their ranks; by itself it looks after 700."""
 PRELOADED = ["torch", "torch.distributed.fsdp", "monograph.verify.run"]
 
 
@@ -183,6 +186,7 @@ def _receive(worker: Worker, rank: int) -> Answer:
 def serve(pipe: Connection, stacks: Path) -> None:
     """A rank's whole life: run what it is sent until the test session is gone."""
     torch.set_num_threads(1)
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     faulthandler.enable(stacks.open("w"))
     while True:
         try:

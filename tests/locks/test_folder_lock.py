@@ -81,8 +81,15 @@ def test_a_stopped_process_still_has_its_folder(tmp_path, take, words, request):
         finish(other)
 
 
-@pytest.mark.parametrize("words", [[], ["no-flock"]], ids=["flock", "no flock"])
-@pytest.mark.parametrize("leftover", [False, True], ids=["new folder", "after a kill"])
+@pytest.mark.parametrize(
+    ("words", "leftover"),
+    [
+        pytest.param([], False, id="flock, new folder"),
+        pytest.param([], True, id="flock, after a kill", marks=pytest.mark.long),
+        pytest.param(["no-flock"], False, id="no flock, new folder", marks=pytest.mark.long),
+        pytest.param(["no-flock"], True, id="no flock, after a kill"),
+    ],
+)
 def test_of_many_that_ask_at_once_one_gets_the_folder(tmp_path, words, leftover):
     if leftover:
         kill(hold(tmp_path, *words))

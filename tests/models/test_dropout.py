@@ -123,6 +123,7 @@ def test_a_dropout_that_is_no_probability_is_refused(tmp_path):
         tiny("llama3", tmp_path, {"model.dropout": 1.0})
 
 
+@pytest.mark.long
 def test_blocks_with_dropout_are_captured_once_and_copied(tmp_path):
     config = tiny("llama3", tmp_path, {"model.dropout": 0.1, "model.n_layers": 5, "compile.mode": "graph"})
     with fake_groups(plan_run_mesh(config, 1), 0, torch.device("cpu")) as groups:

@@ -68,6 +68,7 @@ def test_identical_blocks_of_each_kind_are_captured_once_and_copied():
     assert "double_blocks.*.to_image" in copied.text()
 
 
+@pytest.mark.long
 def test_check_model_accepts_it_and_ranks_compute_what_one_device_computes(tmp_path):
     config = denoiser()
     rows = list(check_model(config))
@@ -78,6 +79,7 @@ def test_check_model_accepts_it_and_ranks_compute_what_one_device_computes(tmp_p
     assert {"double_blocks.4", "single_blocks.4", "double_blocks.0.norm"} <= set(verdict.all.rows)
 
 
+@pytest.mark.long
 def test_it_trains_and_resumes_from_the_command_line(tmp_path):
     whole, half = tmp_path / "whole", tmp_path / "half"
     words = ["train", "tests.kit.denoiser:denoiser", "--checkpoint.enabled", "true", "--job.dump_folder"]

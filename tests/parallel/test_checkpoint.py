@@ -101,6 +101,7 @@ def test_a_run_continues_on_another_layout_as_if_nothing_had_happened(tmp_path):
     assert all(abs(found[step] / expected[step] - 1) < 1e-5 for step in expected)
 
 
+@pytest.mark.long
 def test_saving_in_the_background_does_not_meet_the_ranks_other_agreements(tmp_path):
     """Every step asks all ranks whether to stop, while a thread of each rank saves the step before."""
     steps = {"training.steps": 12, "checkpoint.interval": 1, "checkpoint.keep_last": 2, "checkpoint.async_save": True}

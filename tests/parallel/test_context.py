@@ -61,7 +61,7 @@ def test_ranks_that_share_sequences_read_the_samples_of_one_device(tmp_path):
         assert all(torch.equal(one, other) for one, other in zip(found["tokens"], alone["tokens"], strict=True))
 
 
-@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_no_captured_value_has_scores_of_all_queries_and_keys(degree, tmp_path):
     """Latent attention's heads have no flash kernel on a CPU: a step captured there would show what no GPU keeps."""
     changes = {"model.mask": "document", "compile.mode": "graph", "training.seq_len": 60, "model.rope.max_seq_len": 64}
@@ -85,7 +85,7 @@ ULYSSES, LATENT = {"method": "ulysses"}, {"gather": "latent"}
         ("llama3", ULYSSES, 0.98, 1.17),
         pytest.param("deepseek_v3", {"gather": "keys_values"}, 0.98, 1.02, marks=pytest.mark.long),
         pytest.param("deepseek_v3", ULYSSES, 0.98, 1.17, marks=pytest.mark.long),
-        ("deepseek_v3", LATENT, 0.5, 0.98),
+        pytest.param("deepseek_v3", LATENT, 0.5, 0.98, marks=pytest.mark.long),
     ],
 )
 def test_saved_activations_shrink_with_the_degree(model, how, least, most, tmp_path):

@@ -121,7 +121,7 @@ def wait_for_a_late_peer(way: str) -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("way", ["collective", "agreement", "files"])
+@pytest.mark.parametrize("way", ["collective", pytest.param("agreement", marks=pytest.mark.long), "files"])
 def test_every_group_has_the_timeout_that_was_asked_for(way):
     """torch gives a new group its backend's default, half an hour, whatever the default group has."""
     gave_up, _ = pool.run(2, wait_for_a_late_peer, way)

@@ -69,6 +69,7 @@ def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_e
     )
 
 
+@pytest.mark.long
 def test_a_second_run_finds_nothing_more_to_join():
     graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
     run_passes(graph, build_passes(PassesConfig()), facts)

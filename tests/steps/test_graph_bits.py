@@ -72,8 +72,13 @@ def test_two_ranks_that_exchange_tokens_have_the_bits_of_eager(tmp_path):
     compare_on_ranks(tmp_path, 2, "deepseek_v3", ("default", "full"), ep=2)
 
 
+@pytest.mark.long
 def test_four_ranks_with_everything_have_the_bits_of_eager(tmp_path):
     compare_on_ranks(tmp_path, 4, "deepseek_v3", ("default",), "grouped", tp=2, ep=2)
+
+
+def test_two_ranks_that_split_matmuls_and_exchange_tokens_have_the_bits_of_eager(tmp_path):
+    compare_on_ranks(tmp_path, 2, "deepseek_v3", ("default",), "grouped", tp=2, ep=2, etp=1)
 
 
 @pytest.mark.parametrize(

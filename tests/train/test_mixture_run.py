@@ -59,6 +59,7 @@ def test_the_loss_of_each_source_is_that_of_its_samples_in_the_update(tmp_path, 
             assert sum(record["source_samples"].values()) == 4 * number + 4
 
 
+@pytest.mark.long
 def test_a_mixture_resumes_exactly_on_another_number_of_ranks(tmp_path, mixture):
     train(make_run(tmp_path / "whole", mixture))
     whole = read_exact(tmp_path / "whole")

@@ -67,6 +67,7 @@ def test_own_text_and_tokenizer_train_by_flags(tmp_path):
     assert any("validation_loss" in record for record in records)
 
 
+@pytest.mark.long
 def test_modes_agree_on_an_own_optimizer(tmp_path):
     losses = [
         [record["loss"] for record in read_records(train(tmp_path / mode, *OWN, "--compile.mode", mode))]

@@ -139,6 +139,7 @@ def test_a_damaged_last_checkpoint_is_passed_over(tmp_path, unbroken):
     assert_equal_to_unbroken(folder, unbroken)
 
 
+@pytest.mark.long
 def test_a_run_continues_from_a_step_number_and_from_a_path(tmp_path, unbroken):
     whole = tmp_path / "whole"
     shutil.copytree(unbroken, whole)

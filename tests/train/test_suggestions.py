@@ -75,6 +75,7 @@ def test_no_run_without_a_checkpoint_is_told_to_continue_from_one(empty, capsys)
     assert "--checkpoint.load latest" not in out and "none (checkpoint.enabled is false)" in out
 
 
+@pytest.mark.long
 def test_a_run_with_nothing_left_to_do_names_the_checkpoint_it_continued_from(empty, capsys):
     run(f"{TRAIN} --training.steps 1", capsys)
     out = run(f"{TRAIN} --training.steps 1 --checkpoint.load latest", capsys)
@@ -83,6 +84,7 @@ def test_a_run_with_nothing_left_to_do_names_the_checkpoint_it_continued_from(em
     assert "step 2)" in run(command.removeprefix("monograph "), capsys)
 
 
+@pytest.mark.long
 def test_weights_that_were_only_the_start_are_not_loaded_again(empty, capsys):
     run(f"{TRAIN} --training.steps 1 --job.dump_folder first", capsys)
     start = "--checkpoint.load first/checkpoints --checkpoint.load_model_only true"
@@ -144,6 +146,7 @@ def test_a_run_that_was_stopped_says_how_to_continue_and_that_works(empty, capsy
     assert [record["step"] for record in read_records(empty)] == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_run_that_went_bad_is_not_told_to_resume_when_it_saved_nothing(empty, capsys):
     wild = "--optimizer.lr 1e30 --optimizer.weight_decay 0 --lr_scheduler.warmup_steps 0 --training.steps 9"
     assert main(shlex.split(f"{TRAIN} {wild}")) == 1

@@ -111,13 +111,15 @@ def test_expert_parallelism_of_a_model_without_experts_is_refused(model, tmp_pat
     assert caught.value.why == "this model has no routed experts to spread"
 
 
+@pytest.mark.long
 def test_gradient_accumulation_is_part_of_what_is_compared(tmp_path):
     config = tiny("deepseek_v3", tmp_path, {"training.global_batch_size": 8, "training.local_batch_size": 2}, ep=2)
     verdict = pool.run(2, verify_on_ranks, config)[0]
     assert verdict.is_equal, verdict.blame
 
 
-@pytest.mark.parametrize("fsdp", [pytest.param("fsdp2", marks=pytest.mark.long), "graph"])
+@pytest.mark.long
+@pytest.mark.parametrize("fsdp", ["fsdp2", "graph"])
 def test_rows_that_do_not_divide_are_padded_and_nobody_notices(fsdp, tmp_path):
     """A vocabulary of 261 over tp 2 and fsdp 2, a width of 66 over fsdp 4, experts' hidden rows of 18 over 4 ranks."""
     changes = {"model.dim": 66, "model.vocab_size": 261, "model.moe.n_experts": 6, "model.moe.hidden_dim": 18}

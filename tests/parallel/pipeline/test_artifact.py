@@ -40,12 +40,13 @@ def open_on_rank(config):
         return "built", "from the artifact" if has_artifact else "by capturing"
 
 
-def test_ranks_train_from_one_artifact_of_all_stages_to_the_bits_of_one_device(tmp_path):
-    _, loaded, ranks, files = make_artifact(tmp_path, "deepseek_v3", schedule="zbv")
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_ranks_train_from_one_artifact_of_all_stages_to_the_bits_of_one_device(model, tmp_path):
+    _, loaded, ranks, files = make_artifact(tmp_path, model, schedule="zbv")
     graphs = {name.removesuffix(".json") for name in files if name.endswith(".json")}
     assert graphs == {f"{kind}_{stage}" for kind in ("step", "evaluation") for stage in range(4)}
     found = pool.run(ranks, make_updates_from_artifact, loaded, 3)
-    check_bits(one_device("deepseek_v3", 4, 3, VALIDATED), found)
+    check_bits(one_device(model, 4, 3, VALIDATED), found)
     damage_and_refuse(loaded, tmp_path)
 
 

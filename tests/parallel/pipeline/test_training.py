@@ -77,12 +77,13 @@ def test_two_stages_with_experts_balancing_losses_and_evaluation_have_the_bits_o
     assert len(found[0].parameters) != len(found[0].parameters | found[1].parameters), "each rank has its stage alone"
 
 
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zero_bubble", "zbv"])
-def test_every_schedule_has_the_bits_of_one_device(schedule):
-    compare("deepseek_v3", 4, changes=VALIDATED, pp=2, schedule=schedule)
+def test_every_schedule_has_the_bits_of_one_device(schedule, model):
+    compare(model, 4, changes=VALIDATED, pp=2, schedule=schedule)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zbv", marks=pytest.mark.long)])
 def test_a_tied_matrix_on_two_stages_or_twice_on_one_rank_sums_each_use_over_the_update(schedule):
     found = compare("qwen3", 4, pp=2, schedule=schedule, is_tied=True)
     holders = [each for each in found if EMBEDDING in each.parameters]

@@ -1,8 +1,7 @@
 """Collectives of a rank that is the only one of its group: copies, made at once by the thread that asks.
 
 gloo would make the same copies on threads of its own. Most groups of a small run have one rank, so those threads were
-most of the run's threads, and torch 2.13 crashed in one of them (inside malloc, under all_gather) about once in
-twenty thousand calls.
+most of the run's threads, and torch 2.13 crashed in one of them now and then (in malloc, under all_gather).
 """
 
 from typing import Any

@@ -13,7 +13,7 @@ from torch.fx import Node
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import name_of, value_of
 from monograph.graph.tags import find_tag
-from monograph.models.attention_kind import AttentionKind, read_kind
+from monograph.models.attention_kind import AttentionKind, read_slice
 
 _FULL = AttentionKind("full", causal=False)
 _QUERIES = {
@@ -27,10 +27,11 @@ _QUERIES = {
 
 @dataclass(frozen=True)
 class AttentionScores:
-    """What an attention node multiplies; the last query stands at the last key."""
+    """What an attention node multiplies."""
 
-    queries: int
     keys: int
+    first: int
+    """Queries stand anywhere from this key on: all of them do, or a slice that is another one on every rank."""
     head_dim: float
     """The mean of the channels of a key and of a value."""
     kind: AttentionKind
@@ -43,7 +44,7 @@ class AttentionScores:
     @property
     def seen_share(self) -> float:
         """The part of all pairs of a query and a key in its reach that the mask leaves."""
-        return min(1.0, find_visible_share(self.queries, self.keys, self.kind) * self.keys / self.reach)
+        return min(1.0, find_visible_share(self.first, self.keys, self.kind) * self.keys / self.reach)
 
 
 def find_scores(node: Node, sizes: LikelySizes) -> AttentionScores | None:
@@ -53,33 +54,37 @@ def find_scores(node: Node, sizes: LikelySizes) -> AttentionScores | None:
     index, dim = _QUERIES[name_of(node)]
     query, key, value = (value_of(each) for each in node.args[index : index + 3])  # type: ignore[arg-type]
     width = (query.shape[-1] + value.shape[-1]) / 2
-    return AttentionScores(sizes.shape(query)[dim], sizes.shape(key)[dim], width, find_kind(node))
+    queries, keys = sizes.shape(query)[dim], sizes.shape(key)[dim]
+    kind, first = find_kind(node)
+    return AttentionScores(keys, max(0, keys - queries) if first is None else first, width, kind)
 
 
-def find_kind(node: Node) -> AttentionKind:
-    """What queries see: our op says so itself, but for chunks, which are part of its table; all else is in the tag."""
+def find_kind(node: Node) -> tuple[AttentionKind, int | None]:
+    """What queries see, and where they begin if they are a slice: without one, the last query stands at the last key.
+
+    Our op says so itself, but for chunks and slices, which are part of its table; all else is in the tag.
+    """
     tag = find_tag(node)
-    tagged = read_kind(tag.attention) if tag is not None and tag.attention else None
+    tagged, first = read_slice(tag.attention) if tag is not None and tag.attention else (None, None)
     if not name_of(node).startswith("attention"):
-        return tagged or _FULL
+        return tagged or _FULL, first
     is_causal, window = node.args[-3:-1]
     chunk = tagged.chunk if tagged is not None else 0
-    return AttentionKind("", causal=bool(is_causal), window=int(window), chunk=chunk)  # type: ignore[arg-type]
+    return AttentionKind("", causal=bool(is_causal), window=int(window), chunk=chunk), first  # type: ignore[arg-type]
 
 
-def find_visible_share(queries: int, keys: int, kind: AttentionKind) -> float:
-    """The share of all pairs that a mask leaves, one document a sequence; the last query stands at the last key.
+def find_visible_share(first: int, keys: int, kind: AttentionKind) -> float:
+    """The share of all pairs that a mask leaves, one document a sequence; queries stand anywhere from `first` on.
 
-    Some queries of a sequence in chunks are taken to stand anywhere in their chunks.
+    Those of a sequence in chunks that are not all there are taken to stand anywhere in their chunks.
     """
     if kind.chunk and kind.chunk < keys:
-        known = keys if queries == keys else kind.chunk  # of some queries only the mean is known
+        known = kind.chunk if first else keys  # of some queries only the mean is known
         return kind.count_keys(known)[1] / keys
     if not kind.causal:
         return 1.0
-    first = max(0, keys - queries)
     seen = keys * keys - first * first  # twice the area below the diagonal
     if kind.window and kind.window < keys:
         outside, before = keys - kind.window, max(0, first - kind.window)
         seen -= outside * outside - before * before
-    return min(1.0, max(seen, 1) / (2 * queries * keys))
+    return min(1.0, max(seen, 1) / (2 * (keys - first) * keys))

@@ -39,6 +39,7 @@ class AttentionKind(NamedTuple):
 
 
 CAUSAL = AttentionKind("causal")
+_SLICE = ", a slice of queries from "
 
 
 def read_kind(text: str) -> AttentionKind:
@@ -46,3 +47,14 @@ def read_kind(text: str) -> AttentionKind:
     first, *rest = text.split(", ")
     sizes = {name: int(size) for name, size in (each.split(" ") for each in rest)}
     return AttentionKind("", causal=first == "causal", **sizes)
+
+
+def describe_slice(kind: AttentionKind, first: int) -> str:
+    """A kind whose queries are some of those from position `first` on: which ones, the rank decides."""
+    return f"{kind.describe()}{_SLICE}{first}"
+
+
+def read_slice(text: str) -> tuple[AttentionKind, int | None]:
+    """The kind that `describe` or `describe_slice` wrote, and the position; None where queries are not a slice."""
+    kind, _, first = text.partition(_SLICE)
+    return read_kind(kind), int(first) if first else None

@@ -10,6 +10,7 @@ Gathered keys and values are not saved: backward gathers them again, so that sav
 ranks. Their gradients are summed over both calls, and over ranks by reduce_scatter, in fp32.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from monograph.compat.ops import cast, finish, start_all_gather, start_reduce_sc
 from monograph.errors import ConfigError
 from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
 from monograph.models.attention_core import AttentionCore
+from monograph.models.attention_kind import AttentionKind, describe_slice
 from monograph.models.cache import LayerCache
 
 SEQUENCE = 1
@@ -62,8 +64,7 @@ class AllGatherAttention(nn.Module):
                 why="a rank has two slices of every sequence, and the table says which keys their queries see",
                 do="make them in step_inputs by monograph.parts.build_segments (docs/guides/own_model.md)",
             )
-        with annotate_attention(self.kind.describe()):
-            out: Tensor = _AttendAllGather.apply(q, k, v, segments, sinks, self.rule, self.degree)
+        out: Tensor = _AttendAllGather.apply(q, k, v, segments, sinks, self.kind, self.rule, self.degree)
         return out
 
 
@@ -80,23 +81,32 @@ def check_no_cache(cache: LayerCache | None) -> None:
 class _AttendAllGather(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Tensor, sinks: Tensor | None, rule: Rule, degree: int
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        segments: Tensor,
+        sinks: Tensor | None,
+        kind: AttentionKind,
+        rule: Rule,
+        degree: int,
     ) -> Tensor:
         started = start_gathers(k, v, degree)
         found = []
         for number, queries in enumerate(q.chunk(2, SEQUENCE)):
             keys, values = started.finish(number, is_causal=rule.causal)
-            found.append(ATTENTION(queries.contiguous(), keys, values, segments[:, number], sinks, *rule))
+            with annotate_slice(kind, number, keys):
+                found.append(ATTENTION(queries.contiguous(), keys, values, segments[:, number], sinks, *rule))
         out = torch.cat([each[0] for each in found], SEQUENCE)
         lse = torch.cat([each[1] for each in found], 2)
         ctx.save_for_backward(q, k, v, segments, sinks, out, lse)
-        ctx.where = (rule, degree)
+        ctx.where = (kind, rule, degree)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, segments, sinks, out, lse = ctx.saved_tensors
-        rule, degree = ctx.where
+        kind, rule, degree = ctx.where
         started = start_gathers(k, v, degree)
         found = []
         pieces = [each.chunk(2, SEQUENCE) for each in (grads[0], q, out)]
@@ -104,13 +114,24 @@ class _AttendAllGather(Function):
             keys, values = started.finish(number, is_causal=rule.causal)
             sums = lse.chunk(2, 2)[number].contiguous()
             given = (grad.contiguous(), queries.contiguous(), keys, values, segments[:, number], sinks)
-            found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
+            with annotate_slice(kind, number, keys):
+                found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
         first, second = found
         scattered = [start_scatters(first[index], second[index], degree) for index in (1, 2)]
         of_k, of_v = (torch.cat([finish(each).squeeze(0) for each in halves], SEQUENCE) for halves in scattered)
         of_sinks = None if sinks is None else first[3] + second[3]
         of_q = torch.cat([first[0], second[0]], SEQUENCE)
-        return of_q, cast(of_k, k.dtype), cast(of_v, v.dtype), None, of_sinks, None, None
+        return of_q, cast(of_k, k.dtype), cast(of_v, v.dtype), None, of_sinks, None, None, None
+
+
+def annotate_slice(kind: AttentionKind, number: int, keys: Tensor) -> AbstractContextManager[None]:
+    """Mark attention with what the queries of slice `number` see of its keys, on whichever rank.
+
+    The slices of all ranks together are the second half of a sequence, or the first one: with causal attention that is
+    all the keys that those queries get.
+    """
+    first = keys.shape[SEQUENCE] // 2 if number and kind.causal else 0
+    return annotate_attention(describe_slice(kind, first))
 
 
 class StartedGathers:

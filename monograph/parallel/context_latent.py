@@ -14,16 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from monograph.annotate import Role, annotate_attention, annotate_role
+from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.compat.ops import cast, finish, start_reduce_scatter
 from monograph.errors import ConfigError
 from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
 from monograph.models.attention_core import AttentionCore
+from monograph.models.attention_kind import AttentionKind
 from monograph.parallel.context_all_gather import (
     SEQUENCE,
     Rule,
     add_calls,
+    annotate_slice,
     by_rank,
     put_in_order,
     start_gather,
@@ -60,8 +62,8 @@ class LatentGatherAttention(nn.Module):
                 why="a rank has two slices of every sequence, and the table says which keys their queries see",
                 do="make them in step_inputs by monograph.parts.build_segments (docs/guides/own_model.md)",
             )
-        with annotate_attention(self.kind.describe()):
-            out: Tensor = _AttendLatents.apply(q, latents, weight, segments, self.sizes, self.rule, self.degree)
+        given = (q, latents, weight, segments, self.sizes, self.kind, self.rule, self.degree)
+        out: Tensor = _AttendLatents.apply(*given)
         return out
 
 
@@ -74,6 +76,7 @@ class _AttendLatents(Function):
         weight: Tensor,
         segments: Tensor,
         sizes: HeadSizes,
+        kind: AttentionKind,
         rule: Rule,
         degree: int,
     ) -> Tensor:
@@ -81,17 +84,18 @@ class _AttendLatents(Function):
         found = []
         for number, queries in enumerate(q.chunk(2, SEQUENCE)):
             keys, values = made.finish(number, is_causal=rule.causal)
-            found.append(ATTENTION(queries.contiguous(), keys, values, segments[:, number], None, *rule))
+            with annotate_slice(kind, number, keys):
+                found.append(ATTENTION(queries.contiguous(), keys, values, segments[:, number], None, *rule))
         out = torch.cat([each[0] for each in found], SEQUENCE)
         lse = torch.cat([each[1] for each in found], 2)
         ctx.save_for_backward(q, latents, weight, segments, out, lse)
-        ctx.where = (sizes, rule, degree)
+        ctx.where = (sizes, kind, rule, degree)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, latents, weight, segments, out, lse = ctx.saved_tensors
-        sizes, rule, degree = ctx.where
+        sizes, kind, rule, degree = ctx.where
         made = MadeKeys(latents, weight, sizes, degree)
         found = []
         pieces = [each.chunk(2, SEQUENCE) for each in (grads[0], q, out)]
@@ -99,11 +103,12 @@ class _AttendLatents(Function):
             keys, values = made.finish(number, is_causal=rule.causal)
             sums = lse.chunk(2, 2)[number].contiguous()
             given = (grad.contiguous(), queries.contiguous(), keys, values, segments[:, number], None)
-            found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
+            with annotate_slice(kind, number, keys):
+                found.append(ATTENTION_BACKWARD(*given, result.contiguous(), sums, *rule))
         of_keys, of_values = (torch.cat(add_calls(*(each[index] for each in found)), SEQUENCE) for index in (1, 2))
         of_latents, of_weight = find_gradients(of_keys, of_values, torch.cat(made.latents, SEQUENCE), weight, sizes)
         of_q = torch.cat([each[0] for each in found], SEQUENCE)
-        return of_q, scatter(of_latents, latents.dtype, degree), of_weight, None, None, None, None
+        return of_q, scatter(of_latents, latents.dtype, degree), of_weight, None, None, None, None, None
 
 
 class MadeKeys:

@@ -207,17 +207,39 @@ def test_the_share_of_scores_that_a_mask_leaves_is_counted_one_by_one(queries, k
     ]
     kind = AttentionKind("", causal=is_causal, window=window, chunk=chunk)
     assert read_kind(kind.describe()) == kind
-    share = find_visible_share(queries, keys, kind)
+    share = find_visible_share(first, keys, kind)
     assert share == pytest.approx(len(seen) / (queries * keys), abs=1.01 / keys)
 
 
-def attention_nodes(config):
+ONE_RANK = Mesh()
+
+
+def attention_nodes(config, mesh=ONE_RANK, is_wanted=lambda node: not is_backward(node)):
     """Forward attentions as (operations, the share of them that the mask leaves), and all tokens of the batch."""
-    with fake_groups(Mesh(), 0, CPU) as groups:
+    with fake_groups(mesh, 0, CPU) as groups:
         graph = prepare(config, groups, make_batch(0)).capture()
     sizes = LikelySizes(graph.module.graph)
-    forward = [node for node in graph.nodes if not is_backward(node) and find_scores(node, sizes) is not None]
-    return [(count_flops(node, sizes), find_scores(node, sizes).seen_share) for node in forward], 2 * 32
+    found = [node for node in graph.nodes if is_wanted(node) and find_scores(node, sizes) is not None]
+    return [(count_flops(node, sizes), find_scores(node, sizes).seen_share) for node in found], 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gather"),
+    [
+        ("llama3_debugmodel", "auto"),
+        pytest.param("deepseek_v3_debugmodel", "latent", marks=pytest.mark.long),
+        pytest.param("gpt_oss_debugmodel", "auto", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_context_parallel_ranks_take_an_equal_part_of_the_time_of_attention(recipe, gather, degree):
+    """Slices are balanced: whichever of them a rank has, the pairs that it sees are its part of all that are seen."""
+    config = shallow(recipe, "graph", layers=2)
+    totals = []
+    for mesh in (Mesh(), Mesh(cp=degree, cp_gather=gather)):
+        nodes, _ = attention_nodes(config, mesh, is_wanted=lambda node: True)
+        totals.append(sum(flops * share for flops, share in nodes))
+    assert totals[1] == pytest.approx(totals[0] / degree)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,8 @@ from monograph.machine.device import Machine
 from monograph.machine.table import MACHINES
 from monograph.parallel.groups import fake_groups
 from monograph.passes.runner import build_passes
-from monograph.plan.axes import Candidate
 from monograph.plan.depth import find_reduced_depth
-from monograph.plan.measure import measure_candidate
+from monograph.plan.measure import capture_step, estimate_whole
 from monograph.run import build_source, capture_and_optimize, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -90,11 +89,9 @@ MESHES: dict[str, dict[str, Any]] = {
 
 def estimate_step(config: TrainerConfig, machine: Machine) -> tuple[float, float]:
     """ms and GiB of one update of one micro-batch on one device."""
-    mesh = plan_run_mesh(config, 1)
-    policy = config.activation_checkpoint.resolve(config.compile)
-    sequences = config.training.local_batch_size
-    candidate = Candidate(config, mesh, sequences, policy, config.parallelism.reshard_after_forward, 1)
-    step = measure_candidate(candidate, machine, find_reduced_depth(config.model))
+    with torch.device("meta"):
+        depth = find_reduced_depth(config.model, config.model.build())
+    step = estimate_whole(capture_step(config, machine, depth, world_size=1), config, 1, machine)
     return 1000 * (step.step_seconds + step.optimizer_seconds), step.memory.peak / GIB
 
 

@@ -213,12 +213,13 @@ def capture_and_optimize(
     *,
     kind: GraphKind = "step",
     is_measured: bool = True,
+    is_checked: bool = True,
 ) -> OptimizedGraph:
     """The step, or the forward alone, captured for these inputs; the passes then change the graph in place."""
     start = time.perf_counter()
     graph = capture(source, inputs, kind=kind)
     seconds = time.perf_counter() - start
-    records = run_passes(graph, passes, facts, is_measured=is_measured)
+    records = run_passes(graph, passes, facts, is_measured=is_measured, is_checked=is_checked)
     return OptimizedGraph(graph, records, seconds)
 
 

@@ -13,11 +13,26 @@ from monograph.config.leaves import find_leaves
 from monograph.config.origins import Origin
 from monograph.errors import MonographError
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
-from monograph.plan.search import PlannedRun, search
-from monograph.plan.show import HEADS, explain_run, list_axes, make_command, make_json, make_rows, name_mesh
+from monograph.machine.device import Machine
+from monograph.plan.search import PlanResult, search
+from monograph.plan.show import (
+    HEADS,
+    compare_runs,
+    explain_run,
+    list_axes,
+    make_command,
+    make_json,
+    make_other_rows,
+    make_rows,
+    name_mesh,
+    name_numerics,
+    name_policy,
+)
 from monograph.report.units import format_bytes, format_seconds
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
+
+_STYLES = ("dim", "bold", "none", "none", "green", "green", "yellow", "none", "none")
 
 
 class NothingFits(MonographError):
@@ -39,7 +54,9 @@ def plan(
 ) -> int:
     """Search, then print the best ten, what limits each, and how to run them."""
     start = time.perf_counter()
-    machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
+    if config.machine == AUTO:
+        config = config.replace(machine=FALLBACK)
+    machine = find_machine(config.machine)
     if memory:
         machine = replace(machine, memory_gb=parse_bytes(memory) / 1e9)
     values = {leaf.path: leaf.value for leaf in find_leaves(config)}
@@ -49,40 +66,50 @@ def plan(
     result = search(config, gpus, machine, fixed, wanted=top, jobs=jobs)
     took = format_seconds(time.perf_counter() - start)
     if not result.runs:
-        raise _refuse(result.misfits[0] if result.misfits else None, gpus, machine.name, machine.memory_bytes)
+        raise _refuse(result, gpus, machine, words)
     print_title(
         f"{gpus} x {machine.name}",
         f"{result.considered:,} candidates, {result.captured} captured, {took}; {list_axes(result)}",
     )
-    print_rows([HEADS, *make_rows(result.runs)], ("dim", "bold", "none", "none", "green", "green", "yellow", "none"))
+    print_rows([HEADS, *make_rows(result.runs)], _STYLES)
     print_plain("\nbatch: sequences x micro-batches on one rank; estimates for the machine, captured as it would run.")
     for number, run in enumerate(result.runs, 1):
-        print_plain(f"{number}. {make_command(run, config, words, ranks=gpus)}")
+        print_plain(f"{number}. {make_command(run, words)}")
+    if result.others:
+        print_plain("\nWith results that differ in rounding or precision, which no run above does:")
+        print_rows([HEADS, *make_other_rows(result.others, result.runs[0])], _STYLES)
+        for run in result.others:
+            print_plain(f"{name_numerics(run)}: {make_command(run, words)}")
     if explain:
         print_plain()
-        for line in explain_run(result.runs[0]):
+        for line in (*explain_run(result.runs[0]), *compare_runs(result.runs)):
             print_plain(line)
     if json:
-        text = strict_json.dump(make_json(result, config, words, gpus), indent=1)
+        text = strict_json.dump(make_json(result, words, gpus), indent=1)
         write_whole(Path(json), text + "\n")
     return 0
 
 
-def _refuse(nearest: PlannedRun | None, gpus: int, machine: str, memory_bytes: int) -> NothingFits:
-    """What comes closest, and how much is missing."""
-    if nearest is None:
+def _refuse(result: PlanResult, gpus: int, machine: Machine, words: list[str]) -> NothingFits:
+    """What comes closest and how much it lacks, and the nearest number of devices that is enough."""
+    if not result.misfits:
         return NothingFits(
             f"no mesh of {gpus} devices fits this recipe",
             why="the degrees, the sequence or the global batch divide by none of them",
             do="another --gpus, or --training.global_batch_size",
         )
-    times = 2
-    while nearest.needed_bytes / times > memory_bytes and times < 1024:
-        times *= 2
+    closest = result.misfits[0]
+    also = "a machine with more memory, or a shorter --training.seq_len"
+    do = also
+    if result.nearest is not None:
+        near = result.nearest
+        do = (
+            f"--gpus {near.choice.mesh.world_size} ({name_mesh(near)}, {name_policy(near)}: "
+            f"{format_bytes(near.needed_bytes)}): {make_command(near, words)}; or {also}"
+        )
     return NothingFits(
-        f"nothing fits into the {format_bytes(memory_bytes)} of {gpus} x {machine}",
-        why=f"the nearest needs {format_bytes(nearest.needed_bytes)}: {name_mesh(nearest.candidate)}, "
-        f"{nearest.candidate.sequences} sequence(s) a micro-batch, {nearest.candidate.policy}",
-        do=f"--gpus {gpus * times}, a machine with more memory, a shorter --training.seq_len, or "
-        "--passes.offload_activations.budget_gib",
+        f"nothing fits into the {format_bytes(machine.memory_bytes)} of {gpus} x {machine.name}",
+        why=f"the nearest needs {format_bytes(closest.needed_bytes)}: {name_mesh(closest)}, "
+        f"{closest.choice.sequences} sequence(s) a micro-batch, {name_policy(closest)}",
+        do=do,
     )

@@ -13,6 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
+TRACER_MODULES = ("torch._dynamo",)
+"""What the first capture of a process imports: a process that forks others imports it for all of them."""
+
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:

@@ -1,23 +1,28 @@
 """What a plan may choose: the degrees of the mesh, the micro-batch, and how memory is traded for time. Without torch.
 
 Degrees are a table: an axis that the configuration accepts is searched, one that it refuses is left out with the
-reason, so a new axis is one line here.
+reason, so a new axis is one line here. What the user fixed, by dotted name, is not searched.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from monograph.config.configurable import check_config
 from monograph.errors import ConfigError
 from monograph.machine.device import Machine
+from monograph.parallel.config import ContextMethod, ParallelismConfig
+from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.pipeline.builtin import BUILTIN, STAGES_PER_RANK
+from monograph.passes.options import Numerics
+from monograph.plan.choice import PipelineChoice, RunChoice, SaveMode, configure
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 
-SaveMode = Literal["none", "selective", "full", "min_cut", "budget"]
-POLICIES: dict[str, tuple[SaveMode, ...]] = {
+Fixed = Mapping[str, object]
+"""What the user decided: dotted name -> value."""
+POLICIES: dict[Numerics, tuple[SaveMode, ...]] = {
     "exact": ("none", "selective", "full"),
     "fast": ("none", "min_cut", "full"),
     "float8": ("none", "min_cut", "full"),
@@ -25,6 +30,8 @@ POLICIES: dict[str, tuple[SaveMode, ...]] = {
 """Values of `activation_checkpoint.mode` that are tried, by the class of numerics."""
 MOST_SEQUENCES = 16
 """In a micro-batch."""
+VIRTUAL_STAGES = {"interleaved_1f1b": (2, 4)}
+"""Stages of a rank that are tried, where a schedule leaves the choice."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +60,6 @@ AXES = (
 """dp_shard takes the ranks that are left."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run a recipe on so many devices."""
-
-    config: TrainerConfig
-    mesh: Mesh
-    sequences: int
-    """In a micro-batch."""
-    policy: str
-    reshard: bool
-    micro_batches: int
-    """In one update, on one rank."""
-
-
 def find_closed_axes(config: TrainerConfig) -> dict[str, str]:
     """Axes that the configuration refuses whatever the degree, with its reason."""
     closed: dict[str, str] = {}
@@ -80,44 +73,53 @@ def find_closed_axes(config: TrainerConfig) -> dict[str, str]:
     return closed
 
 
-def list_candidates(
-    config: TrainerConfig, gpus: int, machine: Machine, fixed: Mapping[str, object]
-) -> Iterator[Candidate]:
-    """Every combination that the configuration accepts; `fixed` has what the user decided, by dotted name."""
+def list_choices(config: TrainerConfig, gpus: int, machine: Machine, fixed: Fixed) -> Iterator[RunChoice]:
+    """Every combination that the configuration accepts, pipelines apart: their schedules share a capture."""
+    for mesh in list_meshes(config, gpus, machine, fixed):
+        for sequences, micro_batches in _list_batches(config, mesh, gpus, fixed):
+            yield from _list_policies(config, mesh, sequences, micro_batches, fixed)
+
+
+def list_meshes(config: TrainerConfig, gpus: int, machine: Machine, fixed: Fixed) -> Iterator[Mesh]:
+    """The meshes that model and sequence allow."""
     closed = find_closed_axes(config)
     choices = [list(_list_degrees(axis, config, gpus, machine, closed, fixed)) for axis in AXES]
-    for degrees in itertools.product(*choices):
-        named = {axis.field: degree for axis, degree in zip(AXES, degrees, strict=True)}
-        ranks = named["pipeline_parallel_degree"] * named["context_parallel_degree"] * named["tensor_parallel_degree"]
-        if gpus % (ranks * named["data_parallel_replicate_degree"]):
+    for pp, cp, tp, replicate, ep, etp in itertools.product(*choices):
+        taken = pp * cp * tp * replicate
+        if gpus % taken:
             continue
-        shard = gpus // (ranks * named["data_parallel_replicate_degree"])
+        shard = gpus // taken
         if fixed.get("parallelism.data_parallel_shard_degree", shard) not in (shard, -1):
             continue
-        experts = named["expert_parallel_degree"] * named["expert_tensor_parallel_degree"]
-        together = shard * named["context_parallel_degree"] * named["tensor_parallel_degree"]
-        if together % experts or named["expert_tensor_parallel_degree"] not in (1, named["tensor_parallel_degree"]):
+        if shard * cp * tp % (ep * etp) or etp not in (1, tp):
             continue  # said by the configuration too, but not a thousand times a second
-        meshed = config.replace(parallelism=config.parallelism.replace(**named, data_parallel_shard_degree=shard))
-        stage = meshed.replace(
-            training=meshed.training.replace(local_batch_size=1, global_batch_size=-1),
-            parallelism=meshed.parallelism.replace(pipeline_parallel_degree=1),
-        )
-        stages = named["pipeline_parallel_degree"]
-        try:  # schedules and stages take a second to check: that is left to the candidates that are captured
-            mesh = replace(plan_run_mesh(stage, gpus // stages), pp=stages)
-        except ConfigError:
-            continue
-        yield from _list_batches(meshed, mesh, gpus, fixed)
+        for method in _list_methods(config, cp, fixed):
+            degrees = ParallelismConfig(
+                data_parallel_replicate_degree=replicate,
+                data_parallel_shard_degree=shard,
+                context_parallel_degree=cp,
+                context_parallel_method=method,
+                context_parallel_gather=config.parallelism.context_parallel_gather,
+                tensor_parallel_degree=tp,
+                expert_parallel_degree=ep,
+                expert_tensor_parallel_degree=etp,
+            )
+            sizes = {"seq_len": config.training.seq_len, "local_batch_size": 1, "global_batch_size": -1}
+            try:
+                mesh = plan_fitting_mesh(degrees, config.model, **sizes, world_size=gpus // pp)
+            except ConfigError:
+                continue
+            yield replace(mesh, pp=pp)
+
+
+def _list_methods(config: TrainerConfig, cp: int, fixed: Fixed) -> tuple[ContextMethod, ...]:
+    if cp == 1 or "parallelism.context_parallel_method" in fixed:
+        return (config.parallelism.context_parallel_method,)
+    return ("all_gather", "ulysses")
 
 
 def _list_degrees(
-    axis: PlanAxis,
-    config: TrainerConfig,
-    gpus: int,
-    machine: Machine,
-    closed: Mapping[str, str],
-    fixed: Mapping[str, object],
+    axis: PlanAxis, config: TrainerConfig, gpus: int, machine: Machine, closed: Mapping[str, str], fixed: Fixed
 ) -> Iterator[int]:
     path = f"parallelism.{axis.field}"
     if path in fixed:
@@ -133,46 +135,89 @@ def _list_degrees(
         degree *= 2
 
 
-def _list_batches(config: TrainerConfig, mesh: Mesh, gpus: int, fixed: Mapping[str, object]) -> Iterator[Candidate]:
-    """The micro-batches and memory policies that a mesh allows."""
+def _list_batches(config: TrainerConfig, mesh: Mesh, gpus: int, fixed: Fixed) -> Iterator[tuple[int, int]]:
+    """Sequences of a micro-batch and micro-batches of an update that a mesh allows."""
     wanted, local = config.training.global_batch_size, config.training.local_batch_size
     whole = wanted if wanted != -1 else local * gpus
-    sequences = 1
-    while sequences <= MOST_SEQUENCES and whole % (sequences * mesh.data_parts) == 0:
-        if fixed.get("training.local_batch_size", sequences) == sequences:
-            training = config.training.replace(local_batch_size=sequences, global_batch_size=whole)
-            micro_batches = whole // (sequences * mesh.data_parts)
-            if micro_batches < mesh.pp:
-                return  # most of a pipeline would wait
-            yield from _list_policies(config.replace(training=training), mesh, sequences, micro_batches, fixed)
-        sequences *= 2
+    tried = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
+    for sequences in [local] if "training.local_batch_size" in fixed else tried:
+        micro_batches, rest = divmod(whole, sequences * mesh.data_parts)
+        if rest == 0 and micro_batches >= mesh.pp:  # with fewer, most of a pipeline would wait
+            yield sequences, micro_batches
 
 
 def _list_policies(
-    config: TrainerConfig, mesh: Mesh, sequences: int, micro_batches: int, fixed: Mapping[str, object]
-) -> Iterator[Candidate]:
-    policies: tuple[SaveMode, ...] = POLICIES[config.compile.numerics]
+    config: TrainerConfig, mesh: Mesh, sequences: int, micro_batches: int, fixed: Fixed
+) -> Iterator[RunChoice]:
+    numerics = config.compile.numerics
+    policies = POLICIES[numerics]
     if "activation_checkpoint.mode" in fixed:
         policies = (config.activation_checkpoint.resolve(config.compile),)
-    reshards = (True, False) if "parallelism.reshard_after_forward" not in fixed else (None,)
-    for policy, reshard in itertools.product(policies, reshards):
-        activations = config.activation_checkpoint.replace(mode=policy)
-        kept = config.parallelism.reshard_after_forward if reshard is None else reshard
-        if not kept and mesh.fsdp == 1 and mesh.efsdp == 1 and reshard is not None:
-            continue  # nothing is gathered
-        parallelism = config.parallelism.replace(reshard_after_forward=kept)
-        chosen = config.replace(activation_checkpoint=activations, parallelism=parallelism)
-        yield Candidate(chosen, mesh, sequences, policy, kept, micro_batches)
+    is_gathered = mesh.fsdp > 1 or mesh.efsdp > 1
+    reshards: tuple[bool, ...] = (True, False) if is_gathered else (True,)
+    if "parallelism.reshard_after_forward" in fixed:
+        reshards = (config.parallelism.reshard_after_forward,)
+    offloads: tuple[bool, ...] = (config.passes.offload_activations.budget_gib > 0,)
+    if offloads == (False,) and "passes.offload_activations.budget_gib" not in fixed:
+        offloads = (False, True)
+    overlaps = _list_overlaps(config, mesh, fixed)
+    for policy, reshard, offload, overlap in itertools.product(policies, reshards, offloads, overlaps):
+        if policy == "full" and offload and len(offloads) > 1:
+            continue  # full recomputation saves next to nothing
+        yield RunChoice(mesh, sequences, micro_batches, policy, reshard, numerics, offload, overlap)
 
 
-def check_candidate(candidate: Candidate) -> str:
+def _list_overlaps(config: TrainerConfig, mesh: Mesh, fixed: Fixed) -> tuple[bool, ...]:
+    """Chunks round differently: they are searched with the classes of numerics that may, and shown beside others."""
+    can = mesh.ep > 1 and mesh.pp == 1
+    overlap = config.compile.expert_overlap
+    if overlap.is_on:
+        return (True,) if can else ()
+    is_searched = can and config.compile.numerics != "exact" and "compile.expert_overlap.strategy" not in fixed
+    return (False, True) if is_searched else (False,)
+
+
+def list_pipelines(
+    config: TrainerConfig, pp: int, micro_batches: int, units: int, fixed: Fixed
+) -> list[PipelineChoice]:
+    """The schedules that a pipeline of so many ranks may have; one entry where there is no pipeline."""
+    if pp == 1:
+        return [PipelineChoice()]
+    asked = config.parallelism
+    names = [asked.pipeline_schedule] if "parallelism.pipeline_schedule" in fixed else list(BUILTIN)
+    found = []
+    for name in names:
+        counts = VIRTUAL_STAGES.get(name, (STAGES_PER_RANK.get(name, 1),))
+        if "parallelism.pipeline_virtual_stages" in fixed and asked.pipeline_virtual_stages:
+            counts = (asked.pipeline_virtual_stages,)
+        if name == "interleaved_1f1b" and micro_batches % min(pp, micro_batches):
+            continue
+        found += [PipelineChoice(name, count) for count in counts if count * pp <= units]
+    return found
+
+
+def list_stage_counts(config: TrainerConfig, gpus: int, fixed: Fixed) -> list[int]:
+    """Numbers of stages that pipelines on so many devices may have."""
+    path = "parallelism.pipeline_parallel_degree"
+    most = next(axis.most for axis in AXES if path.endswith(axis.field))
+    degrees = [1 << power for power in range(1, most.bit_length()) if 1 << power <= gpus]
+    if path in fixed:
+        degrees = [int(str(fixed[path]))]
+    fixed_count = config.parallelism.pipeline_virtual_stages
+    per_rank = {fixed_count or 1, *STAGES_PER_RANK.values(), *itertools.chain(*VIRTUAL_STAGES.values()), 1}
+    return sorted({degree * count for degree in degrees for count in per_rank})
+
+
+def check_choice(config: TrainerConfig, choice: RunChoice, pipeline: PipelineChoice) -> str:
     """Why the configuration as a whole is refused; empty when it is not."""
-    mesh = candidate.mesh
-    few = min(candidate.micro_batches, 2 * mesh.pp)  # a schedule of thousands of micro-batches takes seconds to check
-    training = candidate.config.training.replace(global_batch_size=candidate.sequences * mesh.data_parts * few)
+    mesh = choice.mesh
+    # A schedule of thousands of micro-batches takes seconds to check, and is refused for the reasons of a short one.
+    few = min(choice.micro_batches, 2 * mesh.pp)
+    asked = configure(config, choice, pipeline)
+    short = asked.training.replace(global_batch_size=choice.sequences * mesh.data_parts * few)
     try:
-        check_config(candidate.config)
-        plan_run_mesh(candidate.config.replace(training=training), mesh.world_size)
+        check_config(asked)
+        plan_run_mesh(asked.replace(training=short), mesh.world_size)
     except ConfigError as error:
         return error.what
     return ""

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from monograph.capture.block_repeats import describe_module
 from monograph.models.model import Model
 from monograph.models.model_config import ModelConfig
@@ -15,26 +13,34 @@ _ENOUGH = 3
 
 @dataclass(frozen=True)
 class ReducedDepth:
-    """How many blocks are captured, and how many more there are like which of them."""
+    """How many blocks are captured, and which of them stands for each block of the whole model."""
 
     blocks: int
     """0: the model cannot be made shorter."""
-    extra: dict[int, int]
-    """A captured block -> blocks of the whole model that are like it and are not captured."""
-    total: int
+    stands_for: tuple[int, ...]
+    """For each block of the whole model, the captured block that costs as much; itself, if it is captured."""
+
+    @property
+    def total(self) -> int:
+        """Blocks of the whole model."""
+        return len(self.stands_for)
+
+    @property
+    def extra(self) -> dict[int, int]:
+        """A captured block -> blocks of the whole model that are like it and are not captured."""
+        left_out = self.stands_for[self.blocks :] if self.blocks else ()
+        return {block: left_out.count(block) for block in dict.fromkeys(left_out)}
 
     def reduce(self, config: ModelConfig) -> ModelConfig:
         """The model to capture."""
         return config.replace(n_layers=self.blocks) if self.blocks else config
 
 
-def find_reduced_depth(config: ModelConfig) -> ReducedDepth:
+def find_reduced_depth(config: ModelConfig, model: Model) -> ReducedDepth:
     """The shortest prefix of a model's blocks that has enough of every kind."""
-    with torch.device("meta"):
-        model: Model = config.build()
     kinds = [repr(describe_module(block)) for block in model.blocks().values()]
     if getattr(config, "n_layers", None) != len(kinds):
-        return ReducedDepth(0, {}, len(kinds))
+        return ReducedDepth(0, tuple(range(len(kinds))))
     return plan_depth(kinds)
 
 
@@ -47,9 +53,5 @@ def plan_depth(kinds: Sequence[str]) -> ReducedDepth:
         if all(len(seen[each]) >= min(_ENOUGH, count) for each, count in counts.items()):
             break
     prefix = sum(map(len, seen.values()))
-    extra = {
-        places[len(places) // 2]: counts[kind] - len(places)
-        for kind, places in seen.items()
-        if counts[kind] > len(places)
-    }
-    return ReducedDepth(prefix, extra, len(kinds))
+    middle = {kind: indices[len(indices) // 2] for kind, indices in seen.items()}
+    return ReducedDepth(prefix, (*range(prefix), *(middle[kind] for kind in kinds[prefix:])))

@@ -1,42 +1,52 @@
-"""One candidate, estimated from its real graph: captured with few blocks as one fake rank, with all of its passes."""
+"""One choice, estimated from its real graph: captured with few blocks as one fake rank, with all of its passes.
 
-from collections import defaultdict
-from dataclasses import dataclass
+A pipeline is captured as if it had one stage; its stages are put together from the units of that graph, for as many
+schedules as are asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from monograph.axes import Group
 from monograph.execute.facts import make_facts
 from monograph.graph.cost import find_node_costs
 from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
-from monograph.graph.tags import find_tag
 from monograph.graph.timeline import find_timeline
 from monograph.machine.device import Machine
 from monograph.parallel.groups import fake_groups
 from monograph.passes.runner import build_passes
-from monograph.plan.axes import Candidate
+from monograph.plan.choice import NO_LIMIT_GIB, PipelineChoice, RunChoice, configure
 from monograph.plan.depth import ReducedDepth
-from monograph.plan.memory import MemoryParts, find_memory_parts
+from monograph.plan.memory import MemoryParts, StepMemory, find_memory_parts, map_memory
+from monograph.plan.pipeline import StageUnits, estimate_pipeline
+from monograph.plan.units import UnitCost, add_units, find_unit_costs, wait_for_host
 from monograph.run import build_source, capture_and_optimize, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from monograph.train.optimizer_config import ITEM_BYTES
 
 FUSED_FRACTION = 0.7
 """What torch's fused AdamW reaches of the memory's rate; measured on one H200: 2.9 and 3.5 of 4.3 TB/s."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """One micro-batch on one rank, and the update after the last of them."""
+    """One micro-batch on one rank (of a pipeline: the one that computes longest), and the update after the last."""
 
     compute_seconds: float
-    exposed_seconds: dict[str, float]
+    exposed_seconds: Mapping[str, float]
     """By group: how long compute waits for its collectives."""
     communication_seconds: float
     optimizer_seconds: float
     memory: MemoryParts
+    bubble_seconds: float = 0.0
+    """How long it waits for other stages in one update."""
+    offloaded_bytes: int = 0
+    """What waits in the host's memory, of one micro-batch."""
 
     @property
     def step_seconds(self) -> float:
@@ -44,67 +54,121 @@ class StepEstimate:
         return self.compute_seconds + sum(self.exposed_seconds.values())
 
 
-def measure_candidate(candidate: Candidate, machine: Machine, depth: ReducedDepth) -> StepEstimate:
-    """Capture one pipeline stage of it and estimate what the whole stage costs."""
-    stages = candidate.mesh.pp
-    config = candidate.config
+@dataclass(frozen=True)
+class CapturedCost:
+    """What a captured step costs: unit by unit, and all of its memory."""
+
+    units: dict[str, UnitCost]
+    memory: StepMemory
+    extra: dict[str, float]
+    """A captured block -> blocks of the whole model that are like it and are not captured."""
+
+
+def measure_choice(
+    base: TrainerConfig,
+    choice: RunChoice,
+    pipelines: Sequence[PipelineChoice],
+    machine: Machine,
+    depth: ReducedDepth,
+    stages: Mapping[int, StageUnits],
+) -> list[StepEstimate]:
+    """Capture it once and estimate it with each of these schedules; `stages` has the stages, by their number."""
+    config = configure(base, choice, pipelines[0])
+    captured = capture_step(config, machine, depth, world_size=choice.mesh.world_size // choice.mesh.pp)
+    if choice.mesh.pp == 1:
+        return [estimate_whole(captured, config, choice.micro_batches, machine)]
+    return [estimate_stages(captured, config, choice, each, machine, stages) for each in pipelines]
+
+
+def capture_step(config: TrainerConfig, machine: Machine, depth: ReducedDepth, *, world_size: int) -> CapturedCost:
+    """A step of the model with few blocks, on one pipeline stage's ranks."""
+    host = config.passes.offload_activations
+    if 0 < host.budget_gib < NO_LIMIT_GIB and depth.blocks:
+        host = host.replace(budget_gib=host.budget_gib * depth.blocks / depth.total)
     reduced = config.replace(
         model=depth.reduce(config.model.for_device(machine.device)),
         parallelism=config.parallelism.replace(pipeline_parallel_degree=1),
         training=config.training.replace(global_batch_size=-1),
+        passes=config.passes.replace(offload_activations=host),
     )
-    mesh = plan_run_mesh(reduced, candidate.mesh.world_size // stages)
+    mesh = plan_run_mesh(reduced, world_size)
     with fake_groups(mesh, 0, torch.device("cpu")) as groups:
         source, settings = build_source(reduced, groups)
         facts = make_facts(source.table, groups, settings)
         passes = build_passes(settings.passes, settings.compile.numerics)
-        graph = capture_and_optimize(source, make_example(reduced, source), facts, passes, is_measured=False).graph
-        extra = count_extra(depth, stages)
-        blocks = {slot.name: _find_block(slot.unit, list(source.model.blocks())) for slot in source.table}
-        in_flight = min(stages, candidate.micro_batches)
-        memory = find_memory_parts(
-            *(graph, extra, blocks),
-            state_ratio=reduced.find_state_ratio(),
-            is_accumulating=candidate.micro_batches > 1,
-            in_flight=in_flight,
+        given = (source, make_example(reduced, source), facts, passes)
+        graph = capture_and_optimize(*given, is_measured=False, is_checked=False).graph  # it is not going to run
+        blocks = list(source.model.blocks())
+        return count_step(
+            graph,
+            facts,
+            {slot.name: slot.unit for slot in source.table},
+            list(source.model.unit_modules()),
+            {blocks[block]: float(count) for block, count in depth.extra.items()},
         )
-        return estimate(graph, facts, extra, memory, reduced)
 
 
-def count_extra(depth: ReducedDepth, stages: int) -> dict[int, float]:
-    """Blocks of one stage that are not captured, by the captured block that stands for them; the first stage's."""
-    total = sum(depth.extra.values())
-    if not total:
-        return {}
-    missing = depth.total / stages - (depth.total - total)
-    return {block: count / total * missing for block, count in depth.extra.items()}
-
-
-def _find_block(unit: str, paths: list[str]) -> int | None:
-    return paths.index(unit) if unit in paths else None
-
-
-def estimate(
-    graph: StepGraph, facts: Facts, extra: dict[int, float], memory: MemoryParts, config: TrainerConfig
-) -> StepEstimate:
-    """Seconds of a step whose middle blocks count as often as they occur."""
+def count_step(
+    graph: StepGraph, facts: Facts, parameters: Mapping[str, str], units: list[str], extra: dict[str, float]
+) -> CapturedCost:
+    """Time and memory of a graph by unit; `parameters` has each parameter's unit."""
     inside = graph.module.graph
     sizes = LikelySizes(inside)
-    costs = find_node_costs(inside, sizes, facts)
-    timeline = find_timeline(inside, costs.seconds)
-    compute, communication = 0.0, 0.0
-    exposed: dict[str, float] = defaultdict(float)
-    for span in timeline.spans:
-        tag = find_tag(span.node)
-        times = 1.0 + (extra.get(tag.block, 0.0) if tag and tag.block is not None else 0.0)
-        if is_launch(span.node):
-            communication += times * (span.end_seconds - span.start_seconds)
-            exposed[group_of(span.node)] += times * span.exposed_seconds
-        else:
-            compute += times * (span.end_seconds - span.start_seconds)
-    waits = {group: seconds for group, seconds in exposed.items() if seconds > 0}
-    update = estimate_update(memory, facts.machine, config)
-    return StepEstimate(compute, waits, communication, update, memory)
+    timeline = find_timeline(inside, find_node_costs(inside, sizes, facts).seconds)
+    memory = map_memory(graph, sizes, parameters)
+    return CapturedCost(find_unit_costs(graph, sizes, timeline, memory, units), memory, extra)
+
+
+def estimate_whole(captured: CapturedCost, config: TrainerConfig, micro_batches: int, machine: Machine) -> StepEstimate:
+    """A step without a pipeline: middle blocks count as often as they occur."""
+    units, extra = captured.units, captured.extra
+    total = add_units((cost, 1.0 + extra.get(name, 0.0)) for name, cost in units.items())
+    waiting = wait_for_host(total, machine)
+    ratio = config.find_state_ratio()
+    memory = find_memory_parts(captured.memory, extra, state_ratio=ratio, is_accumulating=micro_batches > 1)
+    late = int(waiting.saved_bytes - total.saved_bytes)
+    if late:
+        memory = replace(memory, saved=memory.saved + late, most_saved=memory.most_saved + late)
+    return _make_estimate(waiting, memory, machine, config, bubble_seconds=0.0)
+
+
+def estimate_stages(
+    captured: CapturedCost,
+    config: TrainerConfig,
+    choice: RunChoice,
+    pipeline: PipelineChoice,
+    machine: Machine,
+    stages: Mapping[int, StageUnits],
+) -> StepEstimate:
+    """A step of a pipeline, with one of its schedules."""
+    mesh = choice.mesh
+    tokens = choice.sequences * config.training.seq_len / (mesh.cp * mesh.tp)
+    sent = tokens * float(getattr(config.model, "dim", 1)) * ITEM_BYTES[config.training.compute_dtype]
+    found = estimate_pipeline(
+        pipeline,
+        ranks=mesh.pp,
+        micro_batches=choice.micro_batches,
+        units=captured.units,
+        stages=stages[mesh.pp * pipeline.virtual_stages],
+        machine=machine,
+        transfer_seconds=machine.collective_seconds(sent, 1 + mesh.group_size(Group.STAGE), ranks=2),
+        state_ratio=config.find_state_ratio(),
+    )
+    return _make_estimate(found.busiest, found.memory, machine, config, bubble_seconds=found.bubble_seconds)
+
+
+def _make_estimate(
+    cost: UnitCost, memory: MemoryParts, machine: Machine, config: TrainerConfig, *, bubble_seconds: float
+) -> StepEstimate:
+    return StepEstimate(
+        compute_seconds=cost.compute_seconds,
+        exposed_seconds=dict(cost.waits),
+        communication_seconds=cost.communication_seconds,
+        optimizer_seconds=estimate_update(memory, machine, config),
+        memory=memory,
+        bubble_seconds=bubble_seconds,
+        offloaded_bytes=int(cost.offloaded_bytes),
+    )
 
 
 def estimate_update(memory: MemoryParts, machine: Machine, config: TrainerConfig) -> float:

@@ -6,18 +6,27 @@ it needs only while it runs counts once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
 from torch.fx import Node
 
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import LiveMemory, find_held, find_lasting, find_owners
 from monograph.graph.query import is_backward, is_compute
-from monograph.graph.signature import InputKind, OutputKind
+from monograph.graph.signature import InputKind, InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag
 from monograph.graph.workspace import count_workspace
 
-_STATE, _GRADIENT, _SAVED, _WORKING = "parameters", "gradients", "saved", "working"
+
+class MemoryKind(StrEnum):
+    """What memory is for."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    SAVED = "saved"
+    WORKING = "working"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,77 +49,107 @@ class MemoryParts:
         return self.parameters + self.gradients + self.optimizer + self.saved + self.working
 
 
-@dataclass
-class _Kinds:
-    """Bytes alive at each node, by kind; `extra` is what the blocks that were not captured add."""
+class HeldPiece(NamedTuple):
+    """A piece of memory of a captured step."""
 
-    nodes: int
-    live: dict[str, list[float]] = field(default_factory=dict)
+    live: LiveMemory
+    kind: MemoryKind
+    unit: str
+    """The unit of the model that it belongs to; empty where it is no unit's."""
+    is_trained: bool
+    """Whether it is a parameter that the optimizer has state for."""
 
-    def add(self, kind: str, first: int, last: int, size: float) -> None:
-        changes = self.live.setdefault(kind, [0.0] * (self.nodes + 1))
-        changes[first] += size
-        changes[last + 1] -= size
 
-    def curve(self, kind: str) -> list[float]:
-        now, found = 0.0, []
-        for change in self.live.get(kind, [0.0] * (self.nodes + 1))[:-1]:
-            now += change
-            found.append(now)
-        return found
+@dataclass(frozen=True)
+class StepMemory:
+    """All memory of a captured step."""
+
+    pieces: list[HeldPiece]
+    workspaces: list[int]
+    """What the kernel of each node takes for itself."""
+    ends: dict[str, int]
+    """Where the backward of each unit ends in the schedule."""
+
+
+def map_memory(graph: StepGraph, sizes: LikelySizes, units: Mapping[str, str]) -> StepMemory:
+    """The memory of a step; `units` has each parameter's unit."""
+    nodes = graph.nodes
+    lasting = find_lasting(graph)
+    inputs = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    gradients = _find_gradient_pieces(graph)
+    pieces = []
+    for live in find_held(graph.module.graph, sizes, lasting):
+        spec = inputs.get(live.node)
+        kind = MemoryKind.PARAMETERS
+        if spec is None and live.node not in lasting:
+            kind = _find_kind(live, gradients, nodes)
+        is_trained = spec is not None and spec.kind is InputKind.STATE
+        pieces.append(HeldPiece(live, kind, _find_unit(live, spec, units), is_trained))
+    return StepMemory(pieces, [count_workspace(node, sizes) for node in nodes], _find_ends(nodes))
 
 
 def find_memory_parts(
-    graph: StepGraph,
-    extra: Mapping[int, float],
-    blocks: Mapping[str, int | None],
-    *,
-    state_ratio: float,
-    is_accumulating: bool = False,
-    in_flight: int = 1,
+    memory: StepMemory, extra: Mapping[str, float], *, state_ratio: float, is_accumulating: bool = False
 ) -> MemoryParts:
-    """The peak of the whole model. `blocks` has each parameter's block; `in_flight` micro-batches wait for backward;
-    the optimizer's state is `state_ratio` times the trained parameters."""
-    nodes = graph.nodes
-    sizes = LikelySizes(graph.module.graph)
-    lasting = find_lasting(graph)
-    held = find_held(graph.module.graph, sizes, lasting)
-    inputs = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    ends = _find_ends(nodes)
-    gradients = _find_gradient_pieces(graph)
-    own, others = _Kinds(len(nodes)), _Kinds(len(nodes))
-    totals = dict.fromkeys((_STATE, _GRADIENT), 0.0)
-    trained = 0.0
-    for piece in held:
-        kind = _find_kind(piece, inputs, lasting, gradients, nodes)
-        block = _find_block(piece, inputs, blocks)
-        more = extra.get(block, 0.0) if block is not None and kind != _WORKING else 0.0
-        times = in_flight if kind == _SAVED else 1
-        own.add(kind, piece.first, piece.last, times * piece.bytes)
-        if more and block is not None:
+    """The peak of the whole model. `extra` has how many more blocks there are like a captured one; the optimizer's
+    state is `state_ratio` times the trained parameters."""
+    count = len(memory.workspaces)
+    live = {kind: _Curve(count) for kind in MemoryKind}
+    total, trained = 0.0, 0.0
+    for (_, _, size, first, last), kind, unit, is_trained in memory.pieces:
+        more = extra.get(unit, 0.0) if kind is not MemoryKind.WORKING else 0.0
+        live[kind].add(first, last, size)
+        if more:
             # The other blocks' backward begins when this one's is over: until then they hold what they saved, and from
             # then on, at the end of the step, what they computed.
-            first = max(piece.first, ends.get(block, 0)) if kind == _GRADIENT else piece.first
-            others.add(kind, first, max(first, piece.last), times * more * piece.bytes)
-        if kind in totals:
-            totals[kind] += (1 + more) * piece.bytes
-        if piece.node in inputs and inputs[piece.node].kind is InputKind.STATE:
-            trained += (1 + more) * piece.bytes
-    work = [count_workspace(node, sizes) for node in nodes]
-    names = (_STATE, _GRADIENT, _SAVED, _WORKING)
-    curves = {name: [a + b for a, b in zip(own.curve(name), others.curve(name), strict=True)] for name in names}
+            start = max(first, memory.ends.get(unit, 0)) if kind is MemoryKind.GRADIENTS else first
+            live[kind].add(start, max(start, last), more * size)
+        total += (1 + more) * size if kind is MemoryKind.GRADIENTS else 0.0
+        trained += (1 + more) * size if is_trained else 0.0
+    curves = {kind: curve.values() for kind, curve in live.items()}
     if is_accumulating:  # the sum over micro-batches waits all the time, beside the gradients that are being added
-        curves[_GRADIENT] = [totals[_GRADIENT]] * len(nodes)
-    live = [sum(curves[name][index] for name in names) + work[index] for index in range(len(nodes))]
-    peak = max(range(len(nodes)), key=live.__getitem__)
+        curves[MemoryKind.GRADIENTS] = [total] * count
+    sums = [sum(together) for together in zip(*curves.values(), memory.workspaces, strict=True)]
+    peak = max(range(count), key=sums.__getitem__)
     return MemoryParts(
-        parameters=int(curves[_STATE][peak]),
-        gradients=int(curves[_GRADIENT][peak]),
+        parameters=int(curves[MemoryKind.PARAMETERS][peak]),
+        gradients=int(curves[MemoryKind.GRADIENTS][peak]),
         optimizer=int(state_ratio * trained),
-        saved=int(curves[_SAVED][peak]),
-        working=int(curves[_WORKING][peak] + work[peak]),
-        most_saved=int(max(curves[_SAVED])),
+        saved=int(curves[MemoryKind.SAVED][peak]),
+        working=int(curves[MemoryKind.WORKING][peak] + memory.workspaces[peak]),
+        most_saved=int(max(curves[MemoryKind.SAVED])),
     )
+
+
+def find_working(memory: StepMemory) -> list[float]:
+    """Bytes that are in use at each node besides weights, gradients and what waits for backward."""
+    curve = _Curve(len(memory.workspaces))
+    for piece in memory.pieces:
+        if piece.kind is MemoryKind.WORKING:
+            curve.add(piece.live.first, piece.live.last, piece.live.bytes)
+    return [a + b for a, b in zip(curve.values(), memory.workspaces, strict=True)]
+
+
+@dataclass
+class _Curve:
+    """Bytes alive at each node."""
+
+    nodes: int
+    changes: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.changes = [0.0] * (self.nodes + 1)
+
+    def add(self, first: int, last: int, size: float) -> None:
+        self.changes[first] += size
+        self.changes[last + 1] -= size
+
+    def values(self) -> list[float]:
+        now, found = 0.0, []
+        for change in self.changes[:-1]:
+            now += change
+            found.append(now)
+        return found
 
 
 def _find_gradient_pieces(graph: StepGraph) -> set[tuple[Node, int]]:
@@ -120,33 +159,24 @@ def _find_gradient_pieces(graph: StepGraph) -> set[tuple[Node, int]]:
     return {piece for node in wanted for piece in owners[node]}
 
 
-def _find_kind(
-    piece: LiveMemory,
-    inputs: Mapping[Node, object],
-    lasting: set[Node],
-    gradients: set[tuple[Node, int]],
-    nodes: list[Node],
-) -> str:
-    if piece.node in inputs or piece.node in lasting:
-        return _STATE
-    if (piece.node, piece.part) in gradients:
-        return _GRADIENT
-    is_saved = is_compute(piece.node) and not is_backward(piece.node) and is_backward(nodes[piece.last])
-    return _SAVED if is_saved else _WORKING
+def _find_kind(live: LiveMemory, gradients: set[tuple[Node, int]], nodes: list[Node]) -> MemoryKind:
+    if (live.node, live.part) in gradients:
+        return MemoryKind.GRADIENTS
+    is_saved = is_compute(live.node) and not is_backward(live.node) and is_backward(nodes[live.last])
+    return MemoryKind.SAVED if is_saved else MemoryKind.WORKING
 
 
-def _find_block(piece: LiveMemory, inputs: Mapping[Node, object], blocks: Mapping[str, int | None]) -> int | None:
-    if piece.node in inputs:
-        return blocks.get(getattr(inputs[piece.node], "name", ""))
-    tag = find_tag(piece.node)
-    return tag.block if tag else None
+def _find_unit(live: LiveMemory, spec: InputSpec | None, units: Mapping[str, str]) -> str:
+    if spec is not None:
+        return units.get(spec.name, "")
+    tag = find_tag(live.node)
+    return tag.unit if tag else ""
 
 
-def _find_ends(nodes: list[Node]) -> dict[int, int]:
-    """Where the backward of each block ends in the schedule."""
-    found: dict[int, int] = {}
+def _find_ends(nodes: list[Node]) -> dict[str, int]:
+    found: dict[str, int] = {}
     for index, node in enumerate(nodes):
         tag = find_tag(node)
-        if tag is not None and tag.block is not None and is_compute(node) and is_backward(node):
-            found[tag.block] = index
+        if tag is not None and tag.unit and is_compute(node) and is_backward(node):
+            found[tag.unit] = index
     return found

@@ -1,18 +1,30 @@
-"""A first guess of time and memory without a graph: it decides which candidates are worth a capture.
+"""A first guess of time and memory without a graph: it decides which choices are worth a capture.
 
-One captured step of the recipe on one rank says what a block computes and saves; the guess scales it with the degrees.
+One captured step of the recipe on few ranks says what a block computes and saves; the guess scales it with the degrees.
 """
 
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from monograph.axes import Axis, Group
+from monograph.axes import Group
 from monograph.machine.device import Machine
-from monograph.plan.axes import Candidate
+from monograph.parallel.mesh import Mesh
+from monograph.plan.choice import PipelineChoice, RunChoice
 
 _BFLOAT16, _FLOAT32 = 2, 4
-_POLICY_COST = {"none": 0.92, "selective": 1.0, "min_cut": 1.0, "full": 1.25}
-"""Compute of a step, relative to selective."""
-_POLICY_SAVED = {"none": 2.0, "selective": 1.0, "min_cut": 0.8}
+_POLICY_COST = {"none": 0.92, "selective": 1.0, "min_cut": 1.0, "budget": 1.0, "full": 1.25}
+"""Compute of a step, relative to selective; a third of that is forward."""
+_POLICY_SAVED = {"none": 2.0, "selective": 1.0, "min_cut": 0.8, "budget": 1.0}
+_BUBBLES = {"zero_bubble": 1 / 3, "zbv": 0.1}
+"""The bubble of schedules that split the backward, relative to that of 1f1b."""
+_OVERLAPPED = 0.5
+"""Of the experts' all_to_alls, what chunks leave exposed."""
+_SUMMED = 2 + 4
+"""Bytes of a gradient in use, for each parameter of a block: as it is computed, and as it is summed."""
+_GATHERED = _SUMMED + 2 * 2 + 4
+"""The same with parameters that are gathered: of this block and the next, and the gradient packed to be scattered."""
 MARGIN = 0.03
 """Of the peak: fragments that the allocator cannot use."""
 CONTEXT_BYTES = 1 << 30
@@ -38,65 +50,127 @@ class ModelFacts:
     saved_bytes: int
     """Of one sequence on one rank, selective."""
     working_bytes: int
+    state_ratio: float
+    """Bytes of the optimizer's state for each byte of a parameter."""
+    shares: Mapping[int, tuple[float, ...]]
+    """Number of pipeline stages -> the part of all operations in each."""
+
+    def find_largest_share(self, pp: int, pipeline: PipelineChoice) -> float:
+        """The part of all operations that the busiest pipeline rank has."""
+        stages = self.shares[pp * pipeline.virtual_stages]
+        if pipeline.schedule == "zbv":
+            return max(stages[rank] + stages[-1 - rank] for rank in range(pp))
+        return max(sum(stages[rank::pp]) for rank in range(pp))
 
 
-@dataclass(frozen=True)
-class RoughEstimate:
-    """Seconds of an update and bytes on one rank."""
+class RoughEstimate(NamedTuple):
+    """Seconds of an update and bytes on one rank, with the schedule that suits best."""
 
     seconds: float
     bytes: float
 
 
-def count_reserved(candidate: Candidate, peak: float) -> float:
+def count_reserved(mesh: Mesh, peak: float) -> float:
     """What the device needs besides what the allocator hands out: fragments, context, communicators."""
-    groups = [group for group in Group if candidate.mesh.group_size(group) > 1]
+    groups = [group for group in Group if mesh.group_size(group) > 1]
     return MARGIN * peak + CONTEXT_BYTES + COMMUNICATOR_BYTES * len(groups)
 
 
-def guess(candidate: Candidate, facts: ModelFacts, machine: Machine) -> RoughEstimate:
-    """The guess for one candidate."""
-    mesh, sequences = candidate.mesh, candidate.sequences
+def guess(
+    choice: RunChoice, pipelines: Sequence[PipelineChoice], facts: ModelFacts, machine: Machine, room: float
+) -> RoughEstimate:
+    """The guess for one choice with the fastest of its schedules that needs no more than `room`, or the smallest."""
+    mesh, sequences, count, policy, reshard, _, offload, _ = choice
     split = mesh.tp * mesh.cp
-    dense, experts = facts.dense / mesh.pp, facts.experts / mesh.pp
-    local = dense / (mesh.fsdp * mesh.tp) + experts / (mesh.efsdp * mesh.ep * mesh.etp)
-    gathered = dense / mesh.tp + experts / (mesh.ep * mesh.etp)
-    compute = facts.compute_seconds * sequences / split / mesh.pp * _POLICY_COST[candidate.policy]
-    waits = _guess_waits(candidate, facts, machine, compute, gathered)
-    bubble = (candidate.micro_batches + mesh.pp - 1) / candidate.micro_batches
+    weights = GatheredWeights(facts.dense / mesh.pp / mesh.tp, facts.experts / mesh.pp / (mesh.ep * mesh.etp))
+    local = weights.dense / mesh.fsdp + weights.experts / mesh.efsdp
+    whole = facts.compute_seconds * sequences / split
+    waits = _guess_waits(choice, facts, machine, weights)
+    saved = facts.saved_bytes * sequences / split * _POLICY_SAVED.get(policy, 0.0)
+    if policy == "full":
+        saved = _BFLOAT16 * sequences * facts.seq_len * facts.dim / split * facts.blocks
+    copying = machine.host_copy_seconds(saved / mesh.pp) if offload else 0.0
+    if offload:
+        saved *= 2 * mesh.pp / facts.blocks
+    of_block = (weights.dense + weights.experts) * mesh.pp / facts.blocks
+    working = facts.working_bytes * sequences / split + of_block * (_GATHERED if mesh.efsdp > 1 else _SUMMED)
+    gathered = 0.0 if reshard else _BFLOAT16 * (weights.dense + weights.experts)
+    fixed = local * _FLOAT32 * (2 + facts.state_ratio) + working + gathered
     update = machine.memory_seconds(local * _FLOAT32 * 8)
-    saved = facts.saved_bytes * sequences / split / mesh.pp * min(mesh.pp, candidate.micro_batches)
-    block = _BFLOAT16 * sequences * facts.seq_len * facts.dim / split * facts.blocks / mesh.pp
-    saved = block if candidate.policy == "full" else saved * _POLICY_SAVED[candidate.policy]
-    whole = 0 if candidate.reshard else gathered * _BFLOAT16
-    working = facts.working_bytes * sequences / split + 2 * gathered / facts.blocks * mesh.pp * _BFLOAT16
-    peak = local * _FLOAT32 * 4 + saved + working + whole
-    return RoughEstimate(candidate.micro_batches * bubble * (compute + waits) + update, peak)
+    found = []
+    for pipeline in pipelines:
+        share = facts.find_largest_share(mesh.pp, pipeline) if mesh.pp > 1 else 1.0
+        forward = whole * share / 3
+        backward = whole * share * _POLICY_COST[policy] - forward
+        step = max(forward, waits.forward, copying) + max(backward, waits.backward, copying)
+        step += waits.activations * share * mesh.pp
+        bubble, in_flight = _guess_pipeline(pipeline, mesh.pp, count)
+        found.append(RoughEstimate((count + bubble) * step + update, fixed + saved * share * in_flight))
+    fitting = [each for each in found if each.bytes <= room]
+    return min(fitting) if fitting else min(found, key=lambda each: each.bytes)
 
 
-def _guess_waits(candidate: Candidate, facts: ModelFacts, machine: Machine, compute: float, gathered: float) -> float:
-    """Collectives of parameters hide behind compute as far as it lasts; those of activations do not."""
-    mesh, sequences = candidate.mesh, candidate.sequences
-    tokens = sequences * facts.seq_len / (mesh.tp * mesh.cp)
-    rounds = 3 if candidate.reshard else 2
-    moved = rounds * gathered * _BFLOAT16
-    hidden = 0.0
-    if mesh.fsdp > 1:
-        hidden = machine.collective_seconds(moved, mesh.group_span(Group.FSDP_GATHER), ranks=mesh.fsdp)
+def _guess_pipeline(pipeline: PipelineChoice, pp: int, micro_batches: int) -> tuple[float, float]:
+    """The bubble in steps of one rank, and the micro-batches that it holds."""
+    name, per_rank = pipeline
+    bubble = (pp - 1) * _BUBBLES.get(name, 1 / per_rank if name == "interleaved_1f1b" else 1.0)
+    held = float(pp)
+    if name == "gpipe":
+        held = micro_batches
+    elif name == "interleaved_1f1b":
+        held = ((per_rank - 1) * pp + 2 * (pp - 1) + 1) / per_rank
+    return bubble, min(held, micro_batches)
+
+
+class GatheredWeights(NamedTuple):
+    """Parameters that one rank computes with, all blocks of its pipeline stage together."""
+
+    dense: float
+    experts: float
+
+
+class RoughWaits(NamedTuple):
+    """Seconds of collectives of one micro-batch: those of parameters hide behind compute as far as it lasts."""
+
+    forward: float
+    backward: float
+    activations: float
+    """Exposed."""
+
+
+@functools.lru_cache(maxsize=16)
+def _find_spans(mesh: Mesh) -> dict[Group, int]:
+    groups = (Group.FSDP_GATHER, Group.EFSDP_GATHER, Group.DP_REPLICATE, Group.TP, Group.EP, Group.CP)
+    return {group: mesh.group_span(group) for group in groups}
+
+
+def _guess_waits(choice: RunChoice, facts: ModelFacts, machine: Machine, weights: GatheredWeights) -> RoughWaits:
+    """Groups communicate beside each other, and compute waits for the slowest."""
+    mesh, spans = choice.mesh, _find_spans(choice.mesh)
+    tokens = choice.sequences * facts.seq_len / (mesh.tp * mesh.cp)
+    forward = backward = 0.0
+    shards = ((weights.dense, mesh.fsdp, Group.FSDP_GATHER), (weights.experts, mesh.efsdp, Group.EFSDP_GATHER))
+    for size, ranks, group in shards:
+        part = size * (ranks - 1) / ranks
+        gather = machine.collective_seconds(_BFLOAT16 * part, spans[group], ranks=ranks)
+        scatter = machine.collective_seconds(_FLOAT32 * part, spans[group], ranks=ranks)
+        forward, backward = max(forward, gather), max(backward, scatter, gather if choice.reshard else 0.0)
     if mesh.dp_replicate > 1:
-        shard = 2 * _FLOAT32 * gathered / max(mesh.fsdp, 1)
-        span = mesh.group_span(Group.DP_REPLICATE)
-        hidden += machine.collective_seconds(shard, span, ranks=mesh.degree(Axis.DP_REPLICATE))
-    exposed = max(0.0, hidden - compute)
-    blocks = facts.blocks / mesh.pp
+        local = weights.dense / mesh.fsdp + weights.experts / mesh.efsdp
+        span, ranks = spans[Group.DP_REPLICATE], mesh.dp_replicate
+        summing = machine.collective_seconds(2 * _FLOAT32 * local * (ranks - 1) / ranks, span, ranks=ranks)
+        backward = max(backward, summing)
+    exposed, blocks = 0.0, facts.blocks / mesh.pp
     if mesh.tp > 1:
         sent = 8 * _BFLOAT16 * tokens * (mesh.tp - 1) * facts.dim
-        exposed += blocks * machine.collective_seconds(sent, mesh.group_span(Group.TP), ranks=mesh.tp)
+        exposed += blocks * machine.collective_seconds(sent, spans[Group.TP], ranks=mesh.tp)
     if mesh.ep > 1:
         sent = 5 * _BFLOAT16 * tokens * facts.routed * facts.dim * (mesh.ep - 1) / mesh.ep
-        span = mesh.group_span(Group.EP)
-        exposed += blocks * machine.collective_seconds(sent, span, ranks=mesh.ep, is_all_to_all=True)
+        seconds = machine.collective_seconds(sent, spans[Group.EP], ranks=mesh.ep, is_all_to_all=True)
+        exposed += blocks * seconds * (_OVERLAPPED if choice.overlap else 1.0)
     if mesh.cp > 1:
-        sent = 4 * _BFLOAT16 * tokens * (mesh.cp - 1) * facts.dim
-        exposed += blocks * machine.collective_seconds(sent, mesh.group_span(Group.CP), ranks=mesh.cp)
-    return exposed
+        is_ulysses = mesh.cp_method == "ulysses"
+        sent = 8 * _BFLOAT16 * tokens * facts.dim * ((mesh.cp - 1) / mesh.cp if is_ulysses else 0.5 * (mesh.cp - 1))
+        seconds = machine.collective_seconds(sent, spans[Group.CP], ranks=mesh.cp, is_all_to_all=is_ulysses)
+        exposed += blocks * seconds
+    return RoughWaits(forward, backward, exposed)

@@ -1,84 +1,32 @@
-"""Search: guess every candidate, capture the most promising ones, rank them by what their graphs cost."""
+"""Search: guess every choice, capture the most promising ones, rank them by what their graphs cost."""
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from typing import Any
 
-import torch
-
+from monograph.compat.capture import TRACER_MODULES
 from monograph.machine.device import Machine
-from monograph.models.flops import FlopsPerToken
-from monograph.models.model import Model
-from monograph.parallel.mesh import Mesh
-from monograph.plan.axes import Candidate, check_candidate, find_closed_axes, list_candidates
-from monograph.plan.depth import ReducedDepth, find_reduced_depth
-from monograph.plan.measure import StepEstimate, measure_candidate
-from monograph.plan.rough import ModelFacts, RoughEstimate, count_reserved, guess
+from monograph.plan.axes import Fixed, check_choice, find_closed_axes, list_choices, list_pipelines, list_stage_counts
+from monograph.plan.choice import RunChoice
+from monograph.plan.depth import ReducedDepth
+from monograph.plan.measure import measure_choice
+from monograph.plan.other_numerics import list_other_numerics
+from monograph.plan.planned import PlannedRun
+from monograph.plan.ranking import Guessed, Ranking
+from monograph.plan.rough import ModelFacts, RoughEstimate, guess
+from monograph.plan.study import ModelStudy, capture_reference, find_model_facts, study_model
 from monograph.train.config import TrainerConfig
 
-Measure = Callable[[Sequence[Candidate]], Iterator[StepEstimate]]
-_COUNTED_RANKS = 8
-"""Expert-parallel ranks of the capture that guesses are scaled from: rows that travel are saved twice."""
-ALLOWANCE = 1.1
-"""How far beyond the memory a guess may lie and still be captured: guesses are rough."""
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A candidate with what its graph says."""
-
-    candidate: Candidate
-    step: StepEstimate
-    machine: Machine
-    tokens: int
-    """Of one update."""
-    flops: FlopsPerToken
-
-    @property
-    def peak_bytes(self) -> int:
-        """What the allocator hands out at the peak, on one device."""
-        return self.step.memory.peak
-
-    @property
-    def needed_bytes(self) -> float:
-        """With fragments, context and communicators."""
-        return self.peak_bytes + count_reserved(self.candidate, self.peak_bytes)
-
-    @property
-    def bubble_seconds(self) -> float:
-        """How long a stage waits for others in one update."""
-        return (self.candidate.mesh.pp - 1) * self.step.step_seconds
-
-    @property
-    def update_seconds(self) -> float:
-        """One update."""
-        running = self.candidate.micro_batches * self.step.step_seconds
-        return running + self.bubble_seconds + self.step.optimizer_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Over all devices."""
-        return self.tokens / self.update_seconds
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs utilization, attention counted in full."""
-        peak = self.machine.peak_flops(self.candidate.config.training.compute_dtype)
-        return self.flops.full_attention * self.tokens_per_second / (peak * self.candidate.mesh.world_size)
-
-    @property
-    def limit(self) -> str:
-        """What takes most of the time beside compute, or would allow more if it were not there."""
-        waits = dict(self.step.exposed_seconds)
-        if self.bubble_seconds:
-            waits["pipeline bubble"] = self.bubble_seconds / self.candidate.micro_batches
-        name = max(waits, key=lambda each: waits[each], default="")
-        share = waits[name] / self.step.step_seconds if name else 0.0
-        return f"{name} waits {100 * share:.0f} %" if share >= 0.05 else "compute"
+Submit = Callable[..., "Future[Any]"]
+_MOST_OF_A_CHOICE = 2
+"""Rows for schedules of one choice."""
+_FURTHEST = 10
+"""How often the number of devices is doubled to find one that is enough."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +35,8 @@ class PlanResult:
 
     runs: list[PlannedRun]
     """Those that fit, the fastest first."""
+    others: list[PlannedRun]
+    """What another class of numerics would do for the best of them."""
     misfits: list[PlannedRun]
     """Those that were captured and do not fit, the smallest first."""
     considered: int
@@ -94,113 +44,149 @@ class PlanResult:
     closed: dict[str, str]
     """Axes that were not searched, and why."""
     depth: ReducedDepth
+    nearest: PlannedRun | None = None
+    """Where nothing fits: the best run on the fewest devices that it fits on."""
+
+
+@dataclass
+class Search:
+    """A recipe on a machine, and what was learned about it."""
+
+    config: TrainerConfig
+    machine: Machine
+    fixed: Fixed
+    study: ModelStudy
+    submit: Submit
+    runs: list[PlannedRun] = field(default_factory=list)
+    captured: int = 0
+
+    def guess_all(self, choices: Iterable[RunChoice], facts: ModelFacts) -> list[Guessed]:
+        """The guess for every choice with the best of its schedules."""
+        room = self.machine.memory_bytes
+        found, schedules = [], {}
+        for choice in choices:
+            key = (choice.mesh.pp, choice.micro_batches)
+            if key not in schedules:
+                allowed = list_pipelines(self.config, *key, self.study.units, self.fixed)
+                schedules[key] = [each for each in allowed if key[0] * each.virtual_stages in (1, *self.study.stages)]
+            if schedules[key]:
+                found.append(Guessed(choice, schedules[key], guess(choice, schedules[key], facts, self.machine, room)))
+        return found
+
+    def is_accepted(self, guessed: Guessed) -> bool:
+        """Whether the configuration as a whole accepts a choice."""
+        return not check_choice(self.config, guessed.choice, guessed.pipelines[0])
+
+    def capture(self, chosen: Sequence[Guessed]) -> list[list[PlannedRun]]:
+        """What the graph of each says, schedule by schedule, the best one first."""
+        given = (self.machine, self.study.depth, self.study.stages)
+        started = [self.submit(measure_choice, self.config, each.choice, each.pipelines, *given) for each in chosen]
+        self.captured += len(started)
+        found = []
+        for each, future in zip(chosen, started, strict=True):
+            pairs = zip(each.pipelines, future.result(), strict=True)
+            made = (self.config, each.choice)
+            runs = [PlannedRun(*made, pipeline, step, self.machine, self.study.flops) for pipeline, step in pairs]
+            found.append(sorted(runs, key=lambda run: (not run.fits, run.update_seconds)))
+        return found
+
+    def explore(self, ranking: Ranking, *, wanted: int, jobs: int, limit: float) -> None:
+        """Capture until nothing is left that should be faster than the runs that are wanted, or the time is over."""
+        while time.perf_counter() < limit and self.captured < 2 * wanted + jobs:
+            chosen = ranking.take(jobs, below=self._find_slowest(wanted))
+            if not chosen:
+                return
+            for guessed, runs in zip(chosen, self.capture(chosen), strict=True):
+                needed = runs[0].needed_bytes
+                ranking.learn(guessed, runs[0].update_seconds, needed)
+                self.runs += runs
+
+    def _find_slowest(self, wanted: int) -> float:
+        """Seconds of the last of the best runs; there is no limit while there are fewer."""
+        best = choose_best(self.runs, wanted)
+        return best[-1].update_seconds if len(best) == wanted else float("inf")
 
 
 def search(
     config: TrainerConfig,
     gpus: int,
     machine: Machine,
-    fixed: Mapping[str, object],
+    fixed: Fixed,
     *,
     wanted: int = 10,
     jobs: int = 1,
     seconds: float = 60.0,
 ) -> PlanResult:
-    """The best ways to run a recipe on so many devices of a machine.
-
-    Captures go on, the most promising first, until there are enough of them or `seconds` are over.
-    """
-    depth = find_reduced_depth(config.model)
-    candidates = list(list_candidates(config, gpus, machine, fixed))
-    with torch.device("meta"):
-        model: Model = config.model.build()
-    flops = model.flops(config.training.seq_len)
-    facts = find_model_facts(config, model, machine, depth)
-    guesses = [(guess(each, facts, machine), each) for each in candidates]
-    chosen = choose_captures(guesses, machine, wanted)
-    tokens = config.training.seq_len
-
-    def planned(candidate: Candidate, step: StepEstimate) -> PlannedRun:
-        count = tokens * candidate.sequences * candidate.mesh.data_parts * candidate.micro_batches
-        return PlannedRun(candidate, step, machine, count, flops)
-
+    """The best ways to run a recipe on so many devices of a machine, from captures of at most about so many seconds."""
     limit = time.perf_counter() + seconds
-    with measuring(machine, depth, jobs) as measure:
-        runs: list[PlannedRun] = []
-        for first in range(0, len(chosen), jobs):
-            batch = chosen[first : first + jobs]
-            runs += [planned(*each) for each in zip(batch, measure(batch), strict=True)]
-            if time.perf_counter() > limit:
-                break
-        if not any(run.needed_bytes <= machine.memory_bytes for run in runs):
-            smallest = sorted(guesses, key=lambda each: each[0].bytes)[:2]
-            last = [each for _, each in smallest if each not in chosen]
-            runs += [planned(*each) for each in zip(last, measure(last), strict=True)]
-    fitting = [run for run in runs if run.needed_bytes <= machine.memory_bytes]
-    misfits = [run for run in runs if run.needed_bytes > machine.memory_bytes]
+    with executing(jobs) as submit:
+        study = study_model(config, list_stage_counts(config, gpus, fixed))
+        reference = submit(capture_reference, config, machine, study.depth)
+        choices = list(list_choices(config, gpus, machine, fixed))
+        facts = find_model_facts(config, study, reference.result())
+        found = Search(config, machine, fixed, study, submit)
+        ranking = Ranking(found.guess_all(choices, facts), machine.memory_bytes, found.is_accepted)
+        found.explore(ranking, wanted=wanted, jobs=jobs, limit=limit)
+        if not any(run.fits for run in found.runs):
+            found.runs += [run for runs in found.capture(ranking.take(2, is_smallest=True)) for run in runs]
+        best = choose_best(found.runs, wanted)
+        nearest = None if best else find_nearest(found, gpus, facts, machine)
+        others = list_other_numerics(config, best, fixed, machine) if best else []
+        measured = found.capture([Guessed(each, [run.pipeline], RoughEstimate(1.0, 1.0)) for each, run in others])
     return PlanResult(
-        sorted(fitting, key=lambda run: -run.tokens_per_second)[:wanted],
-        sorted(misfits, key=lambda run: run.needed_bytes),
-        len(candidates),
-        len(runs),
-        find_closed_axes(config),
-        depth,
+        runs=best,
+        others=[runs[0] for runs in measured if runs[0].fits],
+        misfits=sorted((run for run in found.runs if not run.fits), key=lambda run: run.needed_bytes),
+        considered=len(choices),
+        captured=found.captured,
+        closed=find_closed_axes(config),
+        depth=study.depth,
+        nearest=nearest,
     )
 
 
-def choose_captures(
-    guesses: Sequence[tuple[RoughEstimate, Candidate]], machine: Machine, wanted: int
-) -> list[Candidate]:
-    """The fastest by their guesses among those that may fit, at most two of a mesh, and one that surely fits."""
-    room = machine.memory_bytes * ALLOWANCE
-    likely = sorted((each for each in guesses if each[0].bytes <= room), key=lambda each: each[0].seconds)
-    counts: dict[Mesh, int] = {}
-    found: list[Candidate] = []
-    for _, candidate in likely:
-        if len(found) >= wanted:
-            break
-        if counts.get(candidate.mesh, 0) < 2 and not check_candidate(candidate):
-            counts[candidate.mesh] = counts.get(candidate.mesh, 0) + 1
-            found.append(candidate)
-    sure = [each for each in likely if each[0].bytes <= 0.75 * machine.memory_bytes and each[1] not in found]
-    safe = [each for _, each in sure[:2] if not check_candidate(each)]
-    return [*found[:2], *safe, *found[2:]]
+def choose_best(runs: Iterable[PlannedRun], wanted: int) -> list[PlannedRun]:
+    """The fastest that fit, few of each choice."""
+    counts: Counter[RunChoice] = Counter()
+    found = []
+    for run in sorted((run for run in runs if run.fits), key=lambda run: -run.tokens_per_second):
+        counts[run.choice] += 1
+        if counts[run.choice] <= _MOST_OF_A_CHOICE:
+            found.append(run)
+    return found[:wanted]
 
 
-def find_model_facts(config: TrainerConfig, model: Model, machine: Machine, depth: ReducedDepth) -> ModelFacts:
-    """Parameters by kind, and one capture on one rank."""
-    moe = config.model.find_moe()
-    shares = [module for module in model.modules() if getattr(module, "used_share", 1.0) < 1.0]
-    experts = sum(weight.numel() for module in shares for weight in module.parameters())
-    total = sum(weight.numel() for weight in model.parameters())
-    ranks = _COUNTED_RANKS if moe is not None and moe.n_experts % _COUNTED_RANKS == 0 else 1
-    alone = config.replace(
-        parallelism=type(config.parallelism)(expert_parallel_degree=ranks),
-        training=config.training.replace(local_batch_size=1, global_batch_size=-1),
-        activation_checkpoint=config.activation_checkpoint.replace(
-            mode="selective" if config.compile.numerics == "exact" else "min_cut"
-        ),
-    )
-    mesh = Mesh(dp_shard=ranks, ep=ranks)
-    step = measure_candidate(Candidate(alone, mesh, 1, "selective", True, 1), machine, depth)
-    return ModelFacts(
-        dense=total - experts,
-        experts=experts,
-        blocks=max(1, depth.total),
-        dim=int(getattr(config.model, "dim", 1)),
-        seq_len=config.training.seq_len,
-        routed=float(moe.router.top_k) if moe is not None else 0.0,
-        compute_seconds=step.compute_seconds,
-        saved_bytes=step.memory.most_saved,
-        working_bytes=step.memory.working,
-    )
+def find_nearest(found: Search, gpus: int, facts: ModelFacts, machine: Machine) -> PlannedRun | None:
+    """The best run on the fewest devices that are enough, of twice as many, four times as many and so on."""
+    for power in range(1, _FURTHEST + 1):
+        more = gpus << power
+        study = study_model(found.config, list_stage_counts(found.config, more, found.fixed))
+        wider = Search(found.config, machine, found.fixed, study, found.submit)
+        shares = replace(facts, shares=study.shares)
+        guesses = wider.guess_all(list_choices(found.config, more, machine, found.fixed), shares)
+        ranking = Ranking(guesses, machine.memory_bytes, wider.is_accepted)
+        if not any(each.guess.bytes <= machine.memory_bytes for each in guesses):
+            continue
+        runs = [run for taken in wider.capture([*ranking.take(1), *ranking.take(1, is_smallest=True)]) for run in taken]
+        best = choose_best(runs, 1)
+        if best:
+            return best[0]
+    return None
 
 
 @contextmanager
-def measuring(machine: Machine, depth: ReducedDepth, jobs: int) -> Iterator[Measure]:
-    """Captures, one after the other or in processes of their own."""
+def executing(jobs: int) -> Iterator[Submit]:
+    """Run functions here, or in processes of their own, which import torch once, while this one goes on."""
     if jobs == 1:
-        yield lambda chosen: (measure_candidate(each, machine, depth) for each in chosen)
+        yield _run_here
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield lambda chosen: pool.map(measure_candidate, chosen, itertools.repeat(machine), itertools.repeat(depth))
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*TRACER_MODULES, __name__])
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield pool.submit
+
+
+def _run_here(function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    done: Future[Any] = Future()
+    done.set_result(function(*args))
+    return done

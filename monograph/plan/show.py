@@ -7,12 +7,15 @@ from typing import Any
 
 from monograph.config.leaves import find_leaves
 from monograph.config.text import format_words
-from monograph.plan.axes import AXES, Candidate
-from monograph.plan.search import PlannedRun, PlanResult
+from monograph.plan.axes import AXES
+from monograph.plan.planned import PlannedRun
+from monograph.plan.search import PlanResult
+from monograph.plan.units import HOST
 from monograph.report.units import format_bytes, format_seconds
-from monograph.train.config import TrainerConfig
 
-HEADS = ("", "mesh", "batch", "saves", "tokens/s", "MFU", "needs", "limited by")
+HEADS = ("", "mesh", "batch", "saves", "tokens/s", "MFU", "needs", "bubble", "limited by")
+_COMPARED = 3
+"""Parts of the time that are named where two runs are compared."""
 
 
 def make_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
@@ -20,36 +23,62 @@ def make_rows(runs: Sequence[PlannedRun]) -> list[tuple[str, ...]]:
     return [
         (
             f"{number}.",
-            name_mesh(run.candidate),
-            f"{run.candidate.sequences} x {run.candidate.micro_batches}",
-            name_policy(run.candidate),
+            name_mesh(run),
+            f"{run.choice.sequences} x {run.choice.micro_batches}",
+            name_policy(run),
             f"{run.tokens_per_second:,.0f}",
             f"{100 * run.mfu:.1f} %",
             format_bytes(run.needed_bytes),
+            f"{100 * run.bubble:.1f} %" if run.choice.mesh.pp > 1 else "",
             run.limit,
         )
         for number, run in enumerate(runs, 1)
     ]
 
 
-def name_mesh(candidate: Candidate) -> str:
-    """The degrees that are not one."""
+def make_other_rows(runs: Sequence[PlannedRun], best: PlannedRun) -> list[tuple[str, ...]]:
+    """The rows of runs with other numerics, with what is different about each in the place of its number."""
+    rows = []
+    for row, run in zip(make_rows(runs), runs, strict=True):
+        gain = run.tokens_per_second / best.tokens_per_second - 1
+        rows.append((f"{name_numerics(run)} ({100 * gain:+.0f} %)", *row[1:]))
+    return rows
+
+
+def name_numerics(run: PlannedRun) -> str:
+    """What makes its results differ from those of the recipe."""
+    choice = run.choice
+    other = f"numerics {choice.numerics}" if choice.numerics != run.base.compile.numerics else ""
+    chunks = "chunked experts" if choice.overlap and not run.base.compile.expert_overlap.is_on else ""
+    return ", ".join(word for word in (other, chunks) if word)
+
+
+def name_mesh(run: PlannedRun) -> str:
+    """The degrees that are not one, the schedule of a pipeline and the method of context parallelism."""
+    mesh = run.choice.mesh
+    details = {"pp": run.pipeline.schedule, "cp": mesh.cp_method}
+    if run.pipeline.schedule == "interleaved_1f1b":
+        details["pp"] += f" x {run.pipeline.virtual_stages}"
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-    degrees = [f"{name} {getattr(candidate.mesh, name)}" for name in names if getattr(candidate.mesh, name) > 1]
-    return ", ".join(degrees) or "one device"
+    degrees = [(name, getattr(mesh, name)) for name in names if getattr(mesh, name) > 1]
+    found = [f"{name} {degree}" + (f" ({details[name]})" if name in details else "") for name, degree in degrees]
+    return ", ".join(found) or "one device"
 
 
-def name_policy(candidate: Candidate) -> str:
-    """What is saved for backward, and whether gathered weights are kept."""
-    return candidate.policy + ("" if candidate.reshard else ", gathered weights")
+def name_policy(run: PlannedRun) -> str:
+    """What is saved for backward and where, and whether gathered weights are kept."""
+    choice = run.choice
+    words = [choice.policy, "offloaded" * choice.offload, "chunked experts" * choice.overlap]
+    words.append("" if choice.reshard else "gathered weights")
+    return ", ".join(word for word in words if word)
 
 
-def make_command(run: PlannedRun, base: TrainerConfig, words: Sequence[str], *, ranks: int) -> str:
+def make_command(run: PlannedRun, words: Sequence[str]) -> str:
     """The line that trains so: the recipe's words and every field that the plan chose otherwise."""
-    before = {leaf.path: leaf.value for leaf in find_leaves(base)}
-    kept = list(words)
+    before = {leaf.path: leaf.value for leaf in find_leaves(run.base)}
+    kept, ranks = list(words), run.choice.mesh.world_size
     flags: list[str] = []
-    for leaf in find_leaves(run.candidate.config):
+    for leaf in find_leaves(run.config):
         if before.get(leaf.path) != leaf.value and f"--{leaf.path}" not in kept:
             flags += [f"--{leaf.path}", format_words(leaf.value) or str(leaf.value)]
     line = shlex.join([*kept, *flags])
@@ -63,18 +92,24 @@ def make_command(run: PlannedRun, base: TrainerConfig, words: Sequence[str], *, 
     return f"torchrun --nnodes {nodes} --nproc_per_node {ranks // nodes} {meeting} -m monograph train {line}"
 
 
+def find_times(run: PlannedRun) -> dict[str, float]:
+    """Where the seconds of an update go."""
+    step, count = run.step, run.choice.micro_batches
+    times = {"compute": count * step.compute_seconds}
+    waits = sorted(step.exposed_seconds.items(), key=lambda each: -each[1])
+    times |= {f"waiting for {group}": count * seconds for group, seconds in waits}
+    return times | {"pipeline bubble": step.bubble_seconds, "gradient norm and optimizer": step.optimizer_seconds}
+
+
 def explain_run(run: PlannedRun) -> list[str]:
     """Where the time and the memory of one run go."""
-    step, memory, candidate = run.step, run.step.memory, run.candidate
+    step, memory, count = run.step, run.step.memory, run.choice.micro_batches
     update = run.update_seconds
-    times = {"compute": candidate.micro_batches * step.compute_seconds}
-    waits = sorted(step.exposed_seconds.items(), key=lambda each: -each[1])
-    times |= {f"waiting for {group}": candidate.micro_batches * seconds for group, seconds in waits}
-    times |= {"pipeline bubble": run.bubble_seconds, "gradient norm and optimizer": step.optimizer_seconds}
-    hidden = candidate.micro_batches * (step.communication_seconds - sum(step.exposed_seconds.values()))
+    exposed = sum(seconds for group, seconds in step.exposed_seconds.items() if group != HOST)
+    hidden = count * (step.communication_seconds - exposed)
     lines = [
-        f"{name_mesh(candidate)}: one update of {run.tokens:,} tokens takes {format_seconds(update)}",
-        *(f"  {100 * each / update:5.1f} %  {format_seconds(each):>8}  {name}" for name, each in times.items() if each),
+        f"{name_mesh(run)}: one update of {run.tokens:,} tokens takes {format_seconds(update)}",
+        *(f"  {100 * s / update:5.1f} %  {format_seconds(s):>8}  {name}" for name, s in find_times(run).items() if s),
         f"  {'':7}  {format_seconds(hidden):>8}  of collectives behind compute",
         f"{format_bytes(run.needed_bytes)} of {format_bytes(run.machine.memory_bytes)} on each device",
     ]
@@ -84,36 +119,65 @@ def explain_run(run: PlannedRun) -> list[str]:
     lines += [
         f"  {100 * size / run.needed_bytes:5.1f} %  {format_bytes(size):>8}  {name}" for name, size in parts.items()
     ]
+    if step.offloaded_bytes:
+        lines.append(f"{format_bytes(step.offloaded_bytes)} of each micro-batch wait in the host's memory")
     return lines
 
 
-def make_json(result: PlanResult, base: TrainerConfig, words: Sequence[str], gpus: int) -> dict[str, Any]:
+def compare_runs(runs: Sequence[PlannedRun]) -> list[str]:
+    """Why the first is faster than runs on other meshes, a line for each: the parts of an update that differ most."""
+    best, times = runs[0], find_times(runs[0])
+    lines, seen = [], {best.choice.mesh}
+    for number, run in enumerate(runs[1:], 2):
+        if run.choice.mesh in seen:
+            continue
+        seen.add(run.choice.mesh)
+        other = find_times(run)
+        names = dict.fromkeys([*times, *other])
+        more = {name: (other.get(name, 0.0) - times.get(name, 0.0)) / best.update_seconds for name in names}
+        largest = sorted(more, key=lambda name: -abs(more[name]))[:_COMPARED]
+        parts = ", ".join(f"{name} {100 * more[name]:+.1f} %" for name in largest)
+        slower = run.update_seconds / best.update_seconds - 1
+        lines.append(f"{number}. {name_mesh(run)} takes {100 * slower:.1f} % longer: {parts}")
+    return lines
+
+
+def make_json(result: PlanResult, words: Sequence[str], gpus: int) -> dict[str, Any]:
     """The plan as data."""
     return {
         "gpus": gpus,
         "machine": dataclasses.asdict(result.runs[0].machine) if result.runs else None,
         "considered": result.considered,
+        "captured": result.captured,
         "not_searched": result.closed,
         "captured_blocks": result.depth.blocks,
-        "runs": [
-            {
-                "mesh": dataclasses.asdict(run.candidate.mesh),
-                "local_batch_size": run.candidate.sequences,
-                "micro_batches": run.candidate.micro_batches,
-                "activation_checkpoint": run.candidate.policy,
-                "reshard_after_forward": run.candidate.reshard,
-                "tokens_per_second": run.tokens_per_second,
-                "mfu": run.mfu,
-                "update_seconds": run.update_seconds,
-                "bubble_seconds": run.bubble_seconds,
-                "peak_bytes": run.peak_bytes,
-                "needed_bytes": int(run.needed_bytes),
-                "limited_by": run.limit,
-                "step": dataclasses.asdict(run.step),
-                "command": make_command(run, base, words, ranks=gpus),
-            }
-            for run in result.runs
-        ],
+        "runs": [describe_run(run, words) for run in result.runs],
+        "other_numerics": [{"changes": name_numerics(run)} | describe_run(run, words) for run in result.others],
+    }
+
+
+def describe_run(run: PlannedRun, words: Sequence[str]) -> dict[str, Any]:
+    """One run as data."""
+    choice = run.choice
+    return {
+        "mesh": dataclasses.asdict(choice.mesh),
+        "pipeline": run.pipeline._asdict() if choice.mesh.pp > 1 else None,
+        "local_batch_size": choice.sequences,
+        "micro_batches": choice.micro_batches,
+        "activation_checkpoint": choice.policy,
+        "reshard_after_forward": choice.reshard,
+        "offload_activations": choice.offload,
+        "expert_overlap": choice.overlap,
+        "numerics": choice.numerics,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "update_seconds": run.update_seconds,
+        "bubble_seconds": run.step.bubble_seconds,
+        "peak_bytes": run.peak_bytes,
+        "needed_bytes": int(run.needed_bytes),
+        "limited_by": run.limit,
+        "step": dataclasses.asdict(run.step),
+        "command": make_command(run, words),
     }
 
 

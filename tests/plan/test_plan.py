@@ -1,6 +1,9 @@
 """plan: candidates that the configuration accepts, estimates of deep models from few blocks, agreement with an H200."""
 
+import dataclasses
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -21,9 +24,8 @@ from monograph.graph.timeline import find_timeline
 from monograph.machine.table import MACHINES
 from monograph.parallel.groups import fake_groups
 from monograph.passes.runner import build_passes
-from monograph.plan.axes import Candidate, list_candidates
 from monograph.plan.depth import find_reduced_depth, plan_depth
-from monograph.plan.measure import measure_candidate
+from monograph.plan.measure import capture_step, estimate_whole
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_source, capture_and_optimize, make_example
 from monograph.train.layout import plan_run_mesh
@@ -40,7 +42,9 @@ def test_a_deep_model_is_captured_with_three_blocks_of_each_kind():
     assert (depth.blocks, depth.extra, depth.total) == (6, {4: 55}, 61)
     assert plan_depth(["a", "b"] * 8).extra == {2: 5, 3: 5}
     assert plan_depth(["a", "a"]).extra == {}
-    assert find_reduced_depth(load_recipe("llama3_debugmodel").model).blocks == 3
+    config = load_recipe("llama3_debugmodel").model
+    with torch.device("meta"):
+        assert find_reduced_depth(config, config.build()).blocks == 3
 
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
@@ -49,9 +53,10 @@ def test_few_blocks_tell_the_time_and_memory_of_many(model, tmp_path):
     changes = {"compile.mode": "graph", "model.n_layers": 12, "machine": "h100", "training.local_batch_size": 4}
     config = tiny(model, tmp_path, changes)
     config = config.replace(model=config.model.for_device("cuda"))
-    candidate = Candidate(config, plan_run_mesh(config, 4), 4, "selective", True, 1)
-    step = measure_candidate(candidate, H100, find_reduced_depth(config.model))
-    with fake_groups(candidate.mesh, 0, torch.device("cpu")) as groups:
+    with torch.device("meta"):
+        depth = find_reduced_depth(config.model, config.model.build())
+    step = estimate_whole(capture_step(config, H100, depth, world_size=4), config, 1, H100)
+    with fake_groups(plan_run_mesh(config, 4), 0, torch.device("cpu")) as groups:
         source, settings = build_source(config, groups)
         facts = make_facts(source.table, groups, settings)
         passes = build_passes(settings.passes, settings.compile.numerics)
@@ -88,16 +93,24 @@ def test_estimated_memory_is_what_tensors_hold_on_ranks(model, tmp_path):
     assert find_memory(graph).peak_bytes == pytest.approx(measured, rel=0.05)
 
 
-def test_candidates_divide_the_devices_and_keep_the_global_batch():
-    config = load_recipe("deepseek_v3_16b")
-    found = list(list_candidates(config, 64, H100, {}))
-    assert {candidate.mesh.world_size for candidate in found} == {64}
-    for each in found:
-        assert each.sequences * each.micro_batches * each.mesh.data_parts == config.training.global_batch_size
-    assert {each.mesh.tp for each in found} == {1, 2, 4, 8} and max(each.mesh.ep for each in found) == 64
-    assert {each.mesh.etp for each in found} >= {1, 2}
-    fixed = list(list_candidates(config.replace(), 64, H100, {"parallelism.tensor_parallel_degree": 2}))
-    assert {each.mesh.tp for each in fixed} == {2}
+def read_command(command, ranks):
+    """The configuration of a printed command, checked as `train` does before it starts."""
+    _, _, line = command.partition("train ")
+    config = read_request(shlex.split(line.removesuffix(f" --ranks {ranks}")), RankOptions()).config
+    return config, plan_run_mesh(config, ranks)
+
+
+def check_runs(content, ranks):
+    """Every printed command asks for what was planned, and is accepted."""
+    for run in (*content["runs"], *content["other_numerics"]):
+        config, mesh = read_command(run["command"], ranks)
+        assert dataclasses.asdict(mesh) == run["mesh"]
+        assert config.training.local_batch_size == run["local_batch_size"]
+        assert config.activation_checkpoint.resolve(config.compile) == run["activation_checkpoint"]
+        assert config.compile.numerics == run["numerics"]
+        assert (config.passes.offload_activations.budget_gib > 0) == run["offload_activations"]
+        if run["pipeline"]:
+            assert config.parallelism.pipeline_schedule == run["pipeline"]["schedule"]
 
 
 def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
@@ -110,10 +123,33 @@ def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
     assert runs[0]["tokens_per_second"] >= runs[-1]["tokens_per_second"] > 0
     assert runs[0]["needed_bytes"] <= 141e9 and runs[0]["command"] in out and "1 x H200" in out
     assert "waiting" in out or "compute" in out
-    words = runs[0]["command"].split()[2:]
-    again = read_request(words, RankOptions()).config
-    assert again.training.local_batch_size == runs[0]["local_batch_size"], "the command asks for what was planned"
+    check_runs(content, 1)
+    assert {run["numerics"] for run in runs} == {"exact"}, "no run changes the recipe's numerics"
+    assert [run["changes"] for run in content["other_numerics"]] == ["numerics fast", "numerics float8"]
     assert content["not_searched"]["ep"] == "the model has no routed experts"
+
+
+PLANNED = {
+    "llama3_debugmodel": "--training.global_batch_size 32 --parallelism.pipeline_parallel_degree 2",
+    "deepseek_v3_debugmodel": "--training.global_batch_size 16",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", PLANNED)
+def test_planned_commands_train_on_two_ranks(recipe, tmp_path, monkeypatch):
+    """The fastest and the slowest row, and all with other numerics that a CPU has."""
+    path = tmp_path / "plan.json"
+    assert cli.main(f"plan {recipe} --gpus 2 --machine h100 {PLANNED[recipe]} --json {path}".split()) == 0
+    content = json.loads(path.read_text())
+    check_runs(content, 2)
+    chosen = [*content["runs"][:: max(1, len(content["runs"]) - 1)], *content["other_numerics"]]
+    monkeypatch.chdir(tmp_path)
+    for number, run in enumerate(each for each in chosen if each["numerics"] != "float8"):
+        words = shlex.split(run["command"].replace("monograph", "-m monograph", 1))
+        short = f"--training.steps 2 --lr_scheduler.warmup_steps 0 --job.dump_folder run{number} --debug.device cpu"
+        done = subprocess.run([sys.executable, *words, *short.split()], capture_output=True, text=True)
+        assert done.returncode == 0, f"{run['command']}\n{done.stderr}"
 
 
 @pytest.mark.long
@@ -127,7 +163,12 @@ def test_what_fits_only_with_full_recomputation_is_found(tmp_path, capsys):
 def test_what_does_not_fit_is_refused_with_the_nearest(capsys):
     assert cli.main(["plan", "llama3_8b", "--gpus", "1", "--machine", "l40s", "--top", "1"]) == 1
     err = capsys.readouterr().err
-    assert "nothing fits into the 44.7 GiB of 1 x L40S" in err and "the nearest needs" in err and "--gpus" in err
+    assert "nothing fits into the 44.7 GiB of 1 x L40S" in err and "the nearest needs" in err
+    near = re.search(r"--gpus (\d+) \((.*): ([\d.]+) GiB\): (.*); or a machine", " ".join(err.split()))
+    assert near, err
+    config, mesh = read_command(near[4], int(near[1]))
+    assert mesh.world_size == int(near[1]) > 1 and float(near[3]) < 44.7
+    assert config.training.global_batch_size == load_recipe("llama3_8b").training.global_batch_size
 
 
 @pytest.mark.parametrize(("text", "size"), [("80GiB", 80 * 2**30), ("141 GB", 141 * 10**9), ("1.5tib", 1536 * 2**30)])

@@ -130,7 +130,7 @@ def search(
         if not any(run.fits for run in found.runs):
             found.runs += [run for runs in found.capture(ranking.take(2, is_smallest=True)) for run in runs]
         best = choose_best(found.runs, wanted)
-        nearest = None if best else find_nearest(found, gpus, facts, machine)
+        nearest = find_nearest(found, gpus, facts, machine) if found.runs and not best else None
         others = list_other_numerics(config, best, fixed, machine) if best else []
         measured = found.capture([Guessed(each, [run.pipeline], RoughEstimate(1.0, 1.0)) for each, run in others])
     return PlanResult(

@@ -21,6 +21,9 @@ import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
 from monograph.axes import Group
+from monograph.commands.precompile import capture_as
+from monograph.config.leaves import replace_leaf
+from monograph.graph.query import group_of, is_launch
 from monograph.manifest.fields import FileRecord
 from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import fake_groups
@@ -37,6 +40,8 @@ GPUS_PER_NODE = 8
 NCCL_MIB = 4 * 2 * 16 / 16
 """Device memory of one ring of one channel: two buffers of 4 MiB (NCCL_BUFFSIZE); NCCL opens up to 16 channels."""
 CHANNELS = 16
+HOP_SECONDS = 50e-6
+"""One message over TCP between neighbours: making a communicator passes every member's address once around a ring."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Scale:
     communicators: int
     """Of one rank, with more than one member and distinct names: what `eager` creation makes."""
     eager_mib: float
+    eager_seconds: float
+    used: int
+    """Those that the captured step uses: what is made lazily, each with its first collective."""
+    lazy_mib: float
+    lazy_seconds: float
     world_communicators: int
     table_seconds: float
     rank_mib: float
@@ -91,6 +101,15 @@ def plan_as(table: ParamTable, rank: int) -> Any:
     return planner.create_local_plan()
 
 
+def find_used_groups(config: TrainerConfig, mesh: Mesh) -> set[str]:
+    """Logical names of the groups that collectives of the captured step use, after all passes: of two layers, with
+    heads that the mesh can divide."""
+    small = replace_leaf(config, "model.n_layers", 2)
+    small = replace_leaf(small, "model.attention.n_kv_heads", max(mesh.tp, config.model.attention.n_kv_heads))
+    captured = capture_as(0, small, mesh, CPU, is_compiled=False)
+    return {group_of(node) for node in captured.graphs["step"].graph.module.graph.nodes if is_launch(node)}
+
+
 def measure(config: TrainerConfig, ranks: int) -> Scale:
     """Everything for one number of ranks."""
     mesh = make_mesh(ranks)
@@ -119,13 +138,19 @@ def measure(config: TrainerConfig, ranks: int) -> Scale:
     tensors = {name: describe_tensor(name, entry, places) for name, entry in metadata.state_dict_metadata.items()}
     manifest = CheckpointManifest(step=1, sequence=1, run="", values={}, tensors=tensors, files=names)
     own = [mesh.members(group, 0) for group in Group]
-    communicators = sum(len(members) > 1 for members in own)
+    sizes = {group.value: len(members) for group, members in zip(Group, own, strict=True) if len(members) > 1}
+    used = find_used_groups(config, mesh)
+    communicators = len(sizes)
     return Scale(
         ranks=ranks,
         nodes=ranks // GPUS_PER_NODE,
         groups_seconds=groups_seconds,
         communicators=communicators,
         eager_mib=communicators * CHANNELS * NCCL_MIB,
+        eager_seconds=HOP_SECONDS * sum(size - 1 for size in sizes.values()),
+        used=sum(name in used for name in sizes),
+        lazy_mib=sum(name in used for name in sizes) * CHANNELS * NCCL_MIB,
+        lazy_seconds=HOP_SECONDS * sum(size - 1 for name, size in sizes.items() if name in used),
         world_communicators=sum(ranks // len(members) for members in own if len(members) > 1),
         table_seconds=table_seconds,
         rank_mib=rank_mib,
@@ -144,7 +169,11 @@ def render(scales: Sequence[Scale], recipe: str) -> str:
         ("nodes of 8", lambda s: f"{s.nodes}"),
         ("finding one rank's groups, s", lambda s: f"{s.groups_seconds:.3f}"),
         ("communicators of one rank, all names", lambda s: f"{s.communicators}"),
-        ("their buffers if all are made at once (computed), MiB", lambda s: f"{s.eager_mib:.0f}"),
+        ("their buffers if all are made eagerly (computed), MiB", lambda s: f"{s.eager_mib:.0f}"),
+        ("time to make them eagerly (computed), s", lambda s: f"{s.eager_seconds:.3f}"),
+        ("communicators that the step uses, made lazily", lambda s: f"{s.used}"),
+        ("their buffers (computed), MiB", lambda s: f"{s.lazy_mib:.0f}"),
+        ("time to make them, in the first step (computed), s", lambda s: f"{s.lazy_seconds:.3f}"),
         ("communicators of the whole job", lambda s: f"{s.world_communicators:,}"),
         ("parameter table, s", lambda s: f"{s.table_seconds:.2f}"),
         ("kept by Python for groups and table on one rank, MiB", lambda s: f"{s.rank_mib:.2f}"),

@@ -1,4 +1,4 @@
-"""What each rank of benchmarks/multi_gpu_check.py does: groups, every collective, bandwidth, overlap.
+"""What each rank of benchmarks/multi_gpu_check.py does: groups along every axis, every collective, bandwidth, overlap.
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/multi_gpu_ranks.py --out rows.json
 """
@@ -17,16 +17,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from monograph.axes import Group
+from monograph.axes import POINT_TO_POINT, Axis, Group
+from monograph.capture.stage import CarrySpec
 from monograph.compat.ops import all_gather, all_reduce, all_to_all, reduce_scatter
 from monograph.execute.device import find_device
+from monograph.execute.pipeline.links import Links
 from monograph.log import find_rank
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
+from monograph.train.checkpoint.ranks import Ranks
 
 Row = tuple[str, bool, float, str]
 SIZES = (1, 1_000, 1 << 20)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+CARRIED = (torch.float32, torch.bfloat16, torch.int64)
+"""What pipeline ranks send each other."""
 MEGABYTES = (1, 16, 128)
 REPEATS = 5
 MATMUL = 2048
@@ -70,7 +75,9 @@ def check_collectives(groups: Groups) -> Iterator[Row]:
             wrong += [f"{what} of {count}" for what, (got, want) in found.items() if not torch.equal(got, want)]
         yield f"collectives, {str(dtype)[6:]}", not wrong, time.perf_counter() - begin, f"wrong: {wrong or 'none'}"
     yield check_uneven(groups)
+    yield check_coalesced(groups)
     yield check_async(groups)
+    yield check_objects(groups)
 
 
 def check_uneven(groups: Groups) -> Row:
@@ -82,6 +89,99 @@ def check_uneven(groups: Groups) -> Row:
     got = all_to_all(rows, received, sent[rank], Group.EP.value if groups.mesh.ep > 1 else Group.WORLD.value)
     want = torch.cat([torch.full((count, 5), float(source)) for source, count in enumerate(received)])
     return "all_to_all, uneven", torch.equal(got.cpu(), want), 0.0, f"sizes {sent[rank]}"
+
+
+def check_coalesced(groups: Groups) -> Row:
+    """Several tensors in one call, over torch's own group."""
+    ops, world, rank = torch.ops._c10d_functional, groups.mesh.world_size, groups.rank
+    begin, name = time.perf_counter(), groups.process_group(Group.WORLD).group_name
+    inputs = [
+        [fill(each, 6 * world + number, torch.float32, groups.device) for number in (0, world)] for each in range(world)
+    ]
+    mine, totals = inputs[rank], [torch.stack(each).sum(0) for each in zip(*inputs, strict=True)]
+    found = {
+        "all_gather": ops.all_gather_into_tensor_coalesced(mine, world, name),
+        "reduce_scatter": ops.reduce_scatter_tensor_coalesced(mine, "sum", world, name),
+        "all_reduce": ops.all_reduce_coalesced(mine, "sum", name),
+    }
+    wanted = {
+        "all_gather": [torch.cat(each) for each in zip(*inputs, strict=True)],
+        "reduce_scatter": [each.chunk(world)[rank] for each in totals],
+        "all_reduce": totals,
+    }
+    wrong = [
+        what
+        for what, values in found.items()
+        if not all(torch.equal(ops.wait_tensor(v), w) for v, w in zip(values, wanted[what], strict=True))
+    ]
+    return "several tensors in one call", not wrong, time.perf_counter() - begin, f"wrong: {wrong or 'none'}"
+
+
+def check_objects(groups: Groups) -> Row:
+    """What ranks tell each other over the host: flags, objects, the plans of checkpoints."""
+    world, rank, begin = groups.mesh.world_size, groups.rank, time.perf_counter()
+    ranks = Ranks(groups.checkpoint_group())
+    heard = ranks.gather({"rank": rank})
+    found = {
+        "any_rank": groups.any_rank(rank == world - 1) and not groups.any_rank(False),
+        "broadcast": groups.broadcast_object(rank, source=world - 1) == world - 1,
+        "all_gather": groups.all_gather_object(rank) == list(range(world)),
+        "gather": [each["rank"] for each in heard] == (list(range(world)) if rank == 0 else []),
+        "scatter": ranks.scatter([10 * each for each in range(world)]) == 10 * rank,
+    }
+    wrong = [what for what, passed in found.items() if not passed]
+    return "flags and objects over the host", not wrong, time.perf_counter() - begin, f"wrong: {wrong or 'none'}"
+
+
+def plan_meshes(world: int) -> dict[str, Mesh]:
+    """A mesh for every axis, with degree 2."""
+    half = world // 2
+    return {
+        "dp x replicate": Mesh(dp_replicate=2, dp_shard=half),
+        "dp x tp": Mesh(dp_shard=half, tp=2),
+        "dp x cp": Mesh(dp_shard=half, cp=2),
+        "dp x ep": Mesh(dp_shard=world, ep=2),
+        "tp x etp": Mesh(dp_shard=half, tp=2, etp=2),
+        "pp x dp": Mesh(pp=2, dp_shard=half),
+    }
+
+
+def check_names(name: str, groups: Groups) -> Row:
+    """Under every logical name, the ranks that the mesh says answer, in its order."""
+    begin, mesh, wrong = time.perf_counter(), groups.mesh, []
+    mine = torch.tensor([groups.rank], device=groups.device)
+    for group in Group:
+        if group not in POINT_TO_POINT:
+            heard = all_gather(mine, mesh.group_size(group), group.value).tolist()
+            wrong += [] if heard == list(mesh.members(group, groups.rank)) else [group.value]
+    return f"every group's members, {name}", not wrong, time.perf_counter() - begin, f"wrong: {wrong or 'none'}"
+
+
+def check_links(groups: Groups) -> Row:
+    """Neighbours of a pipeline send each other several values at once, in both directions."""
+    begin, links, wrong = time.perf_counter(), Links(groups), []
+    last = groups.mesh.pp - 1
+    links.connect((one, other) for one in range(last + 1) for other in (one - 1, one + 1) if 0 <= other <= last)
+    own = groups.mesh.coordinate(groups.rank, Axis.PP)
+    peers = [peer for peer in (own - 1, own + 1) if 0 <= peer <= last]
+    for dtype in CARRIED:
+        sent = [links.send("values", peer, _make_values(own, dtype, groups.device)) for peer in peers]
+        wanted = {peer: _make_values(peer, dtype, groups.device) for peer in peers}
+        specs = {
+            peer: {name: CarrySpec(tuple(v.shape), dtype, tuple(v.stride())) for name, v in wanted[peer].items()}
+            for peer in peers
+        }
+        coming = {peer: links.receive("values", peer, specs[peer]) for peer in peers}
+        for peer, pending in coming.items():
+            got = links.wait(pending, "a receive")
+            wrong += [f"{dtype} {name}" for name, value in wanted[peer].items() if not torch.equal(got[name], value)]
+        for each in sent:
+            links.wait(each, "a send")
+    return "sends between pipeline ranks", not wrong, time.perf_counter() - begin, f"wrong: {wrong or 'none'}"
+
+
+def _make_values(rank: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    return {str(size): fill(rank, size, dtype, device) for size in SIZES}
 
 
 def check_async(groups: Groups) -> Row:
@@ -176,6 +276,11 @@ def main() -> None:
     with joined_groups(Mesh(dp_shard=world), device, timeout_seconds=120) as groups, torch.no_grad():
         rows = [check_groups(groups), *check_collectives(groups), *measure_bandwidth(groups), measure_overlap(groups)]
         wrong = groups.all_gather_object([name for name, passed, _, _ in rows if not passed])
+    for name, mesh in plan_meshes(world).items():
+        with joined_groups(mesh, device, timeout_seconds=120) as groups, torch.no_grad():
+            found = [check_names(name, groups), *([check_links(groups)] if mesh.pp > 1 else [])]
+            wrong += groups.all_gather_object([name for name, passed, _, _ in found if not passed])
+            rows += found
     if find_rank() == 0:
         everywhere = {name for names in wrong for name in names}
         given.out.write_text(json.dumps([[name, name not in everywhere, s, text] for name, _, s, text in rows]))

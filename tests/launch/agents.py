@@ -33,6 +33,12 @@ def find_port():
         return taken.getsockname()[1]
 
 
+def is_listening(port):
+    """Whether a process of this host answers at a port."""
+    with socket.socket() as asking:
+        return asking.connect_ex(("localhost", port)) == 0
+
+
 def find_parent(pid):
     """The process that started another; 0 when it has ended."""
     try:
@@ -53,7 +59,8 @@ class Agents:
         """The fault of a disk that is planned next (tests.launch.disk_faults)."""
 
     def start(self, name, ranks):
-        """Start the agent of a node with this many ranks."""
+        """Start the agent of a node with this many ranks; the first one keeps the rendezvous store."""
+        is_first = all(agent.poll() is not None for agent in self.agents.values())
         self.sizes[name] = ranks
         words = [word for path, value in self.flags.items() for word in (f"--{path}", str(value))]
         command = [sys.executable, "-m", "monograph.launch.agent", "--nnodes", self.nnodes]
@@ -66,6 +73,8 @@ class Agents:
         output = (self.folder.parent / f"agent-{name}.txt").open("a")
         variables = environment() | {"LOGLEVEL": "INFO", FILE_VARIABLE: str(self.disk_fault)} | self.variables
         self.agents[name] = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
+        if is_first:
+            wait_until(lambda: is_listening(self.port), 60, "the first agent's store")
 
     def find_ranks(self, name):
         """Pid by rank of the ranks that run on a node now."""

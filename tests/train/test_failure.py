@@ -25,17 +25,28 @@ class Poisoned:
 
     def accumulate(self, batches, scalars):
         self.__dict__["_calls"] += 1
-        loss = self._step.accumulate(batches, scalars)
-        return self._spoil(self._step, loss) if self._calls == self._at else loss
+        if self._calls != self._at:
+            return self._step.accumulate(batches, scalars)
+        return self._spoil(self._step, lambda: self._step.accumulate(batches, scalars))
 
 
-def spoil_one_gradient(step, loss):
+def spoil_one_gradient(step, accumulate):
+    loss = accumulate()
     step.parameters["layers.1.attention.wo.weight"].grad[0, 0] = float("nan")
     return loss
 
 
-def spoil_the_loss(step, loss):
-    return loss * float("inf")
+def spoil_the_loss(step, accumulate):
+    return accumulate() * float("inf")
+
+
+def spoil_an_activation(step, accumulate):
+    block = step.model.get_submodule("layers.1.feed_forward")
+    hook = block.register_forward_hook(lambda _module, _inputs, output: output * float("nan"))
+    try:
+        return accumulate()
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +54,8 @@ def spoil_the_loss(step, loss):
     [
         ("fused", spoil_one_gradient),
         ("foreach", spoil_the_loss),
-        ("for_loop", spoil_one_gradient),
+        ("for_loop", spoil_an_activation),
+        pytest.param("for_loop", spoil_one_gradient, marks=pytest.mark.long),
         pytest.param("fused", spoil_the_loss, marks=pytest.mark.long),
         pytest.param("foreach", spoil_one_gradient, marks=pytest.mark.long),
         pytest.param("for_loop", spoil_the_loss, marks=pytest.mark.long),

@@ -100,6 +100,22 @@ def test_a_stop_at_a_step_that_was_saved_anyway_saves_it_once(tmp_path):
     assert log.count(f"step-{step:08d} in") == 1 and "is replaced" not in log
 
 
+def test_a_stop_during_validation_ends_after_it_with_a_checkpoint_of_that_step(tmp_path):
+    changes = ENDLESS | {"validator.interval": 2, "validator.steps": 2}
+    with open_trainer(tiny_run(tmp_path, changes)) as trainer:
+        validate = trainer.validator.run
+
+        def stop_and_validate():
+            os.kill(os.getpid(), signal.SIGTERM)
+            return validate()
+
+        trainer.validator.run = stop_and_validate
+        with pytest.raises(StoppedOnRequest, match="stopped after step 2, with a checkpoint"):
+            trainer.train()
+    assert find_steps(tmp_path) == [2]
+    assert "validation_loss" in read_records(tmp_path)[-1]
+
+
 def test_without_checkpoints_a_stop_says_so(tmp_path):
     words = ["train", "tests.kit.runs:tiny", "--job.dump_folder", str(tmp_path), "--training.steps", "1000000"]
     process = start_command(*words, "--checkpoint.enabled", "false")

@@ -27,6 +27,15 @@ def test_parts_with_the_same_lines_are_stored_once():
     assert len(many["versions"][0]["parts"]) == 2 * 40 + 1
 
 
+def test_inner_graphs_are_parts_that_are_stored_once_as_well():
+    texts = GraphTexts()
+    for name in ("captured", "after"):
+        texts.add(name, [], ["graph score(x):\n  0: value = relu(%x)\n  1: return f.0\n"])
+    found = texts.to_json()
+    assert found["bodies"] == [{"text": "0: value = relu(%x)\n1: return f.0", "sources": "- -"}]
+    assert [version["parts"][0]["name"] for version in found["versions"]] == ["graph score(x)"] * 2
+
+
 def test_lines_name_the_code_they_come_from():
     found = collect(make_graph())
     assert found["sources"] == ["monograph/graph/sources.py:20"]

@@ -25,6 +25,8 @@ def test_a_window_of_a_run_becomes_a_trace_that_any_viewer_reads(tmp_path):
     trace = json.loads((tmp_path / "traces" / "steps-2-3-rank-0.json").read_text())
     operations = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
     assert operations.count("aten::_fused_adamw_") == 2 * 2, "two steps, each with matrices and vectors"
+    ranges = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    assert [name for name in ranges if name.startswith("step")] == ["step 2", "step 3"], "what `trace join` looks for"
 
 
 def test_nothing_is_written_when_no_window_is_asked_for(tmp_path):

@@ -20,7 +20,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     key: {name: getattr(torch, name) for name in names}
     for key, names in {
         "d": (
-            *("float64", "float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64"),
+            *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+            *("bool", "uint8", "int8", "int16", "int32", "int64"),
             "uint64",  # the state of random numbers that attention on a GPU returns
         ),
         "layout": ("strided",),

@@ -1,5 +1,6 @@
 """What can be refused before torch is imported: each function looks at the same arguments as the command it is for."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from monograph.execute.artifact.keys import read_key
 from monograph.passes.extra import is_pass, refuse_other
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
-from monograph.train.pipeline_limits import refuse_pipeline
 
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
@@ -71,8 +71,15 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
 
 
 def check_bench(config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, **_: Any) -> None:
-    """bench: routing can be balanced only where there is a router, and documents matter only to their mask."""
-    refuse_pipeline(config, "bench", why="it measures the steps of one device, and a pipeline has several")
+    """bench: one device; routing can be balanced only where there is a router, documents matter only to their mask."""
+    for field in dataclasses.fields(config.parallelism):
+        degree = getattr(config.parallelism, field.name)
+        if field.name.endswith("_degree") and degree > 1:
+            raise ConfigError(
+                f"parallelism.{field.name} is {degree} and monograph bench is asked for",
+                why="it measures the step of one device",
+                do=f"--parallelism.{field.name} 1",
+            )
     if balanced_routing and getattr(config.model, "moe", None) is None:
         raise ConfigError("--balanced-routing", why="this model has no experts", do="leave it out")
     if document_tokens and getattr(config.model, "mask", "") != "document":

@@ -101,6 +101,8 @@ def test_the_peak_that_was_given_is_the_one_that_counts(tmp_path, capsys):
         (["llama3_debugmodel", "--balanced-routing"], "this model has no experts"),
         (["llama3_debugmodel", "--model.mask", "causal", "--document-tokens", "8"], "--model.mask document"),
         ([TINY, "--document-tokens", "-8"], "it counts tokens"),
+        ([TINY, "--parallelism.tensor_parallel_degree", "2"], "it measures the step of one device"),
+        ([TINY, "--parallelism.expert_parallel_degree", "2"], "it measures the step of one device"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(words, said, capsys):

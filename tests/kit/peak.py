@@ -4,8 +4,11 @@ import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from monograph.compat.ops import REDUCE_SCATTER, WAIT_TENSOR
 
 
 class PeakBytes(TorchDispatchMode):
@@ -33,3 +36,23 @@ class PeakBytes(TorchDispatchMode):
     def _drop(self, key: int, size: int) -> None:
         self.seen.discard(key)
         self.live -= size
+
+
+class PeakOnRanks(PeakBytes):
+    """The same on gloo ranks: what a reduce_scatter sends counts until it has been waited for.
+
+    NCCL reads it until then. gloo reads a copy of its own instead, made where no dispatch mode sees it, and lets go of
+    the tensor: the bytes are the same.
+    """
+
+    def __init__(self, known=()) -> None:
+        super().__init__(known)
+        self.sent: dict[Any, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is REDUCE_SCATTER:
+            self.sent[result.untyped_storage()._cdata] = args[0]
+        elif func is WAIT_TENSOR:
+            self.sent.pop(args[0].untyped_storage()._cdata, None)
+        return result

@@ -9,7 +9,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.run import build_step
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from tests.kit.peak import PeakBytes
+from tests.kit.peak import PeakOnRanks
 
 
 def track_peak(config: TrainerConfig) -> int:
@@ -20,7 +20,7 @@ def track_peak(config: TrainerConfig) -> int:
         batch = next(make_batches(config, step))
         inputs = step.source.inputs(batch.inputs, batch.scalars)  # type: ignore[attr-defined]
         known = [value for _, _, value in inputs.flat()]
-        with PeakBytes(known) as tracked:
+        with PeakOnRanks(known) as tracked:
             step.run(*batch)
         step.close()
         return tracked.peak + sum(value.untyped_storage().nbytes() for value in known)

@@ -81,9 +81,10 @@ def test_estimates_agree_with_steps_that_were_measured_on_an_h200(setting):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("degrees", [{}, {"tp": 2}], ids=str)
 @pytest.mark.parametrize("model", ["llama3", "deepseek_v3"])
-def test_estimated_memory_is_what_tensors_hold_on_ranks(model, tmp_path):
-    config = tiny(model, tmp_path, {"compile.mode": "graph", "machine": "cpu"}, tp=2)
+def test_estimated_memory_is_what_tensors_hold_on_ranks(model, degrees, tmp_path):
+    config = tiny(model, tmp_path, {"compile.mode": "graph", "machine": "cpu"}, **degrees)
     measured = max(pool.run(2, track_peak, config))
     with fake_groups(plan_run_mesh(config, 2), 0, torch.device("cpu")) as groups:
         source, settings = build_source(config, groups)

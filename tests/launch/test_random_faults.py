@@ -35,7 +35,7 @@ SETTINGS = {
     "parallelism.timeout_seconds": 10,
     "model.n_layers": 1,
 }
-TOLERANCE = 1e-2
+TOLERANCE = 1e-5
 """Of the loss of a step, relative to the clean run's, where the mesh changed on the way."""
 
 
@@ -112,7 +112,7 @@ class FaultyJob:
         found = summarize(self.job.folder)
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(Counter(self.struck).items()))
         return (
-            f"seed {SEED}, {STEPS} steps, {len(self.struck)} faults ({counts}); agents started again "
+            f"FAULT_SEED {SEED}, {STEPS} steps, {len(self.struck)} faults ({counts}); agents started again "
             f"{self.job.revived} times; {found.describe()}; {found.lost_steps} steps done again"
         )
 

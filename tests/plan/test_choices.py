@@ -54,10 +54,15 @@ def test_every_axis_policy_and_schedule_is_searched():
     "change",
     [
         {},
-        {"policy": "full"},
-        {"offload": True},
-        {"reshard": False},
-        {"numerics": "fast", "policy": "min_cut", "overlap": True},
+        *(
+            pytest.param(change, marks=pytest.mark.long)
+            for change in (
+                {"policy": "full"},
+                {"offload": True},
+                {"reshard": False},
+                {"numerics": "fast", "policy": "min_cut", "overlap": True},
+            )
+        ),
         {"numerics": "float8", "policy": "min_cut"},
     ],
     ids=str,

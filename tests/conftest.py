@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.kit.ranks import GARBAGE_THRESHOLD
 
@@ -27,8 +28,10 @@ LONGEST = (
 
 
 def pytest_configure():
-    """Captures make garbage by the million: Python would look for it a thousand times as often as it is worth."""
+    """Captures make garbage by the million, which need not be looked for all the time; no test fails for being slow."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items):

@@ -103,6 +103,7 @@ def test_the_traceback_of_the_rank_that_failed_is_what_the_user_sees(tmp_path):
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
 
 
+@pytest.mark.long
 def test_a_rank_that_crashes_is_named_with_its_signal_and_the_stacks_of_its_threads(tmp_path):
     folder = tmp_path / "run"
     process = start(folder, "--ranks", "2", what="verify")

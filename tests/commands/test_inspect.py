@@ -27,6 +27,7 @@ def inspected(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
     report = json.loads((inspected / "report.json").read_text())
     ran = [(index, each) for index, each in enumerate(report["passes"], 1) if each["status"] == "ran"]

@@ -28,8 +28,6 @@ def is_run(block):
 
 
 SHORT = [page for page in PAGES if any(is_run(block) for block in read_blocks(page))]
-FIRST = ("index",)
-"""Pages whose short blocks run in `make test`; those of the others repeat commands that other tests run."""
 LONG = [page for page in SHORT if any(is_run(block) and block.is_long for block in read_blocks(page))]
 
 
@@ -96,11 +94,8 @@ def test_every_block_of_a_guide_is_run_or_says_why_not(page):
     assert [fault for block in read_blocks(page) if (fault := find_fault(block))] == []
 
 
-def mark_page(page):
-    return pytest.param(page, id=name_page(page), marks=[] if page.stem in FIRST else pytest.mark.long)
-
-
-@pytest.mark.parametrize("page", [mark_page(page) for page in SHORT])
+@pytest.mark.long
+@pytest.mark.parametrize("page", SHORT, ids=name_page)
 def test_the_short_blocks_of_a_guide_run(page, server, tmp_path):
     for block in filter(is_run, read_blocks(page)):
         where = f"{page.name}:{block.line}"

@@ -98,6 +98,7 @@ def test_one_rank_with_another_artifact_stops_all_of_them_by_name(folder, artifa
         assert "there is no artifact in" in why
 
 
+@pytest.mark.long
 def test_an_artifact_for_another_length_is_refused_by_name_or_left_aside_as_asked(folder, artifact):
     changes = {"training.seq_len": 16}
     for what, why in pool.run(2, open_on_ranks, str(folder), [str(artifact)] * 2, changes):

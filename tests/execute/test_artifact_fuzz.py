@@ -18,6 +18,7 @@ SEEDS = 24
 pytestmark = pytest.mark.skipif(not can_forbid(), reason="system calls are filtered on Linux (x86_64, aarch64) only")
 
 
+@pytest.mark.long
 def test_mutated_graphs_are_refused_or_run_without_touching_anything():
     threads = torch.get_num_threads()
     with ExitStack() as stack:

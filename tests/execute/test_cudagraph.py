@@ -17,7 +17,7 @@ LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("tra
 
 @pytest.mark.parametrize(
     ("model", "changes"),
-    [("llama3", {}), ("deepseek_v3", LOCAL), pytest.param("qwen3_moe", LOCAL, marks=pytest.mark.long)],
+    [("llama3", {}), *(pytest.param(model, LOCAL, marks=pytest.mark.long) for model in ("deepseek_v3", "qwen3_moe"))],
 )
 def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, changes):
     graph, facts = capture_small(model, Mesh(), **changes)
@@ -25,6 +25,7 @@ def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, ch
     assert find_obstacles(graph, device="cpu") == []
 
 
+@pytest.mark.long
 def test_an_exchange_is_named_with_every_node_that_depends_on_its_sizes():
     graph, _ = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2), **LOCAL)
     found = find_obstacles(graph, device="cpu")

@@ -78,7 +78,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(
     ("model", "capability"),
-    [pytest.param(*case, marks=() if case == ("deepseek_v3", 9) else pytest.mark.long) for case in KERNELS],
+    [pytest.param(*case, marks=() if case == ("llama3", 9) else pytest.mark.long) for case in KERNELS],
 )
 def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, capability, tmp_path):
     """To import it takes half a second of every start from an artifact; torch does it for the first fake tensor."""

@@ -77,6 +77,7 @@ def test_compiling_and_training_a_moe_model_changes_no_setting(after_moe):
     assert find_changes(after_moe) == {}
 
 
+@pytest.mark.long
 def test_a_run_that_raises_changes_no_setting(after_moe, tmp_path):
     def plant(step):
         step.model.layers[1].feed_forward = Loud(step.model.layers[1].feed_forward, "print")

@@ -159,6 +159,7 @@ def test_a_group_within_a_node_uses_its_links_and_one_beyond_it_the_network():
     assert seconds_of(Facts(machine=h100, group_sizes={"g": 2}))[1] == seconds_of(near)[1], "next to each other"
 
 
+@pytest.mark.long
 def test_rows_of_unknown_number_are_taken_to_be_routed_evenly():
     """Without data nobody knows the routing; counting such rows as one would lose most of the model."""
     alone = measure(traced("deepseek_v3_debugmodel", Mesh(), layers=2), Facts())

@@ -120,6 +120,7 @@ def test_equal_blocks_are_printed_once():
     assert f"{Group.EP.value})  <<" in first.text()
 
 
+@pytest.mark.long
 def test_another_number_of_layers_is_another_digest():
     digests = {captured("llama3_debugmodel", Mesh(), 0, layers=n).digest() for n in (1, 2)}
     assert len(digests) == 2

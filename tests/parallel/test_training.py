@@ -39,10 +39,10 @@ def test_twenty_steps_under_dp4_tp2_ep4_follow_one_device(tmp_path):
 @pytest.mark.parametrize(
     ("model", "ranks", "degrees"),
     [
-        pytest.param("llama3", 2, {}, marks=pytest.mark.long),
+        ("llama3", 2, {}),
         pytest.param("qwen3", 2, {"tp": 2}, marks=pytest.mark.long),
         pytest.param("qwen3_moe", 2, {"ep": 2}, marks=pytest.mark.long),
-        ("deepseek_v3", 4, {"tp": 2, "ep": 2, "etp": 2}),
+        pytest.param("deepseek_v3", 4, {"tp": 2, "ep": 2, "etp": 2}, marks=pytest.mark.long),
     ],
 )
 def test_both_ways_of_sharding_and_of_resharding_give_the_same_bits(model, ranks, degrees, tmp_path):

@@ -48,6 +48,7 @@ def run_graph(graph, seed=0):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_blocks_are_compiled_once_per_kind_and_compute_the_same_within_rounding():
     plain, _ = marked("llama3", 3)

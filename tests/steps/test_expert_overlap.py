@@ -30,6 +30,7 @@ def test_both_strategies_are_eager_chunking_bit_for_bit_on_one_rank(tmp_path, mo
     assert found == {name: [] for name in ways}
 
 
+@pytest.mark.long
 def test_spread_experts_that_take_turns_are_eager_chunking_bit_for_bit(tmp_path):
     options = {**MODES["block batch"], "grad_sum": "after_reduce"}
     ways = {"scheduled": {"strategy": "graph"}}

@@ -201,6 +201,7 @@ def test_random_numbers_do_not_depend_on_what_the_process_drew_before(tmp_path):
     assert differing(read_step(tmp_path / "one", 1), read_step(tmp_path / "two", 1)) == []
 
 
+@pytest.mark.long
 def test_random_numbers_go_on_after_a_resume_where_they_had_stopped(tmp_path, monkeypatch):
     """Nothing in these models draws; here every update does, as dropout would."""
     drawn = []

@@ -62,6 +62,9 @@ CASES = {
 
 
 LONG = (
+    "deepseek_v3-dp4-tp2-ep4-etp2-graph",
+    "deepseek_v3-dp4-ep2-fsdp2",
+    "llama3-cp4-ulysses-graph",
     "deepseek_v3-dp4-tp2-ep4-etp1-fsdp2",
     "qwen3_moe-dp4-tp2-ep4-etp2-fsdp2",
     "deepseek_v3-dp4-tp2-ep4-etp1-graph",

@@ -52,7 +52,7 @@ class WriterWatch:
     def writing(self, path: Path) -> Iterator[None]:
         """This rank writes a file."""
         noted = {"file": f"{path.parent.name}/{path.name}", "since": time.time(), "host": socket.gethostname()}
-        self._note(json.dumps(noted))
+        self._note(json.dumps(noted, allow_nan=False))
         try:
             yield
         finally:

@@ -98,7 +98,7 @@ def test_eager_stages_have_the_bits_of_the_captured_ones(schedule):
 @pytest.mark.parametrize(
     ("model", "schedule", "mode"),
     [
-        ("llama3", "1f1b", "none"),
+        pytest.param("llama3", "1f1b", "none", marks=pytest.mark.long),
         pytest.param("deepseek_v3", "interleaved_1f1b", "none", marks=pytest.mark.long),
         pytest.param("qwen3", "gpipe", "full", marks=pytest.mark.long),
     ],

@@ -176,6 +176,7 @@ def broken(tmp_path_factory):
     return folder, code, err, time.monotonic() - killed, find_steps(folder)
 
 
+@pytest.mark.long
 def test_ranks_survive_no_peer(broken):
     folder, code, err, seconds, saved = broken
     assert seconds < 20, "survivors end by themselves: the launcher would kill them after 30 s"
@@ -185,6 +186,7 @@ def test_ranks_survive_no_peer(broken):
     assert saved[-1] < STEPS
 
 
+@pytest.mark.long
 def test_a_launcher_asked_to_stop_leaves_one_checkpoint_of_all_ranks(tmp_path):
     folder = tmp_path / "run"
     process = start(folder, "--ranks", "2", *LONG, "--checkpoint.interval", "0")

@@ -76,6 +76,7 @@ KERNELS = {
 """Of a model on a GPU of a compute capability."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "capability"),
     [pytest.param(*case, marks=() if case == ("llama3", 9) else pytest.mark.long) for case in KERNELS],

@@ -88,6 +88,7 @@ def test_a_run_that_raises_changes_no_setting(after_moe, tmp_path):
     assert find_changes(after_moe) == {}
 
 
+@pytest.mark.long
 def test_a_cross_entropy_with_ignored_labels_still_compiles_as_a_whole(after_moe):
     logits = torch.randn(8, 16, requires_grad=True)
     labels = torch.tensor([1, -100, 3, -100, 5, 6, 7, 8])

@@ -37,6 +37,7 @@ def train(model, folder, ranks, **degrees):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ranks", "degrees"),
     [

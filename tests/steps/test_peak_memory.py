@@ -35,6 +35,7 @@ def measure_peak(recipe, mode, saved="auto"):
         return watch.peak
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "recipe", ["llama3_debugmodel", pytest.param("deepseek_v3_debugmodel", marks=pytest.mark.long)]
 )

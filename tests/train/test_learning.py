@@ -18,6 +18,7 @@ LESS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_debug_recipe_brings_the_loss_clearly_down(tmp_path, recipe, capsys):
     flags = [word for name, value in LESS.items() for word in (f"--{name}", str(value))]

@@ -9,6 +9,7 @@ from tests.kit.ranks import pool
 from tests.verify.on_ranks import verify_on_ranks, verify_with_other_scales
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "degrees", "tolerance"),
     [

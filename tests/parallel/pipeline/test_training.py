@@ -83,6 +83,7 @@ def test_every_schedule_has_the_bits_of_one_device(schedule, model):
     compare(model, 4, changes=VALIDATED, pp=2, schedule=schedule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zbv", marks=pytest.mark.long)])
 def test_a_tied_matrix_on_two_stages_or_twice_on_one_rank_sums_each_use_over_the_update(schedule):
     found = compare("qwen3", 4, pp=2, schedule=schedule, is_tied=True)

@@ -17,7 +17,7 @@ FAMILIES = {"gpt_oss": gpt_oss_debugmodel, "llama4": llama4_debugmodel}
 ROUTINGS = ((), (2, 3))
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt_oss", marks=pytest.mark.long), "llama4"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_debug_recipe_brings_the_loss_clearly_down(family, tmp_path):
     short = "--training.steps 40 --training.local_batch_size 2 --training.seq_len 96 --model.n_layers 3"
     quiet = "--validator.interval 0 --checkpoint.enabled false --metrics.progress off --debug.device cpu"
@@ -27,7 +27,7 @@ def test_a_debug_recipe_brings_the_loss_clearly_down(family, tmp_path):
     assert losses[0] > 5.5 and sum(losses[-10:]) / 10 < 3.3, losses
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt_oss", marks=pytest.mark.long), "llama4"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_from_an_artifact_has_the_bits_of_eager_without_tracing(family, tmp_path):
     sizes = {"shard": 1}
     layers = {"model.n_layers": 2}

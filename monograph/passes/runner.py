@@ -92,8 +92,8 @@ def run_passes(
 ) -> list[PassRecord]:
     """Run the passes on the graph, which they change in place; every one of them leaves a record, in order.
 
-    Without `is_measured` the records lack costs, which take a third of the time to estimate. Only a graph that nobody
-    runs may go without `is_checked`.
+    Without `is_measured` the records lack costs, which take a third of the time to estimate. `is_checked` may be off
+    only for a graph that is estimated and never run.
     """
     has: set[Property] = set()
     records: list[PassRecord] = []

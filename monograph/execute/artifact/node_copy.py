@@ -35,7 +35,7 @@ def find_node() -> str:
 def make_copy(folder: Path, manifest: ArtifactManifest, trust: Trust, cache: Path) -> Path:
     """The artifact's copy in `cache`, made now unless a whole one is there. Every byte was checked, in either case.
 
-    Whoever reads the copy believes its code, so there is none of an artifact whose code may not run.
+    Readers of the copy do not check again whether its code may run, so an artifact with code that may not is refused.
     """
     if not trust.may_run_code:
         raise ArtifactError(

@@ -33,6 +33,7 @@ PAIRWISE = {
     "hsdp 2x2": ("verify " + LLAMA, "artifact " + DEEPSEEK),
     "cp2": ("verify " + LLAMA, "verify " + DEEPSEEK, "artifact " + LLAMA),
     "cp2 ulysses": ("verify " + LLAMA, "verify " + DEEPSEEK),
+    "cp2 latent": ("verify " + DEEPSEEK, "artifact " + DEEPSEEK),
     "cp2 tp2": ("verify " + LLAMA, "verify " + DEEPSEEK),
 }
 TIMEOUT_SECONDS = 10
@@ -47,7 +48,7 @@ STEPS, BROKEN_AFTER = 240, 60
 
 def plan_cases(mesh: str) -> list[Case]:
     """Bits for every family that the mesh serves; each other check for some."""
-    families = (QWEN, DEEPSEEK) if mesh == "ep2" else (LLAMA, QWEN, DEEPSEEK)
+    families = {"ep2": (QWEN, DEEPSEEK), "cp2 latent": (DEEPSEEK,)}.get(mesh, (LLAMA, QWEN, DEEPSEEK))
     bits = [Case("bits", recipe) for recipe in families if recipe != LLAMA or "ep2" not in mesh]
     return bits + [Case(*words.split()) for words in PAIRWISE[mesh]]
 

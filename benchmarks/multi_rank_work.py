@@ -36,6 +36,7 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"parallelism.context_parallel_degree": 2, "parallelism.context_parallel_method": "ulysses"},
     ),
+    "cp2 latent": (2, {"parallelism.context_parallel_degree": 2, "parallelism.context_parallel_gather": "latent"}),
     "cp2 tp2": (4, {"parallelism.context_parallel_degree": 2, "parallelism.tensor_parallel_degree": 2}),
 }
 LLAMA, QWEN, DEEPSEEK = "llama3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel"
@@ -103,7 +104,7 @@ def run_updates(config: TrainerConfig, groups: Groups) -> tuple[dict[str, Any], 
 @contextmanager
 def on_rank(mesh: str, device: str) -> Iterator[Groups]:
     """This rank's groups."""
-    planned = plan_run_mesh(make_config(QWEN, mesh, device, {}), int(os.environ["WORLD_SIZE"]))
+    planned = plan_run_mesh(make_config(DEEPSEEK, mesh, device, {}), int(os.environ["WORLD_SIZE"]))
     with deterministic_kernels(True), joined_groups(planned, find_device(device), timeout_seconds=60) as groups:
         yield groups
 

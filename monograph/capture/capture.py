@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from monograph.capture.block_repeats import BlockRepeat, find_block_repeats, find_skipped_blocks
-from monograph.capture.chunks import capture_chunk_nodes
+from monograph.capture.chunks import capture_chunk_nodes, find_source_chunks
 from monograph.capture.failure import explain_failure, is_of_model, refuse_random_ops
 from monograph.capture.source import StepSource
 from monograph.capture.stage import make_stage_forward, make_stage_step
@@ -18,7 +18,6 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
 from monograph.models.model import Model
-from monograph.parallel.chunks import find_chunks
 from monograph.parallel.shard import BlocksDiffer
 
 log = get_log("capture")
@@ -49,8 +48,8 @@ def capture(
         graph = _trace(source, inputs, kind, [], has_sources=has_sources)
     refuse_random_ops(graph)
     if source.overlap.strategy == "graph" and kind == "step":
-        roots = [chunks.path for chunks in find_chunks(source.model, source.overlap).values()]
         step = _make_function(source, kind, [])
+        roots = [chunks.path for chunks in find_source_chunks(source).values()]
         capture_chunk_nodes(graph, step, source.model, inputs, source.overlap, roots, has_sources=has_sources)
     return graph
 
@@ -85,7 +84,7 @@ def _make_function(source: StepSource, kind: GraphKind, repeats: Sequence[BlockR
     settings: dict[str, Any] = {
         "compute_dtype": source.compute_dtype,
         "reduce_dtype": source.reduce_dtype,
-        "chunks": find_chunks(source.model, source.overlap) if source.overlap.strategy == "trace" else None,
+        "chunks": find_source_chunks(source) if source.overlap.strategy == "trace" else None,
         "skipped": find_skipped_blocks(source.model, repeats),
     }
     if source.stage is not None:

@@ -9,14 +9,14 @@ import torch
 from monograph import strict_json
 from monograph.capture.block_repeats import describe_block
 from monograph.capture.capture import capture
+from monograph.capture.chunks import find_source_chunks
 from monograph.capture.source import StepSource
 from monograph.commands.terminal import print_plain
-from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.build import make_sources
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.pipeline.simulate import Simulation, StageCost, simulate
-from monograph.parallel.pipeline.stages import StagePlan
+from monograph.passes.overlap.overlap_experts import OverlapExperts
 from monograph.passes.runner import build_passes, run_passes
 from monograph.report.collect_pipeline import collect_pipeline
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
@@ -28,6 +28,8 @@ from monograph.run import plan_pipeline
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
 
+OVERLAP = OverlapExperts.name()
+
 
 def inspect_pipeline(
     config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, *, recipe: str, command: str, reason: str
@@ -37,27 +39,32 @@ def inspect_pipeline(
     with fake_groups(mesh, 0, device) as groups:
         start = time.perf_counter()
         pipeline = plan_pipeline(config, groups)
-        source, plan, schedule, settings = pipeline.whole, pipeline.plan, pipeline.schedule, pipeline.settings
+        plan, schedule, settings = pipeline.plan, pipeline.schedule, pipeline.settings
         _, stages = make_sources(pipeline, groups, tuple(range(plan.count)))
         passes = build_passes(settings.passes, settings.compile.numerics)
         span = 1 + mesh.dp_replicate * mesh.shards
-        known: dict[Any, StageCost] = {}
-        costs, graphs = [], GraphTexts()
+        known: dict[str, tuple[StageCost, dict[str, str]]] = {}
+        costs, notes, graphs = [], [], GraphTexts()
         for number in range(plan.count):
-            kind = describe_stage(source, plan, number)
+            found = stages[number]
+            kind = describe_stage(found.source)
             if kind not in known:
-                found = stages[number]
-                facts = make_facts(found.source.table, groups, settings)
+                facts = found.facts(groups, settings)
                 graph = capture(found.source, found.inputs, has_sources=True)
-                run_passes(graph, passes, facts, is_measured=False)
+                records = run_passes(graph, passes, facts, is_measured=False)
+                done = {record.name: record.note for record in records if record.status == "ran"}
                 write_whole(folder / f"stage-{number:02d}.txt", graph.text())
                 graphs.add(f"stage {number}", graph.text_parts(), graph.inner_texts())
-                known[kind] = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
+                cost = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
+                known[kind] = cost, done
                 print_plain(f"stage {number}: {len(graph.nodes):,} nodes, {plan.stages[number][0]} and on")
-            costs.append(known[kind])
+                if OVERLAP in done:
+                    print_plain(f"  {OVERLAP}: {done[OVERLAP]}")
+            costs.append(known[kind][0])
+            notes.append(known[kind][1])
         seconds = time.perf_counter() - start
     simulation = simulate(schedule, costs)
-    report = collect_pipeline(plan, schedule, costs, simulation)
+    report = collect_pipeline(plan, schedule, costs, notes, simulation)
     machine = settings.machine
     report |= {"graphs": graphs.to_json(), "code": collect_excerpts(graphs.list_sources())}
     report["run"] = {
@@ -84,11 +91,13 @@ def inspect_pipeline(
     return 0
 
 
-def describe_stage(source: StepSource, plan: StagePlan, number: int) -> str:
+def describe_stage(source: StepSource) -> str:
     """What decides the graph of a stage, up to the numbers of its blocks."""
-    units = plan.stages[number]
-    kinds = [str(describe_block(source.model.get_submodule(path), source.table, path)) for path in units]
-    return f"{number == 0} {number == plan.count - 1} {kinds}"
+    assert source.stage is not None
+    chunked = find_source_chunks(source)
+    units = {path: source.model.get_submodule(path) for path in source.stage.units}
+    kinds = [(str(describe_block(unit, source.table, path)), unit in chunked) for path, unit in units.items()]
+    return f"{source.stage.is_first} {source.stage.is_last} {kinds}"
 
 
 def print_summary(report: dict[str, Any], simulation: Simulation, folder: Path) -> None:

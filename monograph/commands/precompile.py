@@ -25,7 +25,6 @@ from monograph.execute.artifact.make import (
 from monograph.execute.base import StepSettings
 from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
 from monograph.execute.device import deterministic_kernels, find_device
-from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.build import StageSource, make_sources
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
@@ -156,7 +155,7 @@ def capture_as(
     with fake_groups(mesh, rank, device) as groups:
         table, settings, found = find_source(config, groups, stage)
         source = found.source
-        facts = make_facts(source.table, groups, settings)
+        facts = found.facts(groups, settings)
         passes = build_passes(settings.passes, settings.compile.numerics)
         texts: dict[str, str] = {}
         graphs = {}

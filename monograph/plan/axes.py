@@ -168,12 +168,15 @@ def _list_policies(
 
 
 def _list_overlaps(config: TrainerConfig, mesh: Mesh, fixed: Fixed) -> tuple[bool, ...]:
-    """Chunks round differently: they are searched with the classes of numerics that may, and shown beside others."""
-    can = mesh.ep > 1 and mesh.pp == 1
+    """Chunks round differently: they are searched with the classes of numerics that may, and shown beside others. With a
+    pipeline they are used where they are asked for, and not searched."""
+    can = mesh.ep > 1
     overlap = config.compile.expert_overlap
     if overlap.is_on:
         return (True,) if can else ()
-    is_searched = can and config.compile.numerics != "exact" and "compile.expert_overlap.strategy" not in fixed
+    is_searched = (
+        can and mesh.pp == 1 and config.compile.numerics != "exact" and "compile.expert_overlap.strategy" not in fixed
+    )
     return (False, True) if is_searched else (False,)
 
 

@@ -1,7 +1,7 @@
 """What the report says of a pipeline, as plain data: ranks with their actions and memory, stages with their costs."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monograph.parallel.pipeline.schedule import Schedule
@@ -10,9 +10,14 @@ from monograph.parallel.pipeline.stages import StagePlan
 
 
 def collect_pipeline(
-    plan: StagePlan, schedule: Schedule, costs: Sequence[StageCost], simulation: Simulation
+    plan: StagePlan,
+    schedule: Schedule,
+    costs: Sequence[StageCost],
+    notes: Sequence[Mapping[str, str]],
+    simulation: Simulation,
 ) -> dict[str, Any]:
-    """The numbers of the report; an action is its name, kind, start and end in seconds, and the bytes alive."""
+    """The numbers of the report; an action is its name, kind, start and end in seconds, and the bytes alive. `notes`
+    has what passes did, stage by stage."""
     names = [units[0] if len(units) == 1 else f"{units[0]} .. {units[-1]}" for units in plan.stages]
     return {
         "seconds": simulation.seconds,
@@ -32,7 +37,7 @@ def collect_pipeline(
             for rank in range(schedule.ranks)
         ],
         "stages": [
-            {"stage": number, "units": name, **dataclasses.asdict(cost)}
-            for number, (name, cost) in enumerate(zip(names, costs, strict=True))
+            {"stage": number, "units": name, **dataclasses.asdict(cost), "passes": dict(done)}
+            for number, (name, cost, done) in enumerate(zip(names, costs, notes, strict=True))
         ],
     }

@@ -86,5 +86,5 @@ def make_pipeline_report(name="zbv", **sizes):
     texts.add("stage 0", graph.text_parts(), [])
     run = {"recipe": "hand_made", "command": "monograph inspect hand_made", "ranks": schedule.ranks, "machine": "SLOW"}
     run |= {"schedule": name, "micro_batches": schedule.micro_batches, "notes": ["Times are estimates."]}
-    report = collect_pipeline(plan, schedule, costs, simulation)
+    report = collect_pipeline(plan, schedule, costs, [{} for _ in costs], simulation)
     return report | {"run": run, "graphs": texts.to_json(), "code": collect_excerpts(texts.list_sources())}

@@ -9,6 +9,7 @@ from torch import nn
 from monograph.axes import Axis
 from monograph.capture.block_repeats import find_block_repeats, find_skipped_blocks
 from monograph.capture.capture import GraphKind
+from monograph.capture.chunks import find_source_chunks
 from monograph.capture.source import StepSource
 from monograph.capture.stage import CarrySpec, find_carries
 from monograph.compat.capture import fake_tensors
@@ -27,6 +28,7 @@ from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.step import PipelineStage, PipelineStep, StageOutputs
 from monograph.execute.pipeline.tied import StageGradients, find_tied
 from monograph.execute.sharded import make_shards
+from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import value_of
 from monograph.graph.signature import OutputKind
@@ -51,6 +53,14 @@ class StageSource:
     inputs: StepInputs
     carry_in: Carries
     carry_out: Carries
+    programs: int = 1
+    """How many programs the graph becomes; see Facts."""
+
+    def facts(self, groups: Groups, settings: StepSettings) -> Facts:
+        """What passes may know about this graph: some stages have none of the modules that run chunk by chunk."""
+        found = make_facts(self.source.table, groups, settings)
+        chunking = found.chunking if find_source_chunks(self.source) else None
+        return replace(found, chunking=chunking, programs=self.programs)
 
     def inputs_of(self, kind: GraphKind) -> StepInputs:
         """Examples of the inputs of one kind of graph: of an evaluation there are no gradients."""
@@ -100,8 +110,13 @@ def make_stage_sources(
     plan: StagePlan,
     numbers: tuple[int, ...],
     carries: Mapping[str, Carries],
+    *,
+    is_split: bool,
 ) -> dict[int, StageSource]:
-    """The sources of some stages; `whole` has the parameters of all of them, and the table of the whole model."""
+    """The sources of some stages; `whole` has the parameters of all of them, and the table of the whole model.
+
+    With `is_split` backward runs as two programs, else as one.
+    """
     device = whole.coords.device
     found = {}
     for number in numbers:
@@ -119,7 +134,7 @@ def make_stage_sources(
             given = {name: spec.make(device) for name, spec in before.items()}
             back = {name: spec.make(device) for name, spec in find_differentiable(after).items()}
         example = source.inputs(inputs.batch, inputs.scalars, given, back)
-        found[number] = StageSource(source, example, before, after)
+        found[number] = StageSource(source, example, before, after, programs=3 if is_split else 2)
     return found
 
 
@@ -137,7 +152,8 @@ def make_sources(
     parameters = make_shards(own, groups, pipeline.settings)
     carries = find_boundary_carries(whole, pipeline.inputs, pipeline.settings.dtype)
     with_shards = replace(whole, parameters=parameters)
-    return parameters, make_stage_sources(with_shards, pipeline.inputs, plan, numbers, carries)
+    is_split = pipeline.schedule.is_split
+    return parameters, make_stage_sources(with_shards, pipeline.inputs, plan, numbers, carries, is_split=is_split)
 
 
 def start_pipeline_step(pipeline: PipelineSource, groups: Groups) -> tuple[PipelineStep, dict[int, StageSource]]:
@@ -155,7 +171,7 @@ def find_wanted(
     sources: Mapping[int, StageSource], kinds: Sequence[GraphKind], groups: Groups, settings: StepSettings
 ) -> list[WantedGraph]:
     """The graphs that this rank's stages need, stage by stage."""
-    facts = {number: make_facts(found.source.table, groups, settings) for number, found in sources.items()}
+    facts = {number: found.facts(groups, settings) for number, found in sources.items()}
     return [
         WantedGraph(kind, facts[number], found.inputs_of(kind), number)
         for number, found in sources.items()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monograph.capture.chunks import find_source_chunks
 from monograph.capture.source import StepSource
 from monograph.capture.stage import detach, differentiate
 from monograph.execute.activation_checkpoint import find_runner
@@ -45,6 +46,7 @@ class EagerStage:
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
             run=run,
+            chunks=find_source_chunks(source),
         )
 
     def fill(self, live: LiveValues, kind: InputKind, values: Mapping[str, Tensor]) -> None:

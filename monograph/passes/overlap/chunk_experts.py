@@ -15,7 +15,7 @@ from monograph.graph.chunk_nodes import find_chunk_node, forget_chunk_nodes, is_
 from monograph.graph.edit import call_after, call_before, copy_value, erase, infer_value, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.invariants import with_chunks
-from monograph.graph.query import is_backward, value_of
+from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.log import get_log
@@ -93,8 +93,8 @@ def apply_chunks(graph: StepGraph, plan: ChunkPlan) -> None:
     for node, root in plan.body.items():
         for each in node.all_input_nodes:
             if each in plan.cuts and each not in pieces:
-                tag = make_tag(root, node, tag_of(each).direction)
-                pieces[each] = cut_value(graph, each, plan, tag)
+                made_in = tag_of(each if is_compute(each) else node).direction  # an input is cut by its first reader
+                pieces[each] = cut_value(graph, each, plan, make_tag(root, node, made_in))
         pieces[node] = [copy_for_chunk(graph, node, pieces, chunk) for chunk in range(plan.count)]
         if node in plan.joins:
             close(graph, plan, node, pieces[node])

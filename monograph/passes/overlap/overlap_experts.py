@@ -8,13 +8,14 @@ from monograph.errors import ConfigError
 from monograph.graph.cost import find_node_costs
 from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.query import is_backward
+from monograph.graph.query import is_backward, is_compute
+from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.log import get_log
 from monograph.passes.base import Pass
 from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
-from monograph.passes.overlap.overlap_plan import plan_overlap
+from monograph.passes.overlap.overlap_plan import find_ancestors, plan_overlap
 from monograph.passes.overlap.simulate import MICROSECOND, SimulatedSchedule, is_exchange
 
 log = get_log("overlap")
@@ -62,7 +63,21 @@ class OverlapExperts(Pass):
             )
         sizes = LikelySizes(graph.module.graph)
         costs = find_node_costs(graph.module.graph, sizes, facts)
-        return plan_overlap(graph.nodes, costs, sizes, self.config.max_extra_bytes)
+        programs = find_programs(graph, facts.programs)
+        return plan_overlap(graph.nodes, costs, sizes, self.config.max_extra_bytes, programs)
+
+
+def find_programs(graph: StepGraph, count: int) -> dict[Node, int]:
+    """The program of every node where a pipeline stage runs as several: forward, then what the gradient of its carry
+    depends on, then the rest; empty where all is one program."""
+    if count == 1:
+        return {}
+    pairs = zip(graph.outputs, graph.results, strict=True)
+    ends = [node for spec, node in pairs if spec.kind is OutputKind.CARRY_GRADIENT and node is not None]
+    first = find_ancestors(ends) if count > 2 else set(graph.nodes)
+    backward = [node for node in graph.nodes if is_compute(node) and is_backward(node)]
+    found = {node: 1 if node in first else 2 for node in backward}
+    return found | {graph.module.graph.output_node(): count}
 
 
 def describe_plan(plan: SimulatedSchedule) -> list[str]:

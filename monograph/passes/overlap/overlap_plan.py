@@ -4,9 +4,11 @@ Chunks take turns. A turn is everything one chunk needs to launch its next excha
 late as it can be. So chunk 1 computes during chunk 0's all_to_all, and with whole blocks chunked the next block's
 chunk 0 runs under this block's last exchange. Where compute would still wait, work that nothing waits for yet (weight
 gradients, shared experts) fills the gap, as much of it as the gap is long.
+
+A pipeline stage runs as several programs at different times: only work of the same program can fill a gap.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -22,12 +24,20 @@ from monograph.passes.overlap.simulate import SimulatedSchedule, is_exchange, pl
 
 
 def plan_overlap(
-    nodes: Sequence[Node], costs: NodeCosts, sizes: LikelySizes, max_extra_bytes: int
+    nodes: Sequence[Node],
+    costs: NodeCosts,
+    sizes: LikelySizes,
+    max_extra_bytes: int,
+    programs: Mapping[Node, int] | None = None,
 ) -> SimulatedSchedule:
-    """The best order found; the present one when no other would be faster."""
-    best = play(nodes, costs)
+    """The best order found; the present one when no other would be faster.
+
+    `programs` numbers the programs that nodes run in, in their order; without it all run in one.
+    """
+    numbers = programs or {}
+    best = play(sorted(nodes, key=lambda node: numbers.get(node, 0)) if programs else nodes, costs)
     while True:
-        found = ScheduleBuilder(best.order, costs, sizes, max_extra_bytes).run()
+        found = ScheduleBuilder(best.order, costs, sizes, max_extra_bytes, numbers).run()
         if found.now >= best.now * 0.999:
             return best
         best = found
@@ -36,7 +46,15 @@ def plan_overlap(
 class ScheduleBuilder:
     """Builds an order turn by turn."""
 
-    def __init__(self, nodes: Sequence[Node], costs: NodeCosts, sizes: LikelySizes, max_extra_bytes: int) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        costs: NodeCosts,
+        sizes: LikelySizes,
+        max_extra_bytes: int,
+        programs: Mapping[Node, int],
+    ) -> None:
+        self.programs, self.program = programs, 0
         self.nodes, self.sizes, self.max_extra_bytes = nodes, sizes, max_extra_bytes
         self.indices = {node: index for index, node in enumerate(nodes)}
         self.played = SimulatedSchedule(costs)
@@ -73,6 +91,7 @@ class ScheduleBuilder:
 
     def emit_until_launch(self, launch: Node) -> None:
         """Run what a launch needs: first what waits for no rows, then the rest."""
+        self.program = self.programs.get(launch, 0)
         closure = self.find_missing([launch])
         late: set[Node] = set()
         for node in closure:
@@ -87,6 +106,7 @@ class ScheduleBuilder:
         """What is left of one half of the step, in order."""
         for node in self.nodes:
             if node not in self.done and node.op != "output" and tag_of(node).direction is direction:
+                self.program = self.programs.get(node, 0)
                 for each in self.find_missing([node]):
                     self.front = max(self.front, self.indices[each])
                     self.run_node(each)
@@ -114,6 +134,8 @@ class ScheduleBuilder:
     def is_ready_filler(self, node: Node) -> bool:
         """Whether a chunk's node could run, and is neither the start nor the end of a collective."""
         if tag_of(node).chunk is None or not is_compute(node) or node in self.done or is_launch(node) or is_wait(node):
+            return False
+        if self.programs.get(node, 0) != self.program:
             return False
         return all(each in self.done or self.is_ready_unchunked(each) for each in node.all_input_nodes)
 

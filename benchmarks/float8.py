@@ -5,45 +5,39 @@
     python benchmarks/float8.py --only losses --steps 300          # loss curves of bf16 and float8, as table and plot
     python benchmarks/float8.py --device cpu                       # the same with debug models, to try the script
 
-Parts: `kernels` compares every float8 op with its reference, also on large matrices; `times` has casts and matmuls
-of 1B and 8B models; `steps` the modes layer, fast and float8, one after the other in this process; `losses` trains
-fast and float8 on the built-in corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step
-means of the losses differ by more than 0.5 % after warm-up.
+Parts: `kernels` compares every float8 op with its reference, also on large matrices, and what is fused with the same
+kernels one by one; `times` has casts and what is fused with them, with GB/s, and matmuls of 1B and 8B models; `steps`
+the modes layer, fast and float8, one after the other in this process; `losses` trains fast and float8 on the built-in
+corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step means of the losses differ by more
+than 0.5 % after warm-up.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.float8_times import E4M3, LAYERS, MATMULS, show_times
 from monograph.bench import BenchRow, plan_modes, run_modes
 from monograph.config.leaves import replace_leaf
 from monograph.kernels.catalog import CUSTOM_OPS
 from monograph.kernels.check_op import check_op
-from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL, reference_float8_cast
-from monograph.kernels.float8_grouped import FLOAT8_GROUPED_MATMUL
+from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, reference_float8_cast
+from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.recipes.catalog import load_recipe
 from monograph.run import train
 from monograph.train.config import TrainerConfig
 from monograph.train.records import read_records
 
 PARTS = ("kernels", "times", "steps", "losses")
-E4M3 = torch.float8_e4m3fn
-SHAPES = {
-    "1B gate+up": (16384, 2048, 16384),
-    "1B down": (16384, 8192, 2048),
-    "1B qkv": (16384, 2048, 3072),
-    "1B wo": (16384, 2048, 2048),
-    "8B gate+up": (8192, 4096, 28672),
-    "8B down": (8192, 14336, 4096),
-}
-"""Name -> tokens, inputs, outputs."""
-EXPERTS = {"experts up": (98304, 2048, 1408, 64), "experts down": (98304, 1408, 2048, 64)}
 RESULTS = [
     f"{op} {part}"
     for op in ("float8_cast_both", "float8_cast")
@@ -80,7 +74,7 @@ def check_kernels(device: str, shrink: int) -> list[str]:
             problems.append(f"{op.name}: {error}")
         else:
             print(f"{op.name}: {'not run: ' + skipped['kernel'] if 'kernel' in skipped else 'kernel equals reference'}")
-    for name, (tokens, inputs, _) in SHAPES.items():
+    for name, (tokens, inputs, _) in MATMULS.items():
         x = torch.randn(tokens // shrink, inputs // shrink, device=device).bfloat16()
         for by_row in (True, False):
             found = FLOAT8_CAST_BOTH(x, E4M3, by_row)
@@ -90,6 +84,26 @@ def check_kernels(device: str, shrink: int) -> list[str]:
             for label, (one, other) in zip(RESULTS, pairs, strict=True):
                 if difference := describe_difference(one, other):
                     problems.append(f"{name}, {'rowwise' if by_row else 'tensorwise'}, {label}: {difference}")
+    return problems + check_fused(device, shrink)
+
+
+def check_fused(device: str, shrink: int) -> list[str]:
+    """Where ops that write float8 differ from the same kernels one by one, on this device."""
+    problems = []
+    for name, (tokens, _, hidden) in LAYERS.items():
+        sizes = tokens // shrink, hidden // shrink
+        x, up = torch.randn(sizes[0], 2 * sizes[1], device=device).bfloat16().chunk(2, -1)
+        grad = torch.randn(sizes, device=device).bfloat16()
+        both, gate = SWIGLU_BACKWARD_PACKED_RECOMPUTE(grad, x, up)
+        casts = [*FLOAT8_CAST_BOTH(both, E4M3, True), *FLOAT8_CAST(gate, E4M3, True, True)]
+        pairs = {
+            "float8_swiglu": (FLOAT8_SWIGLU(x, up), FLOAT8_CAST(SWIGLU(x, up), E4M3, True, False)),
+            "float8_swiglu_backward": (FLOAT8_SWIGLU_BACKWARD(grad, x, up), casts),
+        }
+        for op, (found, wanted) in pairs.items():
+            for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+                if difference := describe_difference(one, other):
+                    problems.append(f"{name}, {op}, result {index}: {difference}")
     return problems
 
 
@@ -105,55 +119,6 @@ def describe_difference(found: Tensor, wanted: Tensor) -> str:
     one, other = (each.flatten()[first].float().item() for each in (found, wanted))
     share = f"{count:,} of {found.numel():,} elements differ, by {int(steps.max())} steps of the dtype at most"
     return f"{share}; first at {index}: {one:.9g}, reference {other:.9g}"
-
-
-def time_ms(function: Callable[[], object], device: str, seconds: float) -> float:
-    """Mean time of a call, over about that long."""
-    if device == "cpu":
-        function()
-        return 0.0
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    last = 0.0
-    for least in (3, 10):
-        count = max(least, int(1000 * seconds / last)) if last else least
-        start.record()
-        for _ in range(count):
-            function()
-        end.record()
-        torch.cuda.synchronize()
-        last = start.elapsed_time(end) / count
-    return last
-
-
-def show_times(device: str, shrink: int, seconds: float) -> None:
-    """Casts and matmuls of each shape, in milliseconds."""
-    names = ("bf16", "fp8 rows", "fp8 tensor", "cast", "cast t", "both", "both tensor")
-    print("\nms" + " " * 14 + "".join(name.rjust(12) for name in names))
-    for name, (tokens, inputs, outputs) in SHAPES.items():
-        x = torch.randn(tokens // shrink, inputs // shrink, device=device).bfloat16()
-        w = torch.randn(outputs // shrink, inputs // shrink, device=device).bfloat16()
-        calls: list[Callable[[], object]] = [lambda x=x, w=w: x @ w.t()]
-        for by_row in (True, False):
-            (left, one), (right, other) = (FLOAT8_CAST(each, E4M3, by_row, False) for each in (x, w))
-            calls.append(lambda args=(left, right, one, other, True): FLOAT8_MATMUL(*args))
-        calls += [lambda x=x, flag=flag: FLOAT8_CAST(x, E4M3, True, flag) for flag in (False, True)]
-        calls += [lambda x=x, flag=flag: FLOAT8_CAST_BOTH(x, E4M3, flag) for flag in (True, False)]
-        print(f"{name:16}" + "".join(f"{time_ms(call, device, seconds):12.3f}" for call in calls))
-    for name, (rows, inputs, outputs, count) in EXPERTS.items():
-        sizes = (count // min(shrink, 16), rows // shrink // 16 * 16, inputs // shrink // 16 * 16, outputs // shrink)
-        experts, rows, inputs, outputs = sizes
-        x = torch.randn(rows, inputs, device=device).bfloat16()
-        w = torch.randn(experts, outputs // 16 * 16, inputs, device=device).bfloat16()
-        ends = (torch.arange(1, experts + 1, device=device) * rows // experts).int()
-        (left, one), (right, other) = (FLOAT8_CAST(each, E4M3, True, False) for each in (x, w))
-        calls = [lambda x=x, w=w, ends=ends: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)]
-        calls.append(lambda args=(left, right, one, other, ends): FLOAT8_GROUPED_MATMUL(*args))
-        calls += [
-            lambda each=each, flag=flag: FLOAT8_CAST(each, E4M3, True, flag) for each in (x, w) for flag in (0, 1)
-        ]
-        times = [time_ms(call, device, seconds) for call in calls]
-        labels = ("bf16", "fp8 rows", "cast x", "cast x t", "cast w", "cast w t")
-        print(f"{name:16}" + "  ".join(f"{label} {ms:.3f}" for label, ms in zip(labels, times, strict=True)))
 
 
 def measure(recipe: str, given: argparse.Namespace) -> list[BenchRow]:
@@ -274,7 +239,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--profile", default="", help="folder for a profile of every mode")
     parser.add_argument("--steps", type=int, default=300, help="of a loss curve")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each time of a kernel")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each time of a kernel")
     parser.add_argument("--out", default="benchmarks/results", help="folder for loss curves")
     parser.add_argument("--date", default="2026-11-18")
     given = parser.parse_args()

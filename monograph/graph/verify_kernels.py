@@ -185,6 +185,8 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "float8_cast": _float8_cast,
     "float8_cast_both": _float8_cast,
     "float8_grouped_matmul": _float8_grouped_matmul,
+    "float8_swiglu": _same("x", "up"),
+    "float8_swiglu_backward": _same("grad", "x", "up"),
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
     "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),

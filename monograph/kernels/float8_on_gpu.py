@@ -8,37 +8,48 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import tl, triton
+from monograph.kernels.float8_store_on_gpu import (
+    SMALLEST,
+    WHOLE_ROW,
+    count_steps,
+    count_warps,
+    raise_amax,
+    store_tile,
+    store_tile_transposed,
+    store_whole_rows,
+)
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
 
-_SMALLEST = 1e-12
-"""As `monograph.kernels.float8.SMALLEST`."""
-_WHOLE_ROW = 16384
-"""Columns that one program reads at once, at most."""
+_NUMBERS = 2048
+"""That one program of whole rows reads at a time: several rows, where these are short."""
 _TILE = 128
 """Rows and columns of the tiles that are transposed."""
 _HEIGHT = 64
 """Rows of the tiles in which largest magnitudes are found: few, so that several programs fit a multiprocessor."""
-_PROGRAMS = 2048
-"""That find largest magnitudes, about: enough to keep all memory busy; more would only have more atomics."""
-_MOST_STEPS = 16
-"""Tiles below each other that one program reads, at most."""
 
 
 @triton.jit
 def cast_rows_kernel(
-    x, out, scales, rows, columns, x_batch, x_row, largest: tl.constexpr, smallest: tl.constexpr, block: tl.constexpr
+    x,
+    out,
+    scales,
+    rows,
+    columns,
+    x_batch,
+    x_row,
+    largest: tl.constexpr,
+    smallest: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
 ):
-    index = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, block)
-    is_in = column < columns
-    value = tl.load(x + (index // rows) * x_batch + (index % rows) * x_row + column, is_in, 0.0)
+    row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
+    column = tl.arange(0, block)[None, :]
+    batch = tl.program_id(1).to(tl.int64)
+    value = tl.load(x + batch * x_batch + row * x_row + column, (row < rows) & (column < columns), 0.0)
     value = value.to(tl.bfloat16).to(tl.float32)
-    amax = tl.maximum(tl.max(tl.abs(value), 0), smallest)
-    scaled = value * tl.div_rn(largest, amax)
-    scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
-    tl.store(out + index * columns + column, scaled.to(out.dtype.element_ty), is_in)
-    tl.store(scales + index, tl.div_rn(amax, largest))
+    out += batch * rows * columns
+    store_whole_rows(value, out, scales + batch * rows, row, column, rows, columns, largest, smallest)
 
 
 @triton.jit
@@ -68,11 +79,9 @@ def amax_kernel(
         value = tl.abs(value.to(tl.bfloat16).to(tl.float32))
         highest = tl.maximum(highest, value)
         if of_rows:
-            bits = tl.max(value, 1).to(tl.int32, bitcast=True)
-            tl.atomic_max(row_amax + batch * rows + row, bits, in_rows, sem="relaxed")
+            raise_amax(row_amax + batch * rows, row, tl.max(value, 1), in_rows)
     if of_columns:
-        bits = tl.max(highest, 0).to(tl.int32, bitcast=True)
-        tl.atomic_max(column_amax + batch * columns + column, bits, in_columns, sem="relaxed")
+        raise_amax(column_amax + batch * columns, column, tl.max(highest, 0), in_columns)
     if not of_rows and not of_columns:
         bits = tl.max(tl.max(highest, 0), 0).to(tl.int32, bitcast=True)
         tl.atomic_max(row_amax, bits, sem="relaxed")
@@ -93,7 +102,7 @@ def cast_tiles_kernel(
     x_row,
     has_out: tl.constexpr,
     has_transposed: tl.constexpr,
-    is_rowwise: tl.constexpr,
+    by: tl.constexpr,
     largest: tl.constexpr,
     smallest: tl.constexpr,
     tile: tl.constexpr,
@@ -105,41 +114,23 @@ def cast_tiles_kernel(
     is_in = in_rows[:, None] & in_columns[None, :]
     at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
     value = tl.load(at, is_in, 0.0).to(tl.bfloat16).to(tl.float32)
-    if not is_rowwise:
-        amax = tl.maximum(tl.load(row_amax).to(tl.float32, bitcast=True), smallest)
-        scaled = tl.clamp(value * tl.div_rn(largest, amax), -largest, largest, tl.PropagateNan.ALL)
-        scale = tl.div_rn(amax, largest)
-        if tl.program_id(0) + tl.program_id(1) + tl.program_id(2) == 0:
-            tl.store(scales, scale)
-            tl.store(transposed_scales, scale)
+    is_first = tl.program_id(1) == 0
     if has_out:
-        if is_rowwise:
-            amax = tl.load(row_amax + batch * rows + row, in_rows, 0).to(tl.float32, bitcast=True)
-            amax = tl.maximum(amax, smallest)
-            scaled = value * tl.div_rn(tl.full([tile], largest, tl.float32), amax)[:, None]
-            scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
-            if tl.program_id(1) == 0:
-                scale = tl.div_rn(amax, tl.full([tile], largest, tl.float32))
-                tl.store(scales + batch * rows + row, scale, in_rows)
-        to = out + (batch * rows + row.to(tl.int64)[:, None]) * columns + column[None, :]
-        tl.store(to, scaled.to(out.dtype.element_ty), is_in)
+        scales += batch * rows * by
+        amax, to = row_amax + batch * rows * by, out + batch * rows * columns
+        store_tile(value, to, scales, amax, row, column, in_rows, in_columns, columns, is_first, by, largest, smallest)
+    is_first = tl.program_id(0) == 0
     if has_transposed:
-        if is_rowwise:
-            amax = tl.load(column_amax + batch * columns + column, in_columns, 0).to(tl.float32, bitcast=True)
-            amax = tl.maximum(amax, smallest)
-            scaled = value * tl.div_rn(tl.full([tile], largest, tl.float32), amax)[None, :]
-            scaled = tl.clamp(scaled, -largest, largest, tl.PropagateNan.ALL)
-            if tl.program_id(0) == 0:
-                scale = tl.div_rn(amax, tl.full([tile], largest, tl.float32))
-                tl.store(transposed_scales + batch * columns + column, scale, in_columns)
-        to = transposed + (batch * columns + column.to(tl.int64)[:, None]) * rows + row[None, :]
-        narrow = tl.trans(scaled.to(transposed.dtype.element_ty))
-        tl.store(to, narrow, in_columns[:, None] & in_rows[None, :])
+        scales = transposed_scales + batch * columns * by
+        amax, to = column_amax + batch * columns * by, transposed + batch * rows * columns
+        store_tile_transposed(
+            value, to, scales, amax, row, column, in_rows, in_columns, rows, is_first, by, largest, smallest
+        )
 
 
 def float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> tuple[Tensor, Tensor]:
     """x, or its last two dims transposed, in float8, and the scales."""
-    if is_rowwise and not is_transposed and x.shape[-1] <= _WHOLE_ROW:
+    if is_rowwise and not is_transposed and x.shape[-1] <= WHOLE_ROW:
         return _cast_rows(with_close_channels(x), dtype)
     out, scales = _cast_tiles(x, dtype, is_rowwise, has_out=not is_transposed, has_transposed=is_transposed)
     return out, scales
@@ -158,18 +149,20 @@ def _cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return out, scales.zero_()
     flat = x if x.dim() == 3 else x.unsqueeze(0)
     block = triton.next_power_of_2(x.shape[-1])
+    together = max(1, _NUMBERS // block)
     launch(
         cast_rows_kernel,
-        (scales.numel(),),
+        (triton.cdiv(flat.shape[1], together), flat.shape[0]),
         flat,
         out,
         scales,
         *flat.shape[1:],
         *flat.stride()[:2],
         largest=torch.finfo(dtype).max,
-        smallest=_SMALLEST,
+        smallest=SMALLEST,
+        together=together,
         block=block,
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=count_warps(together * block),
     )
     return out, scales
 
@@ -193,7 +186,7 @@ def _cast_tiles(
     of_columns = amax[batch * rows :] if is_rowwise and has_out and has_transposed else amax
     places = (*flat.shape[1:], *flat.stride()[:2])
     across = triton.cdiv(columns, _TILE)
-    steps = _count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
+    steps = count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
     launch(
         amax_kernel,
         (triton.cdiv(rows, _HEIGHT * steps), across, batch),
@@ -221,18 +214,10 @@ def _cast_tiles(
         *places,
         has_out=has_out,
         has_transposed=has_transposed,
-        is_rowwise=is_rowwise,
+        by=int(is_rowwise),
         largest=torch.finfo(dtype).max,
-        smallest=_SMALLEST,
+        smallest=SMALLEST,
         tile=_TILE,
         num_warps=8,
     )
     return tuple(results)
-
-
-def _count_steps(tiles: int) -> int:
-    """How many tiles a program reads: a power of two, so that few kernels are built."""
-    steps = 1
-    while steps < _MOST_STEPS and tiles // (2 * steps) >= _PROGRAMS:
-        steps *= 2
-    return steps

@@ -12,6 +12,21 @@ from monograph.kernels.rows import as_rows
 
 _COLUMNS = 4096
 """Of a gate that one program computes, at most."""
+SETTINGS = {"enable_fp_fusion": False}
+"""Products and sums are rounded one after the other, so that every kernel computes the same bits of a gate."""
+
+
+@triton.jit
+def compute_swiglu(a, b):
+    """In fp32."""
+    return a * tl.sigmoid(a) * b
+
+
+@triton.jit
+def compute_swiglu_backward(g, a, b):
+    """Both gradients and the gate, in fp32."""
+    s = tl.sigmoid(a)
+    return g * b * s * (1.0 + a * (1.0 - s)), g * a * s, a * s * b
 
 
 @triton.jit
@@ -21,7 +36,7 @@ def swiglu_kernel(x, up, out, columns, x_row, up_row, block: tl.constexpr):
     is_in = column < columns
     a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
     b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
-    tl.store(out + row * columns + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), is_in)
+    tl.store(out + row * columns + column, compute_swiglu(a, b).to(out.dtype.element_ty), is_in)
 
 
 @triton.jit
@@ -46,12 +61,12 @@ def swiglu_backward_kernel(
     g = tl.load(grad + row * grad_row + column, is_in).to(tl.float32)
     a = tl.load(x + row * x_row + column, is_in).to(tl.float32)
     b = tl.load(up + row * up_row + column, is_in).to(tl.float32)
-    s = tl.sigmoid(a)
+    by_x, by_up, gate = compute_swiglu_backward(g, a, b)
     to = row * to_row + column
-    tl.store(of_x + to, (g * b * s * (1.0 + a * (1.0 - s))).to(of_x.dtype.element_ty), is_in)
-    tl.store(of_up + to, (g * a * s).to(of_up.dtype.element_ty), is_in)
+    tl.store(of_x + to, by_x.to(of_x.dtype.element_ty), is_in)
+    tl.store(of_up + to, by_up.to(of_up.dtype.element_ty), is_in)
     if has_again:
-        tl.store(again + row * columns + column, (a * s * b).to(again.dtype.element_ty), is_in)
+        tl.store(again + row * columns + column, gate.to(again.dtype.element_ty), is_in)
 
 
 def swiglu(x: Tensor, up: Tensor) -> Tensor:
@@ -62,7 +77,7 @@ def swiglu(x: Tensor, up: Tensor) -> Tensor:
         rows, columns = a.shape
         block = min(_COLUMNS, triton.next_power_of_2(columns))
         grid = (rows, triton.cdiv(columns, block))
-        launch(swiglu_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=block)
+        launch(swiglu_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=block, **SETTINGS)
     return out
 
 
@@ -117,4 +132,5 @@ def _swiglu_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: T
             of_x.stride(0),
             has_again=again is not None,
             block=block,
+            **SETTINGS,
         )

@@ -74,5 +74,8 @@ ORDER = {
     "fuse_swiglu_epilogue": PassEntry(
         "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue", default="fast", needs=("merge_matmuls",)
     ),
+    "fuse_float8_casts": PassEntry(
+        "monograph.passes.compute.fuse_float8_casts:FuseFloat8Casts", default="float8", needs=("quantize_matmuls",)
+    ),
 }
 """Name -> what is known about a pass before it is imported."""

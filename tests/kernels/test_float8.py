@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from monograph.compat.triton import HAS_TRITON
-from monograph.kernels import float8_on_gpu
+from monograph.kernels import float8_on_gpu, float8_swiglu_on_gpu, swiglu_on_gpu
 from monograph.kernels.float8 import (
     FLOAT8_CAST,
     FLOAT8_MATMUL,
@@ -79,7 +79,7 @@ def check_casts() -> None:
     draw = torch.Generator().manual_seed(0)
     values = [torch.randn(300, 150, generator=draw).bfloat16(), torch.randn(2, 40, 24, generator=draw)]
     for steps, dtype in ((1, E4M3), (4, E5M2)):
-        float8_on_gpu._count_steps = lambda tiles, steps=steps: steps
+        float8_on_gpu.count_steps = lambda tiles, steps=steps: steps
         for x in values:
             for by_row in (True, False):
                 check(float8_on_gpu.float8_cast_both(x, dtype, by_row), reference_float8_cast_both(x, dtype, by_row))
@@ -88,14 +88,29 @@ def check_casts() -> None:
                     check(float8_on_gpu.float8_cast(x, dtype, by_row, flag), wanted)
 
 
+def check_swiglu() -> None:
+    """SwiGLU and its backward write what casts make of the same values in bfloat16; rows of any length and number."""
+    round_as_gpus_do()
+    draw = torch.Generator().manual_seed(0)
+    for shape in ((2, 150, 80), (6, 3072)):
+        x, up = torch.randn(*shape[:-1], 2 * shape[-1], generator=draw).bfloat16().chunk(2, -1)
+        grad = torch.randn(shape, generator=draw).bfloat16()
+        gate = swiglu_on_gpu.swiglu(x, up).flatten(0, -2)
+        check(float8_swiglu_on_gpu.float8_swiglu(x, up), float8_on_gpu.float8_cast(gate, E4M3, True, False))
+        both, gate = (each.flatten(0, -2) for each in swiglu_on_gpu.swiglu_backward_packed_recompute(grad, x, up))
+        casts = float8_on_gpu.float8_cast_both(both, E4M3, True), float8_on_gpu.float8_cast(gate, E4M3, True, True)
+        check(float8_swiglu_on_gpu.float8_swiglu_backward(grad, x, up), (*casts[0], *casts[1]))
+
+
 def check(found, wanted) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape and torch.equal(one.float(), other.float())
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, as on machines without a GPU")
-def test_the_interpreted_kernels_have_the_bits_of_their_references():
+@pytest.mark.parametrize("name", ["check_casts", "check_swiglu"])
+def test_the_interpreted_kernels_have_the_bits_of_their_references(name):
     """In a process of its own: Triton decides when it is imported whether it interprets kernels."""
-    lines = "from tests.kernels.test_float8 import check_casts; check_casts()"
+    lines = f"from tests.kernels.test_float8 import {name}; {name}()"
     done = subprocess.run([sys.executable, "-c", lines], env=os.environ | {"TRITON_INTERPRET": "1"}, check=False)
     assert done.returncode == 0

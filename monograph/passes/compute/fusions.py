@@ -23,7 +23,8 @@ from monograph.kernels.swiglu import (
 )
 from monograph.kernels.wide import ADD_WIDE
 
-_VIEWS = (ATEN.view.default, UNSAFE_VIEW)
+VIEWS = (ATEN.view.default, UNSAFE_VIEW)
+"""Ops that only give a value another shape."""
 _NAME = "fuse_kernels"
 
 
@@ -244,7 +245,7 @@ def find_source(node: Node) -> Node:
 def _chain(node: Node) -> Iterator[Node]:
     """A value and what it is a view of."""
     yield node
-    while node.target in _VIEWS:
+    while node.target in VIEWS:
         node = node.args[0]  # type: ignore[assignment]
         yield node
 

@@ -1,0 +1,235 @@
+"""SwiGLU and its backward that write float8, in Triton: what a matmul would read back in bfloat16 is never written.
+
+Forward has whole rows, so it finds their largest magnitudes and casts them at once. Backward also casts columns: a
+first kernel finds the largest magnitudes, a second computes the same values again and writes them in both layouts.
+Reading the inputs twice moves fewer bytes than writing the results in bfloat16, searching and casting them.
+"""
+
+import torch
+from torch import Tensor
+
+from monograph.compat.triton import tl, triton
+from monograph.kernels.float8_on_gpu import float8_cast
+from monograph.kernels.float8_store_on_gpu import (
+    E4M3,
+    LARGEST,
+    SMALLEST,
+    WHOLE_ROW,
+    count_steps,
+    count_warps,
+    raise_amax,
+    store_tile,
+    store_tile_transposed,
+    store_whole_rows,
+)
+from monograph.kernels.launch import launch
+from monograph.kernels.rows import as_rows
+from monograph.kernels.swiglu_on_gpu import SETTINGS, compute_swiglu, compute_swiglu_backward, swiglu
+
+_NUMBERS = 2048
+"""That one program of whole rows computes at a time: several rows, where these are short."""
+_SEARCHED = (32, 64)
+"""Rows and columns of the tiles in which largest magnitudes are found: few, so that several programs fit a
+multiprocessor and one reads while another computes."""
+_CAST = (128, 32)
+"""Rows and columns of the tiles that are cast: columns become rows, in pieces as long as a cache line."""
+
+
+@triton.jit
+def float8_swiglu_kernel(
+    x,
+    up,
+    out,
+    scales,
+    rows,
+    columns,
+    x_row,
+    up_row,
+    largest: tl.constexpr,
+    smallest: tl.constexpr,
+    together: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
+    column = tl.arange(0, block)[None, :]
+    is_in = (row < rows) & (column < columns)
+    a = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in, 0.0).to(tl.float32)
+    value = compute_swiglu(a, b).to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
+    store_whole_rows(value, out, scales, row, column, rows, columns, largest, smallest)
+
+
+@triton.jit
+def load_swiglu_backward(grad, x, up, row, column, is_in, grad_row, x_row, up_row):
+    """A tile of both gradients and of the gate, as bfloat16 would have them."""
+    row = row.to(tl.int64)[:, None]
+    column = column[None, :]
+    g = tl.load(grad + row * grad_row + column, is_in, 0.0).to(tl.float32)
+    a = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+    b = tl.load(up + row * up_row + column, is_in, 0.0).to(tl.float32)
+    by_x, by_up, gate = compute_swiglu_backward(g, a, b)
+    by_x = by_x.to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
+    by_up = by_up.to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
+    return by_x, by_up, gate.to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def swiglu_backward_amax_kernel(
+    grad,
+    x,
+    up,
+    row_amax,
+    column_amax,
+    rows,
+    columns,
+    grad_row,
+    x_row,
+    up_row,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    steps: tl.constexpr,
+):
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    in_columns = column < columns
+    high_x = tl.zeros([height, width], tl.float32)
+    high_up = tl.zeros([height, width], tl.float32)
+    high_gate = tl.zeros([height, width], tl.float32)
+    for step in range(steps):
+        row = (tl.program_id(0) * steps + step) * height + tl.arange(0, height)
+        in_rows = row < rows
+        is_in = in_rows[:, None] & in_columns[None, :]
+        by_x, by_up, gate = load_swiglu_backward(grad, x, up, row, column, is_in, grad_row, x_row, up_row)
+        by_x, by_up = tl.abs(by_x), tl.abs(by_up)
+        raise_amax(row_amax, row, tl.max(tl.maximum(by_x, by_up), 1), in_rows)
+        high_x = tl.maximum(high_x, by_x)
+        high_up = tl.maximum(high_up, by_up)
+        high_gate = tl.maximum(high_gate, tl.abs(gate))
+    raise_amax(column_amax, column, tl.max(high_x, 0), in_columns)
+    raise_amax(column_amax + columns, column, tl.max(high_up, 0), in_columns)
+    raise_amax(column_amax + 2 * columns, column, tl.max(high_gate, 0), in_columns)
+
+
+@triton.jit
+def swiglu_backward_cast_kernel(
+    grad,
+    x,
+    up,
+    out,
+    scales,
+    transposed,
+    transposed_scales,
+    gates,
+    gate_scales,
+    row_amax,
+    column_amax,
+    rows,
+    columns,
+    grad_row,
+    x_row,
+    up_row,
+    largest: tl.constexpr,
+    smallest: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+):
+    column = tl.program_id(0) * width + tl.arange(0, width)
+    row = tl.program_id(1) * height + tl.arange(0, height)
+    in_r, in_c = row < rows, column < columns
+    is_in = in_r[:, None] & in_c[None, :]
+    by_x, by_up, gate = load_swiglu_backward(grad, x, up, row, column, is_in, grad_row, x_row, up_row)
+    first = tl.program_id(0) == 0
+    wide = 2 * columns
+    store_tile(by_x, out, scales, row_amax, row, column, in_r, in_c, wide, first, 1, largest, smallest)
+    store_tile(by_up, out + columns, scales, row_amax, row, column, in_r, in_c, wide, first, 1, largest, smallest)
+    first = tl.program_id(1) == 0
+    to, high, scale = transposed, column_amax, transposed_scales
+    store_tile_transposed(by_x, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
+    to, high, scale = transposed + columns.to(tl.int64) * rows, column_amax + columns, transposed_scales + columns
+    store_tile_transposed(by_up, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
+    to, high, scale = gates, column_amax + 2 * columns, gate_scales
+    store_tile_transposed(gate, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
+
+
+def float8_swiglu(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(x) * up as a matrix in float8, and the scales of its rows."""
+    a, b = as_rows(x), as_rows(up)
+    rows, columns = a.shape
+    if columns > WHOLE_ROW:
+        return float8_cast(swiglu(a, b), E4M3, True, False)
+    out, scales = x.new_empty((rows, columns), dtype=E4M3), x.new_empty((rows, 1), dtype=torch.float32)
+    if not rows:
+        return out, scales
+    block = triton.next_power_of_2(columns)
+    together = max(1, _NUMBERS // block)
+    launch(
+        float8_swiglu_kernel,
+        (triton.cdiv(rows, together),),
+        a,
+        b,
+        out,
+        scales,
+        rows,
+        columns,
+        a.stride(0),
+        b.stride(0),
+        largest=LARGEST,
+        smallest=SMALLEST,
+        together=together,
+        block=block,
+        num_warps=count_warps(together * block),
+        **SETTINGS,
+    )
+    return out, scales
+
+
+def float8_swiglu_backward(
+    grad: Tensor, x: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Both gradients side by side in float8, as they are and transposed, and the gate transposed, each with scales."""
+    g, a, b = as_rows(grad), as_rows(x), as_rows(up)
+    rows, columns = a.shape
+    shapes = ((rows, 2 * columns), (2 * columns, rows), (columns, rows))
+    numbers = [x.new_empty(shape, dtype=E4M3) for shape in shapes]
+    scales = [x.new_empty((shape[0], 1), dtype=torch.float32) for shape in shapes]
+    if not rows:
+        return numbers[0], scales[0], numbers[1], scales[1].zero_(), numbers[2], scales[2].zero_()
+    amax = torch.zeros(rows + 3 * columns, dtype=torch.int32, device=x.device)
+    given = (rows, columns, g.stride(0), a.stride(0), b.stride(0))
+    height, width = _SEARCHED
+    across = triton.cdiv(columns, width)
+    steps = count_steps(triton.cdiv(rows, height) * across)
+    launch(
+        swiglu_backward_amax_kernel,
+        (triton.cdiv(rows, height * steps), across),
+        g,
+        a,
+        b,
+        amax,
+        amax[rows:],
+        *given,
+        height=height,
+        width=width,
+        steps=steps,
+        num_warps=8,
+        **SETTINGS,
+    )
+    height, width = _CAST
+    results = [each for pair in zip(numbers, scales, strict=True) for each in pair]
+    launch(
+        swiglu_backward_cast_kernel,
+        (triton.cdiv(columns, width), triton.cdiv(rows, height)),
+        g,
+        a,
+        b,
+        *results,
+        amax,
+        amax[rows:],
+        *given,
+        largest=LARGEST,
+        smallest=SMALLEST,
+        height=height,
+        width=width,
+        num_warps=8,
+        **SETTINGS,
+    )
+    return results[0], results[1], results[2], results[3], results[4], results[5]

@@ -1,0 +1,101 @@
+"""Kernels that write float8 for the matmuls that read them."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Graph, Node
+
+from monograph.graph.edit import call_before, erase, redirect
+from monograph.graph.facts import Facts
+from monograph.graph.query import value_of
+from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
+from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
+from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
+from monograph.passes.base import Pass
+from monograph.passes.clean.remove_dead_code import plan_dead
+from monograph.passes.compute.fusions import VIEWS
+
+
+class FuseFloat8Casts(Pass):
+    """SwiGLU and its backward write float8 where nothing else reads what they compute.
+
+    Before:  h = swiglu(a, up);  h8 = float8_cast(h)   d, h = swiglu_backward_packed_recompute(g, a, up)
+                                                       d1, d2 = float8_cast_both(d);  h2 = float8_cast(t(h))
+    After:   h8 = float8_swiglu(a, up)                 d1, d2, h2 = float8_swiglu_backward(g, a, up)
+    Why:     values as wide as the hidden layer are written in bfloat16, searched for largest magnitudes and read again
+             to be cast, all at the speed of memory. A kernel that has a value in its registers casts it there. Every
+             value is rounded to bfloat16 first, as if it had been written, so every bit stays.
+    """
+
+    def run(self, graph: StepGraph, facts: Facts) -> str:
+        plan = [found for node in graph.nodes if (found := plan_fusion(node))]
+        for each in plan:
+            apply_fusion(graph.module.graph, each)
+        erase(plan_dead(graph))
+        return f"casts of {len(plan)} ops fused"
+
+
+@dataclass(frozen=True)
+class CastFusion:
+    """An op, the op that takes its place, and which results of that are those of which cast."""
+
+    producer: Node
+    target: object
+    casts: Sequence[tuple[Node, int]]
+    """A cast, and the index of its first result among those of the new op."""
+
+
+def plan_fusion(node: Node) -> CastFusion | None:
+    """A producer of values that only casts by rows or columns read, as its float8 form writes them."""
+    if node.target is SWIGLU:
+        cast = find_cast(node)
+        if cast is not None and is_cast(cast, FLOAT8_CAST, is_transposed=False):
+            return CastFusion(node, FLOAT8_SWIGLU, [(cast, 0)])
+    if node.target is SWIGLU_BACKWARD_PACKED_RECOMPUTE:
+        both, gate = (find_cast(part) if (part := find_part(node, index)) else None for index in (0, 1))
+        if both is None or gate is None:
+            return None
+        if is_cast(both, FLOAT8_CAST_BOTH) and is_cast(gate, FLOAT8_CAST, is_transposed=True):
+            return CastFusion(node, FLOAT8_SWIGLU_BACKWARD, [(both, 0), (gate, 4)])
+    return None
+
+
+def find_part(node: Node, index: int) -> Node | None:
+    """The one node that takes a result of an op."""
+    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
+    return found[0] if len(found) == 1 else None
+
+
+def find_cast(node: Node) -> Node | None:
+    """The cast that alone reads a value, or its view as a matrix of the same rows."""
+    channels = value_of(node).shape[-1]
+    while len(node.users) == 1:
+        (node,) = node.users
+        if node.target in (FLOAT8_CAST, FLOAT8_CAST_BOTH):
+            value = value_of(node.args[0])  # type: ignore[arg-type]
+            return node if value.dim() == 2 and value.shape[-1] == channels else None
+        if node.target not in VIEWS:
+            return None
+    return None
+
+
+def is_cast(node: Node, target: object, *, is_transposed: bool | None = None) -> bool:
+    """Whether a node is this cast, to e4m3 with scales of rows."""
+    wanted = (torch.float8_e4m3fn, True, *([] if is_transposed is None else [is_transposed]))
+    return node.target is target and tuple(node.args[1:]) == wanted
+
+
+def apply_fusion(graph: Graph, fusion: CastFusion) -> None:
+    """Compute the float8 form of an op where the op was, and let readers of the casts read that."""
+    producer = fusion.producer
+    tag = replace(tag_of(fusion.casts[0][0]), made_by=FuseFloat8Casts.name())
+    whole = call_before(graph, producer, fusion.target, producer.args, tag)
+    for cast, first in fusion.casts:
+        for part in list(cast.users):
+            made = replace(tag_of(part), made_by=FuseFloat8Casts.name())
+            index = first + part.args[1]  # type: ignore[operator]
+            redirect(part, call_before(graph, producer, operator.getitem, (whole, index), made))

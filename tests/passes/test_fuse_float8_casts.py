@@ -1,0 +1,59 @@
+"""fuse_float8_casts: ops write float8 where only casts read them, and no bit changes."""
+
+from collections import Counter
+
+import pytest
+
+from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
+from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
+from monograph.parallel.mesh import Mesh
+from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
+from monograph.passes.config import PassesConfig
+from monograph.passes.runner import build_passes, run_passes
+from tests.execute.eager_float8 import plan
+from tests.execute.updates import differences, make_updates, one_rank
+from tests.kit.pipelines import capture_small
+
+FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.dim": 64, "model.n_layers": 2}
+FLOAT8 = {"compile.mode": "graph", "compile.numerics": "float8", "parallelism.fsdp": "graph", "model.kernels": "fused"}
+BLOCKS = 2
+
+
+def count_ops(passes, **changes):
+    """How often each op is in the step after all passes."""
+    graph, facts = capture_small("llama3", Mesh(), **{**FUSED, **changes})
+    run_passes(graph, build_passes(passes, "float8"), facts)
+    return Counter(node.target for node in graph.nodes)
+
+
+def test_gates_and_their_gradients_are_written_in_float8():
+    before, after = count_ops(PassesConfig(off=("fuse_float8_casts",))), count_ops(PassesConfig())
+    assert (before[SWIGLU], before[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (BLOCKS, BLOCKS)
+    assert (after[SWIGLU], after[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (0, 0)
+    assert (after[FLOAT8_SWIGLU], after[FLOAT8_SWIGLU_BACKWARD]) == (BLOCKS, BLOCKS)
+    # A block: the gate by rows in forward and transposed in backward; both of its gradients.
+    assert before[FLOAT8_CAST] - after[FLOAT8_CAST] == 2 * BLOCKS
+    assert before[FLOAT8_CAST_BOTH] - after[FLOAT8_CAST_BOTH] == BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [("tensorwise", {}), ("rowwise", {"activation_checkpoint.mode": "none"})],
+    ids=["one scale a tensor", "backward reads the gate in bfloat16"],
+)
+def test_what_is_cast_otherwise_or_read_in_bfloat16_stays(recipe, changes):
+    ops = count_ops(PassesConfig(quantize_matmuls=QuantizeMatmulsConfig(recipe=recipe)), **changes)
+    assert not ops[FLOAT8_SWIGLU] and not ops[FLOAT8_SWIGLU_BACKWARD]
+    assert ops[SWIGLU] == BLOCKS
+
+
+@pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+def test_no_bit_changes(model, tmp_path):
+    updates = []
+    for off in ((), ("fuse_float8_casts",)):
+        layers = 1 if model == "llama3" else 2
+        config = plan(model, tmp_path, {**FLOAT8, "model.n_layers": layers, "passes.off": off})
+        with one_rank(config) as groups:
+            updates.append(make_updates(config, groups, routings=((), (2, 3))))
+    assert differences(*updates) == []

@@ -71,8 +71,8 @@ class Facts:
     chunking: Chunking | None = None
     """How chosen modules run chunk by chunk; None where nothing does."""
     programs: int = 1
-    """How many programs the graph becomes: a step is one, a pipeline stage runs as two, forward and backward, or as three
-    where its schedule splits backward."""
+    """How many programs the graph becomes: a step is one; a pipeline stage runs as two, forward and backward, or as
+    three where its schedule splits backward."""
 
     def degree(self, axis: Axis) -> int:
         """Ranks along an axis; an axis that is not mentioned has one."""

@@ -168,8 +168,10 @@ def _list_policies(
 
 
 def _list_overlaps(config: TrainerConfig, mesh: Mesh, fixed: Fixed) -> tuple[bool, ...]:
-    """Chunks round differently: they are searched with the classes of numerics that may, and shown beside others. With a
-    pipeline they are used where they are asked for, and not searched."""
+    """Chunks round differently: they are searched with the classes of numerics that may, and shown beside others.
+
+    With a pipeline they are used where they are asked for, and not searched.
+    """
     can = mesh.ep > 1
     overlap = config.compile.expert_overlap
     if overlap.is_on:

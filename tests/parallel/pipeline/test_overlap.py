@@ -1,4 +1,4 @@
-"""Stages whose experts run chunk by chunk: the bits of the same chunks without a pipeline, and what hides an exchange."""
+"""Stages whose experts run chunk by chunk: the bits of the same chunks without a pipeline; what hides an exchange."""
 
 from dataclasses import replace
 

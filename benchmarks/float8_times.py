@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL
+from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
 from monograph.kernels.float8_grouped import FLOAT8_GROUPED_MATMUL
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
@@ -81,15 +82,21 @@ def list_memory_bound(device: str, shrink: int) -> Iterator[Timed]:
         yield from list_casts(f"{name} weight", weights, 2)
         yield from list_casts(f"{name} fp32 weight", weights.float(), 4)
         yield from list_swiglu(name, device, tokens, hidden)
+    experts = torch.randn(64 // min(shrink, 16), 1408 // shrink, 2048 // shrink, device=device)
+    yield from list_casts("fp32 experts", experts, 4)
 
 
 def list_casts(name: str, x: Tensor, width: int) -> Iterator[Timed]:
-    """By rows, transposed, and both; the last two read once to find largest magnitudes."""
+    """By rows, transposed, and both; the last two read once to find largest magnitudes. Then by rows with those of
+    columns, and transposed where they are known."""
     count = x.numel()
     name = f"{name} [{', '.join(map(str, x.shape))}]"
     yield Timed(f"{name} rows", lambda: FLOAT8_CAST(x, E4M3, True, False), (width + 1) * count)
     yield Timed(f"{name} transposed", lambda: FLOAT8_CAST(x, E4M3, True, True), (2 * width + 1) * count)
     yield Timed(f"{name} both", lambda: FLOAT8_CAST_BOTH(x, E4M3, True), (2 * width + 2) * count)
+    amax = FLOAT8_CAST_AMAX(x, E4M3)[2]
+    yield Timed(f"{name} rows, amax", lambda: FLOAT8_CAST_AMAX(x, E4M3), (width + 1) * count)
+    yield Timed(f"{name} known", lambda: FLOAT8_CAST_TRANSPOSED(x, amax, E4M3), (width + 1) * count)
 
 
 def list_swiglu(name: str, device: str, tokens: int, hidden: int) -> Iterator[Timed]:

@@ -34,6 +34,11 @@ def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_tr
         shape = (*wide.shape[:-1], 1) if is_rowwise else (1, 1)
         return wide.to(dtype), wide.new_zeros(shape)
     amax = wide.abs().amax(-1, keepdim=True) if is_rowwise else wide.abs().amax().view(1, 1)
+    return scale_by(wide, amax, dtype)
+
+
+def scale_by(wide: Tensor, amax: Tensor, dtype: torch.dtype) -> Float8:
+    """Numbers and scales of fp32 values whose largest magnitudes are known."""
     amax = amax.clamp(min=SMALLEST)
     limit = torch.finfo(dtype).max
     largest = torch.full_like(amax, limit)
@@ -53,7 +58,8 @@ def reference_float8_matmul(
     return scaled_mm(left, right, left_scale, right_scale, is_fast=is_fast)
 
 
-def _fake_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> Float8:
+def fake_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> Float8:
+    """What a cast returns, without values."""
     *batch, rows, columns = x.shape
     if is_transposed:
         rows, columns = columns, rows
@@ -62,10 +68,10 @@ def _fake_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: b
 
 
 def _fake_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pair:
-    return *_fake_cast(x, dtype, is_rowwise, False), *_fake_cast(x, dtype, is_rowwise, True)
+    return *fake_float8_cast(x, dtype, is_rowwise, False), *fake_float8_cast(x, dtype, is_rowwise, True)
 
 
-def _make_examples() -> list[Tensor]:
+def make_float8_examples() -> list[Tensor]:
     """Rows of zeros, an odd number of columns, a part of a wider matrix, a stack of matrices, and fp32."""
     whole = example_tensor(70, 96, dtype=torch.bfloat16)
     whole[3] = 0
@@ -76,7 +82,7 @@ def _make_examples() -> list[Tensor]:
 def _make_cast_examples() -> list[tuple[Tensor, torch.dtype, bool, bool]]:
     dtypes = (torch.float8_e4m3fn, torch.float8_e5m2)
     choices = [(True, False), (True, True), (False, False), (False, True)]
-    return [(x, dtypes[i % 2], *choice) for i, x in enumerate(_make_examples()) for choice in choices]
+    return [(x, dtypes[i % 2], *choice) for i, x in enumerate(make_float8_examples()) for choice in choices]
 
 
 def _make_matmul_examples() -> list[tuple[Tensor, Tensor, Tensor, Tensor, bool]]:
@@ -94,7 +100,7 @@ FLOAT8_CAST = custom_op(
     "float8_cast(Tensor x, ScalarType dtype, bool is_rowwise, bool is_transposed) -> (Tensor, Tensor)",
     reference=reference_float8_cast,
     kernel=float8_on_gpu.float8_cast,
-    fake=_fake_cast,
+    fake=fake_float8_cast,
     examples=_make_cast_examples,
     prebuild=True,
 ).op

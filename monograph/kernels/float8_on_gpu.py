@@ -23,6 +23,8 @@ from monograph.kernels.rows import with_close_channels
 
 _NUMBERS = 2048
 """That one program of whole rows reads at a time: several rows, where these are short."""
+_FEWEST = 512
+"""Programs that cast whole rows and find largest magnitudes of columns, at least."""
 _TILE = 128
 """Rows and columns of the tiles that are transposed."""
 _HEIGHT = 64
@@ -34,22 +36,34 @@ def cast_rows_kernel(
     x,
     out,
     scales,
+    column_amax,
     rows,
     columns,
     x_batch,
     x_row,
+    has_amax: tl.constexpr,
+    steps: tl.constexpr,
     largest: tl.constexpr,
     smallest: tl.constexpr,
     together: tl.constexpr,
     block: tl.constexpr,
 ):
-    row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
-    column = tl.arange(0, block)[None, :]
     batch = tl.program_id(1).to(tl.int64)
-    value = tl.load(x + batch * x_batch + row * x_row + column, (row < rows) & (column < columns), 0.0)
-    value = value.to(tl.bfloat16).to(tl.float32)
+    column = tl.arange(0, block)[None, :]
+    x += batch * x_batch
     out += batch * rows * columns
-    store_whole_rows(value, out, scales + batch * rows, row, column, rows, columns, largest, smallest)
+    scales += batch * rows
+    highest = tl.zeros([together, block], tl.float32)
+    for step in range(steps):
+        row = ((tl.program_id(0).to(tl.int64) * steps + step) * together + tl.arange(0, together))[:, None]
+        value = tl.load(x + row * x_row + column, (row < rows) & (column < columns), 0.0)
+        value = value.to(tl.bfloat16).to(tl.float32)
+        store_whole_rows(value, out, scales, row, column, rows, columns, largest, smallest)
+        if has_amax:
+            highest = tl.maximum(highest, tl.abs(value))
+    if has_amax:
+        column = tl.arange(0, block)
+        raise_amax(column_amax + batch * columns, column, tl.max(highest, 0), column < columns)
 
 
 @triton.jit
@@ -131,7 +145,7 @@ def cast_tiles_kernel(
 def float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_transposed: bool) -> tuple[Tensor, Tensor]:
     """x, or its last two dims transposed, in float8, and the scales."""
     if is_rowwise and not is_transposed and x.shape[-1] <= WHOLE_ROW:
-        return _cast_rows(with_close_channels(x), dtype)
+        return _cast_rows(x, dtype, None)
     out, scales = _cast_tiles(x, dtype, is_rowwise, has_out=not is_transposed, has_transposed=is_transposed)
     return out, scales
 
@@ -142,22 +156,53 @@ def float8_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> tuple[T
     return out, scales, transposed, transposed_scales
 
 
-def _cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def float8_cast_amax(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x in float8 with scales of rows, and the largest magnitude of every column."""
+    amax = torch.zeros((*x.shape[:-2], x.shape[-1]), dtype=torch.int32, device=x.device)
+    if x.shape[-1] <= WHOLE_ROW:
+        out, scales = _cast_rows(x, dtype, amax)
+    else:
+        out, scales = float8_cast(x, dtype, True, False)
+        flat = as_stack(x)
+        if x.numel():
+            _search(flat, amax, amax, of_rows=False, of_columns=True)
+    return out, scales, amax.view(torch.float32)
+
+
+def float8_cast_transposed(x: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x transposed in float8, and the scales, of which the largest magnitudes are known."""
+    out, scales = _cast_tiles(x, dtype, True, has_out=False, has_transposed=True, known=amax.contiguous())
+    return out, scales
+
+
+def as_stack(x: Tensor) -> Tensor:
+    """Matrices, of which every row is contiguous."""
+    x = with_close_channels(x)
+    return x if x.dim() == 3 else x.unsqueeze(0)
+
+
+def _cast_rows(x: Tensor, dtype: torch.dtype, amax: Tensor | None) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=dtype)
     scales = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     if not out.numel():
         return out, scales.zero_()
-    flat = x if x.dim() == 3 else x.unsqueeze(0)
-    block = triton.next_power_of_2(x.shape[-1])
+    flat = as_stack(x)
+    batch, rows, columns = flat.shape
+    block = triton.next_power_of_2(columns)
     together = max(1, _NUMBERS // block)
+    steps = 1 if amax is None else count_steps(triton.cdiv(rows, together) * batch, _FEWEST)
     launch(
         cast_rows_kernel,
-        (triton.cdiv(flat.shape[1], together), flat.shape[0]),
+        (triton.cdiv(rows, together * steps), batch),
         flat,
         out,
         scales,
-        *flat.shape[1:],
+        scales if amax is None else amax,
+        rows,
+        columns,
         *flat.stride()[:2],
+        has_amax=amax is not None,
+        steps=steps,
         largest=torch.finfo(dtype).max,
         smallest=SMALLEST,
         together=together,
@@ -167,12 +212,40 @@ def _cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return out, scales
 
 
+def _search(flat: Tensor, row_amax: Tensor, column_amax: Tensor, *, of_rows: bool, of_columns: bool) -> None:
+    """Find largest magnitudes of rows and columns, or of the whole in the first number."""
+    batch, rows, columns = flat.shape
+    across = triton.cdiv(columns, _TILE)
+    steps = count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
+    launch(
+        amax_kernel,
+        (triton.cdiv(rows, _HEIGHT * steps), across, batch),
+        flat,
+        row_amax,
+        column_amax,
+        rows,
+        columns,
+        *flat.stride()[:2],
+        of_rows=of_rows,
+        of_columns=of_columns,
+        height=_HEIGHT,
+        width=_TILE,
+        steps=steps,
+        num_warps=8,
+    )
+
+
 def _cast_tiles(
-    x: Tensor, dtype: torch.dtype, is_rowwise: bool, *, has_out: bool, has_transposed: bool
+    x: Tensor,
+    dtype: torch.dtype,
+    is_rowwise: bool,
+    *,
+    has_out: bool,
+    has_transposed: bool,
+    known: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The results that are asked for: numbers and scales as they are, then transposed."""
-    x = with_close_channels(x)
-    flat = x if x.dim() == 3 else x.unsqueeze(0)
+    """The results that are asked for: numbers and scales as they are, then transposed. `known`: amax of columns."""
+    flat = as_stack(x)
     batch, rows, columns = flat.shape
     results = []
     for shape in [(rows, columns)] * has_out + [(columns, rows)] * has_transposed:
@@ -181,37 +254,27 @@ def _cast_tiles(
         results.append(x.new_empty(sizes, dtype=torch.float32))
     if not x.numel():
         return tuple(each.zero_() if each.dtype is torch.float32 else each for each in results)
-    count = batch * (rows * has_out + columns * has_transposed) if is_rowwise else 1
-    amax = torch.zeros(count, dtype=torch.int32, device=x.device)
-    of_columns = amax[batch * rows :] if is_rowwise and has_out and has_transposed else amax
-    places = (*flat.shape[1:], *flat.stride()[:2])
-    across = triton.cdiv(columns, _TILE)
-    steps = count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
-    launch(
-        amax_kernel,
-        (triton.cdiv(rows, _HEIGHT * steps), across, batch),
-        flat,
-        amax,
-        of_columns,
-        *places,
-        of_rows=is_rowwise and has_out,
-        of_columns=is_rowwise and has_transposed,
-        height=_HEIGHT,
-        width=_TILE,
-        steps=steps,
-        num_warps=8,
-    )
+    if known is None:
+        count = batch * (rows * has_out + columns * has_transposed) if is_rowwise else 1
+        of_rows = torch.zeros(count, dtype=torch.int32, device=x.device)
+        of_columns = of_rows[batch * rows :] if is_rowwise and has_out and has_transposed else of_rows
+        wanted = {"of_rows": is_rowwise and has_out, "of_columns": is_rowwise and has_transposed}
+        _search(flat, of_rows, of_columns, **wanted)
+    else:
+        of_rows = of_columns = known.view(torch.int32)
     launch(
         cast_tiles_kernel,
-        (triton.cdiv(rows, _TILE), across, batch),
+        (triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE), batch),
         flat,
         results[0],
         results[-2],
         results[1],
         results[-1],
-        amax,
+        of_rows,
         of_columns,
-        *places,
+        rows,
+        columns,
+        *flat.stride()[:2],
         has_out=has_out,
         has_transposed=has_transposed,
         by=int(is_rowwise),

@@ -107,9 +107,9 @@ def count_warps(numbers: int) -> int:
     return min(16, max(1, numbers // 512))
 
 
-def count_steps(tiles: int) -> int:
+def count_steps(tiles: int, programs: int = _PROGRAMS) -> int:
     """How many tiles a program reads: a power of two, so that few kernels are built."""
     steps = 1
-    while steps < _MOST_STEPS and tiles // (2 * steps) >= _PROGRAMS:
+    while steps < _MOST_STEPS and tiles // (2 * steps) >= programs:
         steps *= 2
     return steps

@@ -15,6 +15,7 @@ from monograph.kernels.float8 import (
     reference_float8_cast,
     reference_float8_cast_both,
 )
+from monograph.kernels.float8_amax import reference_float8_cast_amax
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -79,13 +80,16 @@ def check_casts() -> None:
     draw = torch.Generator().manual_seed(0)
     values = [torch.randn(300, 150, generator=draw).bfloat16(), torch.randn(2, 40, 24, generator=draw)]
     for steps, dtype in ((1, E4M3), (4, E5M2)):
-        float8_on_gpu.count_steps = lambda tiles, steps=steps: steps
+        float8_on_gpu.count_steps = lambda tiles, programs=0, steps=steps: steps
         for x in values:
             for by_row in (True, False):
                 check(float8_on_gpu.float8_cast_both(x, dtype, by_row), reference_float8_cast_both(x, dtype, by_row))
                 for flag in (True, False):
                     wanted = reference_float8_cast(x, dtype, by_row, flag)
                     check(float8_on_gpu.float8_cast(x, dtype, by_row, flag), wanted)
+            *_, amax = found = float8_on_gpu.float8_cast_amax(x, dtype)
+            check(found, reference_float8_cast_amax(x, dtype))
+            check(float8_on_gpu.float8_cast_transposed(x, amax, dtype), reference_float8_cast(x, dtype, True, True))
 
 
 def check_swiglu() -> None:

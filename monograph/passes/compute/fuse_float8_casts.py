@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Graph, Node
 
-from monograph.graph.edit import call_before, erase, redirect
+from monograph.graph.edit import call_before, erase
 from monograph.graph.facts import Facts
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
@@ -17,18 +17,23 @@ from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWAR
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
+from monograph.passes.compute.float8_columns import apply_columns, plan_columns, redirect_parts
 from monograph.passes.compute.fusions import VIEWS
 
 
 class FuseFloat8Casts(Pass):
-    """SwiGLU and its backward write float8 where nothing else reads what they compute.
+    """Ops write float8 where only casts read what they compute; casts by rows look at columns for later casts.
 
     Before:  h = swiglu(a, up);  h8 = float8_cast(h)   d, h = swiglu_backward_packed_recompute(g, a, up)
                                                        d1, d2 = float8_cast_both(d);  h2 = float8_cast(t(h))
+             w1 = float8_cast(w)                       ...  w2 = float8_cast(t(w))
     After:   h8 = float8_swiglu(a, up)                 d1, d2, h2 = float8_swiglu_backward(g, a, up)
+             w1, amax = float8_cast_amax(w)            ...  w2 = float8_cast_transposed(w, amax)
     Why:     values as wide as the hidden layer are written in bfloat16, searched for largest magnitudes and read again
-             to be cast, all at the speed of memory. A kernel that has a value in its registers casts it there. Every
-             value is rounded to bfloat16 first, as if it had been written, so every bit stays.
+             to be cast, all at the speed of memory. A kernel that has a value in its registers casts it there. Weights
+             and saved activations are cast by rows in forward and transposed in backward: the first cast reads them
+             anyway, so it also finds what the second has to know, a number for each column. Every value is rounded to
+             bfloat16 first, as if it had been written, and maxima have no order, so every bit stays.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -36,7 +41,10 @@ class FuseFloat8Casts(Pass):
         for each in plan:
             apply_fusion(graph.module.graph, each)
         erase(plan_dead(graph))
-        return f"casts of {len(plan)} ops fused"
+        pairs = plan_columns(graph.module.graph)
+        apply_columns(graph.module.graph, pairs, self.name())
+        erase(plan_dead(graph))
+        return f"{len(plan)} ops write float8, {len(pairs)} transposed casts know their largest magnitudes"
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,8 @@ def is_cast(node: Node, target: object, *, is_transposed: bool | None = None) ->
 
 def apply_fusion(graph: Graph, fusion: CastFusion) -> None:
     """Compute the float8 form of an op where the op was, and let readers of the casts read that."""
-    producer = fusion.producer
-    tag = replace(tag_of(fusion.casts[0][0]), made_by=FuseFloat8Casts.name())
+    producer, name = fusion.producer, FuseFloat8Casts.name()
+    tag = replace(tag_of(fusion.casts[0][0]), made_by=name)
     whole = call_before(graph, producer, fusion.target, producer.args, tag)
     for cast, first in fusion.casts:
-        for part in list(cast.users):
-            made = replace(tag_of(part), made_by=FuseFloat8Casts.name())
-            index = first + part.args[1]  # type: ignore[operator]
-            redirect(part, call_before(graph, producer, operator.getitem, (whole, index), made))
+        redirect_parts(graph, cast, whole, name, first)

@@ -1,0 +1,84 @@
+"""Casts by rows that find the largest magnitudes of columns, for a later cast of the same value transposed."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from monograph.compat.ops import ATEN
+from monograph.graph.edit import call_before, redirect
+from monograph.graph.query import find_storages, is_mutation
+from monograph.graph.tags import tag_of
+from monograph.kernels.float8 import FLOAT8_CAST
+from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
+from monograph.passes.compute.fusions import VIEWS
+
+E4M3 = torch.float8_e4m3fn
+_BY_ROWS, _TRANSPOSED = (E4M3, True, False), (E4M3, True, True)
+_SAME = (*VIEWS, ATEN.cat.default, ATEN._to_copy.default)
+"""Ops that make of weights what casts read: the same in backward as in forward."""
+CastPair = tuple[Node, Node]
+"""A cast by rows, and one of the same value transposed."""
+
+
+def plan_columns(graph: Graph) -> list[CastPair]:
+    """Every cast transposed of a value that was cast by rows before and that nothing writes over."""
+    storages = find_storages(graph)
+    written = {storages.get(each, each) for node in graph.nodes if is_mutation(node) for each in node.all_input_nodes}
+    rows: dict[Any, Node] = {}
+    found = []
+    for node in graph.nodes:
+        if node.target is not FLOAT8_CAST:
+            continue
+        key = key_of_value(node.args[0])
+        if tuple(node.args[1:]) == _BY_ROWS:
+            rows.setdefault(key, node)
+        first = rows.get(key)
+        is_still = all(storages.get(each, each) not in written for each in list_sources(node.args[0]))
+        if tuple(node.args[1:]) == _TRANSPOSED and first is not None and is_still:
+            found.append((first, node))
+    return found
+
+
+def key_of_value(value: Any) -> Any:
+    """Equal for values that are made of the same by the same ops."""
+    if isinstance(value, list | tuple):
+        return tuple(map(key_of_value, value))
+    if not isinstance(value, Node):
+        return str(value)
+    if value.target in _SAME:
+        return value.target, key_of_value(value.args), tuple((name, str(each)) for name, each in value.kwargs.items())
+    return value
+
+
+def list_sources(value: Any) -> Iterator[Node]:
+    """What a value is made of."""
+    for node in (value,) if isinstance(value, Node) else ():
+        yield node
+        for each in node.all_input_nodes if node.target in _SAME else ():
+            yield from list_sources(each)
+
+
+def apply_columns(graph: Graph, pairs: Sequence[CastPair], made_by: str) -> None:
+    """Let the first cast of each pair find what the second has to know."""
+    known: dict[Node, Node] = {}
+    for first, second in pairs:
+        if first not in known:
+            tag = replace(tag_of(first), made_by=made_by)
+            whole = call_before(graph, first, FLOAT8_CAST_AMAX, (first.args[0], E4M3), tag)
+            redirect_parts(graph, first, whole, made_by)
+            known[first] = call_before(graph, first, operator.getitem, (whole, 2), replace(tag, keep=True))
+        tag = replace(tag_of(second), made_by=made_by)
+        cast = call_before(graph, second, FLOAT8_CAST_TRANSPOSED, (second.args[0], known[first], E4M3), tag)
+        redirect_parts(graph, second, cast, made_by)
+
+
+def redirect_parts(graph: Graph, old: Node, new: Node, made_by: str, first: int = 0) -> None:
+    """Let readers of an op's results read those of another, which begin at `first`."""
+    for part in list(old.users):
+        tag = replace(tag_of(part), made_by=made_by)
+        index = first + part.args[1]  # type: ignore[operator]
+        redirect(part, call_before(graph, new.next, operator.getitem, (new, index), tag))

@@ -24,6 +24,7 @@ from monograph.parallel.boundary import LocalizedShard
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.mesh_reductions import all_reduce_over_data, all_reduce_over_tokens, compute_grad_norm
+from monograph.parallel.observed_group import SendDigests
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.config import PassesConfig
 
@@ -137,6 +138,16 @@ class MeshStep(ABC):
     def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         """This rank's share of the loss of several micro-batches, without gradients."""
         return sum_in_order([self.evaluate(batch, scalars) for batch in batches])
+
+    def accumulate_one(
+        self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], digests: SendDigests
+    ) -> Tensor:
+        """Add the gradients of one micro-batch, whatever an update has; `digests` observes the groups meanwhile."""
+        return self.accumulate([batch], scalars)
+
+    def describe_part(self, part: int) -> str:
+        """What runs in a part of `accumulate_one`; empty where there is one part only."""
+        return ""
 
     def discard(self) -> None:
         """Drop the gradients and metrics of the micro-batches since the last update."""

@@ -68,6 +68,8 @@ class Groups:
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
         self._closing: list[Callable[[], None]] = []
+        self.observer: CollectiveObserver | None = None
+        """Who sees what this rank sends and waits for, now."""
         is_gloo = not is_fake and "nccl" not in str(dist.get_backend_config())
         for group in Group:
             ranks = mesh.members(group, rank)
@@ -84,18 +86,20 @@ class Groups:
 
     @contextmanager
     def observed(self, observer: CollectiveObserver) -> Iterator[None]:
-        """Let an observer see every collective that this rank starts by a logical name; pipelines' sends excepted."""
+        """Let an observer see every collective that this rank starts by a logical name, and waits for pipeline ranks."""
         observed = {
             group: ObservedGroup(group.value, serving, observer)
             for group, serving in self._serving.items()
-            if group is not Group.PP
+            if group not in POINT_TO_POINT
         }
+        self.observer = observer
         try:
             for group, stand_in in observed.items():
                 remove_group_alias(group.value)
                 alias_process_group(group.value, stand_in)
             yield
         finally:
+            self.observer = None
             for group in observed:
                 remove_group_alias(group.value)
                 alias_process_group(group.value, self._serving[group])

@@ -7,7 +7,7 @@ not change.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,13 @@ from torch import Tensor
 
 from monograph.parallel.host_staged import FinishedWork
 
+GRADIENTS = "gradients"
+"""The name of a rank's gradients among digests."""
 WORDS_AT_ONCE = 1 << 22
 """A digest takes 8 bytes of memory for each of so many values at a time."""
+
+
+Received = TypeVar("Received")
 
 
 class CollectiveObserver(Protocol):
@@ -24,6 +29,10 @@ class CollectiveObserver(Protocol):
 
     def start(self, group: str, name: str, sent: Sequence[Tensor], run: Callable[[], Any]) -> Any:
         """Start the collective by calling `run`, and return its work."""
+        ...
+
+    def wait(self, run: Callable[[], Received]) -> Received:
+        """Wait for what another pipeline rank sends by calling `run`."""
         ...
 
 
@@ -70,25 +79,36 @@ class SentDigest:
     group: str
     name: str
     digest: int
+    part: int = 0
+    """Which part of the step it was sent in: parts run one after the other, over all ranks."""
 
 
 @dataclass
 class SendDigests:
     """Notes a digest of everything this rank hands to collectives, in the order in which they start."""
 
+    part: int = 0
+    """The part of the step that is running."""
     _sums: list[Tensor] = field(default_factory=list)
-    _names: list[tuple[str, str]] = field(default_factory=list)
+    _names: list[tuple[str, str, int]] = field(default_factory=list)
 
     def start(self, group: str, name: str, sent: Sequence[Tensor], run: Callable[[], Any]) -> Any:
-        self._names.append((group, name))
+        self.note(group, name, sent)
+        return run()
+
+    def note(self, group: str, name: str, sent: Sequence[Tensor]) -> None:
+        """Add the digest of values that leave this rank in another way."""
+        self._names.append((group, name, self.part))
         self._sums.append(digest_bits(sent))
+
+    def wait(self, run: Callable[[], Received]) -> Received:
+        """Its sender has noted it."""
         return run()
 
     def take(self) -> list[SentDigest]:
         """All digests so far; waits for the device."""
-        found = [
-            SentDigest(group, name, int(value)) for (group, name), value in zip(self._names, self._sums, strict=True)
-        ]
+        pairs = zip(self._names, self._sums, strict=True)
+        found = [SentDigest(group, name, int(value), part) for (group, name, part), value in pairs]
         self._names, self._sums = [], []
         return found
 
@@ -117,7 +137,7 @@ def view_as_words(value: Tensor) -> Tensor:
 
 @dataclass
 class CollectiveTimer:
-    """Adds up the time in which this rank waited for collectives: each ends before the next thing is computed.
+    """Adds up the time in which this rank waited for others: each collective ends before the next thing is computed.
 
     What is left of a step's time is this rank's own work. On ranks that wait for a slow one, that does not grow.
     """
@@ -126,12 +146,16 @@ class CollectiveTimer:
     seconds: float = 0.0
 
     def start(self, group: str, name: str, sent: Sequence[Tensor], run: Callable[[], Any]) -> Any:
+        self.wait(lambda: run().wait())
+        return FinishedWork()
+
+    def wait(self, run: Callable[[], Received]) -> Received:
         self._finish_device_work()
         begin = time.perf_counter()
-        run().wait()
+        found = run()
         self._finish_device_work()
         self.seconds += time.perf_counter() - begin
-        return FinishedWork()
+        return found
 
     def _finish_device_work(self) -> None:
         if self.device.type == "cuda":

@@ -23,8 +23,6 @@ def check_pipeline_limits(config: Any) -> None:
             why="only a captured backward can be split, so eager and layer mode run the plain schedules",
             do=f"--compile.mode graph, or --parallelism.pipeline_schedule {', '.join(PLAIN)}",
         )
-    if config.debug.replay_every:
-        raise _refuse(degree, f"debug.replay_every is {config.debug.replay_every}", "--debug.replay_every 0")
     asked = [name for name in _PASSES if name in config.passes.on or config.passes.is_asked(name)]
     if asked:
         raise _refuse(degree, f"the pass {asked[0]} is asked for", f"leave {asked[0]} out")

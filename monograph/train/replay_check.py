@@ -4,7 +4,8 @@ Every so many steps all ranks compute the same micro-batch twice, that of anothe
 is deterministic, so two things must hold: a rank hands the same bytes to every collective both times, and ranks that
 differ in their data alone hand over the same bytes. The first finds a fault that comes and goes, the second one that
 stays. What was sent is compared in the order of the program: the first difference was made by the rank that sent it,
-because everything it had received until then was equal.
+because everything it had received until then was equal. Of a pipeline, one stage after the other computes it, so that
+there is such an order over all stages.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from monograph.axes import Axis, Group
 from monograph.errors import MonographError
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh import Mesh
-from monograph.parallel.observed_group import SendDigests, SentDigest, digest_bits
+from monograph.parallel.observed_group import GRADIENTS, SendDigests, SentDigest, digest_bits
 from monograph.train.step import Step
 
 _MODEL_AXES = (Axis.PP, Axis.CP, Axis.TP, Axis.EP, Axis.ETP)
@@ -29,11 +30,15 @@ _COMPARABLE = frozenset(
     {
         "",
         *(Group.FSDP_SCATTER, Group.EFSDP_SCATTER, Group.TP, Group.ETP, Group.CP),
-        *(Group.EP, Group.EP_COUNTS, Group.EP_DISPATCH),
+        *(Group.EP, Group.EP_COUNTS, Group.EP_DISPATCH, Group.PP),
     }
 )
 """Groups whose collectives begin with what a rank computed; others begin with its own shard, which nobody else has."""
-_LOSS, _GRADIENTS = "loss", "gradients"
+_LOSS = "loss"
+_HANDED_ON = {"carry": "activations", "carry_gradient": "gradient of activations"}
+"""What pipeline stages send to each other, in words."""
+Position = tuple[int, int]
+"""A part of the step, and how many values were sent in it before."""
 
 
 class CorruptionFound(MonographError):
@@ -47,7 +52,7 @@ class WrongRanks:
     ranks: tuple[int, ...]
     """All of them, or, when `is_certain` is false, the ranks of which at least one is."""
     index: int
-    """Which of the sent values was the first to differ."""
+    """Which of the values sent in a part of the step was the first to differ."""
     sent: SentDigest
     is_certain: bool
     is_repeatable: bool
@@ -80,11 +85,11 @@ class ReplayCheck:
     def _compute(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> list[SentDigest]:
         digests = SendDigests()
         with self.groups.observed(digests):
-            loss = self.step.accumulate([batch], scalars)
+            loss = self.step.accumulate_one(batch, scalars, digests)
         sent = digests.take()
         gradients = [value.grad for value in self.step.trained.values() if value.grad is not None]
-        sent.append(SentDigest("", _LOSS, int(digest_bits([loss]))))
-        sent.append(SentDigest("", _GRADIENTS, int(digest_bits(gradients or [torch.zeros(1)]))))
+        sent.append(SentDigest("", _LOSS, int(digest_bits([loss])), digests.part))
+        sent.append(SentDigest("", GRADIENTS, int(digest_bits(gradients or [torch.zeros(1)])), digests.part))
         self.step.discard()
         return sent
 
@@ -101,11 +106,15 @@ class ReplayCheck:
         paths = self.step.find_collectives()
         if wrong.sent.name == _LOSS:
             where = "in the loss"
-        elif wrong.sent.name == _GRADIENTS:
+        elif wrong.sent.name == GRADIENTS:
             where = "in the gradients"
+        elif wrong.sent.name in _HANDED_ON:
+            where = f"in the {_HANDED_ON[wrong.sent.name]} that it sent"
         else:
             where = f"in what it sent to {wrong.sent.name} over {wrong.sent.group}"
             where += f", {paths[wrong.index]}" if wrong.index < len(paths) else ""
+        part = self.step.describe_part(wrong.sent.part)
+        where += f", in {part}" if part else ""
         kind = "the same wrong bits each time" if wrong.is_repeatable else "other bits when it computed them again"
         who = names if wrong.is_certain else f"one of {names}"
         return CorruptionFound(
@@ -117,9 +126,20 @@ class ReplayCheck:
         )
 
 
-def pick_comparable(sent: Sequence[SentDigest]) -> list[tuple[int, SentDigest]]:
+def find_positions(sent: Sequence[SentDigest]) -> list[Position]:
+    """Where in the program each value was sent: the same on all ranks that run a part together."""
+    counts = Counter[int]()
+    found = []
+    for each in sent:
+        found.append((each.part, counts[each.part]))
+        counts[each.part] += 1
+    return found
+
+
+def pick_comparable(sent: Sequence[SentDigest]) -> list[tuple[Position, SentDigest]]:
     """What ranks with equal data must have in common: everything but their own shards and their gradients."""
-    return [(index, each) for index, each in enumerate(sent) if each.group in _COMPARABLE and each.name != _GRADIENTS]
+    pairs = zip(find_positions(sent), sent, strict=True)
+    return [(place, each) for place, each in pairs if each.group in _COMPARABLE and each.name != GRADIENTS]
 
 
 def find_peers(mesh: Mesh) -> list[list[int]]:
@@ -132,12 +152,14 @@ def find_peers(mesh: Mesh) -> list[list[int]]:
 
 def find_wrong_ranks(seen: Sequence[tuple[Sequence[SentDigest], Sequence[SentDigest]]], mesh: Mesh) -> WrongRanks:
     """Who sent the first value that differs, in the order of the program; both computations of every rank are given."""
-    unstable: dict[int, list[int]] = defaultdict(list)
+    places = [dict(zip(find_positions(first), first, strict=True)) for first, _ in seen]
+    unstable: dict[Position, list[int]] = defaultdict(list)
     for rank, (first, second) in enumerate(seen):
-        index = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-        if index is not None:
-            unstable[index].append(rank)
-    unequal: dict[int, list[list[int]]] = defaultdict(list)
+        pairs = zip(places[rank], first, second, strict=False)
+        place = next((place for place, one, other in pairs if one != other), None)
+        if place is not None:
+            unstable[place].append(rank)
+    unequal: dict[Position, list[list[int]]] = defaultdict(list)
     for peers in find_peers(mesh):
         rows = [pick_comparable(seen[rank][0]) for rank in peers]
         for column in zip(*rows, strict=False):
@@ -145,15 +167,15 @@ def find_wrong_ranks(seen: Sequence[tuple[Sequence[SentDigest], Sequence[SentDig
                 unequal[column[0][0]].append(peers)
                 break
     if unstable and (not unequal or min(unstable) <= min(unequal)):
-        index = min(unstable)
-        ranks = tuple(unstable[index])
-        return WrongRanks(ranks, index, seen[ranks[0]][0][index], is_certain=True, is_repeatable=False)
-    index = min(unequal)
-    peers = unequal[index][0]
-    values = {rank: seen[rank][0][index] for rank in peers}
+        place = min(unstable)
+        ranks = tuple(unstable[place])
+        return WrongRanks(ranks, place[1], places[ranks[0]][place], is_certain=True, is_repeatable=False)
+    place = min(unequal)
+    peers = unequal[place][0]
+    values = {rank: places[rank][place] for rank in peers}
     (common, count), *_ = Counter(values.values()).most_common()
     odd = tuple(rank for rank in peers if values[rank] != common)
     is_certain = count > len(peers) / 2
     if not is_certain:
         odd = tuple(peers)
-    return WrongRanks(odd, index, values[odd[0]], is_certain=is_certain, is_repeatable=True)
+    return WrongRanks(odd, place[1], values[odd[0]], is_certain=is_certain, is_repeatable=True)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from monograph.parallel.observed_group import SendDigests
+
 
 class Step(Protocol):
     """Forward, loss and backward of an update's micro-batches, and what surrounds an update."""
@@ -33,6 +35,16 @@ class Step(Protocol):
 
     def accumulate(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         """Add the gradients of an update's micro-batches, in host memory; this process's share of the loss."""
+        ...
+
+    def accumulate_one(
+        self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], digests: SendDigests
+    ) -> Tensor:
+        """The same for one micro-batch, whatever an update has; `digests` observes the groups, and is told of parts."""
+        ...
+
+    def describe_part(self, part: int) -> str:
+        """What runs in a part of `accumulate_one`; empty where there is one part only."""
         ...
 
     def evaluate_all(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:

@@ -19,6 +19,8 @@ LAYOUTS = {
     "ep2": ("deepseek_v3", 2, {"ep": 2}),
     "hsdp": ("qwen3", 4, {"replicate": 2}),
     "fsdp_tp_ep": ("deepseek_v3", 4, {"tp": 2, "ep": 2}),
+    "pp2": ("qwen3", 2, {"pipeline_parallel_degree": 2}),
+    "pp2_fsdp2": ("deepseek_v3", 4, {"pipeline_parallel_degree": 2, "pipeline_schedule": "zbv", "shard": 2}),
 }
 
 
@@ -39,9 +41,11 @@ def test_every_single_flipped_bit_changes_the_digest(dtype):
     ("layout", "victim", "is_permanent"),
     [
         ("fsdp2", 1, False),
+        ("pp2", 0, False),
         *(
             pytest.param(layout, victim, is_permanent, marks=pytest.mark.long)
             for layout, victim, is_permanent in [
+                ("pp2", 1, False),
                 ("fsdp2", 0, True),
                 ("tp2", 1, False),
                 ("ep2", 0, False),
@@ -50,27 +54,35 @@ def test_every_single_flipped_bit_changes_the_digest(dtype):
                 ("fsdp_tp_ep", 1, False),
                 ("fsdp_tp_ep", 2, False),
                 ("fsdp_tp_ep", 3, True),
+                ("pp2_fsdp2", 1, False),
+                ("pp2_fsdp2", 2, False),
+                ("pp2_fsdp2", 3, True),
             ]
         ),
     ],
 )
 def test_a_planted_bit_flip_is_found_and_the_rank_is_named(layout, victim, is_permanent, tmp_path):
     model, ranks, degrees = LAYOUTS[layout]
-    config = tiny(model, tmp_path, CHECKED, **degrees)
+    changes = {"training.global_batch_size": 8, "model.n_layers": 4} if layout.startswith("pp") else {}
+    config = tiny(model, tmp_path, {**CHECKED, **changes}, **degrees)
     said = pool.run(ranks, train_with_flips, config, victim, is_permanent)
     assert len(set(said)) == 1, "every rank ends with the same error"
     what = said[0].splitlines()[0]
     assert what.startswith("step 2: ") and f"rank {victim} (" in what
-    is_pair = is_permanent and layout in ("fsdp2", "fsdp_tp_ep")
+    is_pair = is_permanent and layout in ("fsdp2", "fsdp_tp_ep", "pp2_fsdp2")
     assert ("one of" in what) == is_pair, "two ranks that disagree do not say which of them is right"
     assert ("the same wrong bits each time" in said[0]) == is_permanent
+    if layout == "pp2":
+        where = ("activations that it sent, in the forward", "gradient of activations that it sent, in the backward")
+        assert f"first in the {where[victim]} of stage {victim}" in what
 
 
 @pytest.mark.long
-def test_checked_runs_on_healthy_ranks_have_the_same_bits_and_finish(tmp_path):
+@pytest.mark.parametrize("degrees", [{"tp": 2, "ep": 2}, {"pipeline_parallel_degree": 2, "tp": 2}], ids=str)
+def test_checked_runs_on_healthy_ranks_have_the_same_bits_and_finish(degrees, tmp_path):
     changes = {**CHECKED, "training.global_batch_size": 4, "model.n_layers": 2}
-    checked = tiny("deepseek_v3", tmp_path / "a", changes, tp=2, ep=2)
-    plain = tiny("deepseek_v3", tmp_path / "b", {**changes, "debug.replay_every": 0}, tp=2, ep=2)
+    checked = tiny("deepseek_v3", tmp_path / "a", changes, **degrees)
+    plain = tiny("deepseek_v3", tmp_path / "b", {**changes, "debug.replay_every": 0}, **degrees)
     assert pool.run(4, train_with_flips, checked, -1, False) == [""] * 4
     assert pool.run(4, train_with_flips, plain, -1, False) == [""] * 4
     assert read_exact(tmp_path / "a" / "run") == read_exact(tmp_path / "b" / "run")

@@ -38,6 +38,14 @@ def test_a_slow_rank_is_named_with_its_own_time_and_the_bits_stay(tmp_path):
     assert not any("rank_ms" in record for record in read_records(tmp_path / "plain" / "run"))
 
 
+def test_a_pipeline_rank_that_waits_for_a_slow_one_is_not_slow_itself(tmp_path):
+    config = tiny("llama3", tmp_path, {**TIMED, "model.n_layers": 2}, pipeline_parallel_degree=2)
+    assert pool.run(2, train_with_slow_data, config, 0, 0.5) == ["", ""]
+    times = [record["rank_ms"] for record in read_records(tmp_path / "run") if "rank_ms" in record]
+    assert [each["slowest_rank"] for each in times] == [0, 0]
+    assert all(each["median"] < 0.8 * each["slowest"] for each in times), "of two it lies between both"
+
+
 def test_a_slow_rank_is_told_once_with_its_host_and_again_when_it_is_gone():
     with joined_groups(Mesh(), torch.device("cpu")) as groups, mock.patch.object(slow_ranks, "log") as log:
         monitor = SlowRankMonitor(every=1, limit=1.5, groups=groups, device=torch.device("cpu"))

@@ -41,6 +41,7 @@ class Links:
     """
 
     def __init__(self, groups: Groups) -> None:
+        self.groups = groups
         self.own = groups.mesh.coordinate(groups.rank, Axis.PP)
         self.ranks = groups.mesh.members(Group.PP, groups.rank)
         self.device = groups.device
@@ -87,8 +88,13 @@ class Links:
 
     def wait(self, pending: Pending, action: str) -> dict[str, Tensor]:
         """The values, once they are here (or gone); an error says which action waited, and for whom."""
-        try:
+
+        def wait() -> dict[str, Tensor]:
             return {name: wait_tensor(value).to(self.device) for name, value in pending.values.items()}
+
+        observer = self.groups.observer
+        try:
+            return wait() if observer is None else observer.wait(wait)
         except RuntimeError as error:
             raise PipelineStalled(
                 f"pipeline rank {self.own} (rank {self.ranks[self.own]}) waited in {action} for {pending.what} of "

@@ -1,6 +1,7 @@
 """The step of a pipeline rank: runs its part of a schedule, and what surrounds an update over all stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from monograph.execute.pipeline.links import Links
 from monograph.execute.pipeline.recorded import RecordedUpdate, find_computed
 from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
+from monograph.execute.pipeline.single_runs import build_forward_schedule, build_single_schedule, noted
 from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied, find_tied_links
 from monograph.graph.signature import OutputKind, OutputSpec
@@ -29,11 +31,11 @@ from monograph.parallel.mesh_reductions import (
     all_reduce_over_pipeline,
     compute_pipeline_grad_norm,
 )
+from monograph.parallel.observed_group import SendDigests
 from monograph.parallel.param_table import ParamTable
-from monograph.parallel.pipeline.actions import forward
 from monograph.parallel.pipeline.schedule import BUBBLE, Schedule
 from monograph.parallel.pipeline.stages import StagePlan
-from monograph.parallel.pipeline.transfers import find_links, with_transfers
+from monograph.parallel.pipeline.transfers import find_links
 from monograph.passes.runner import OptimizedGraph
 
 
@@ -168,9 +170,44 @@ class PipelineStep(MeshStep):
                 self.recorder.warm_up(lambda: self.run_actions(batches, scalars))
             else:
                 self.replay_actions(batches, scalars)
+        self.exchange_tied()
+        return self.take_loss()
+
+    def accumulate_one(
+        self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], digests: SendDigests
+    ) -> Tensor:
+        """One stage after the other runs; what each hands on and its gradients are noted among the digests."""
+        self.weight_cache.refresh(is_updated=True)
+        self.losses = []
+        stages = {
+            number: noted(number, stage.training, stage.gradients, self.schedule.stages, digests)
+            for number, stage in self.stages.items()
+        }
+        schedule = build_single_schedule(self.schedule)
+        with failures_explained(self.artifact):
+            PipelineRun(schedule, self.pipeline_rank, stages, self.links, [self.prepare(batch)], scalars).run()
+        digests.part = 2 * self.schedule.stages
+        self.exchange_tied()
+        return self.take_loss()
+
+    def describe_part(self, part: int) -> str:
+        stages = self.schedule.stages
+        if part >= 2 * stages:
+            return "the sums of tied parameters"
+        return f"the forward of stage {part}" if part < stages else f"the backward of stage {2 * stages - 1 - part}"
+
+    def exchange_tied(self) -> None:
+        """Add up the gradients of tied slots over the stages that have them."""
         parts = {number: stage.gradients.apart for number, stage in self.stages.items()}
         add_tied(self.tied, parts, self.schedule.stage_ranks, self.links)
-        return self.take_loss()
+
+    @contextmanager
+    def op_by_op(self) -> Iterator[None]:
+        recorder, self.recorder = self.recorder, None
+        try:
+            yield
+        finally:
+            self.recorder = recorder
 
     def run_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
         """Run an update op by op."""
@@ -257,12 +294,3 @@ class PipelineStep(MeshStep):
         self.stages = {}
         if self.artifact is not None:
             self.artifact.close()
-
-
-def build_forward_schedule(schedule: Schedule, micro_batches: int) -> Schedule:
-    """The forwards alone, stage by stage: what an evaluation runs."""
-    rows = tuple(
-        tuple(forward(stage, number) for stage in schedule.stages_of(rank) for number in range(micro_batches))
-        for rank in range(schedule.ranks)
-    )
-    return with_transfers(Schedule("evaluation", schedule.stage_ranks, micro_batches, rows))

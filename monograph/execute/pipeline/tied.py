@@ -64,6 +64,11 @@ class StageGradients(Gradients):
     def is_empty(self) -> bool:
         return super().is_empty and all(part.value is None for part in self.apart.values())
 
+    def list_all(self) -> list[Tensor]:
+        """The sums so far, those of tied slots last."""
+        apart = [part.value for part in self.apart.values() if part.value is not None]
+        return [*self.taken().values(), *apart]
+
     def take_all(self) -> dict[str, Tensor]:
         """The sums of all slots; the next update begins without any."""
         found = self.taken() | {name: part.value for name, part in self.apart.items() if part.value is not None}

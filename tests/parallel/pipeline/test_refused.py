@@ -32,7 +32,6 @@ def configure(changes):
         ({"compile.mode": "layer", "parallelism.pipeline_schedule": "zero_bubble"}, "compile.mode is layer"),
         ({"compile.mode": "eager", "parallelism.pipeline_schedule": "zbv"}, "compile.mode is eager"),
         ({"compile.mode": "eager", "parallelism.fsdp": "fsdp2"}, "parallelism.fsdp is fsdp2"),
-        ({"debug.replay_every": 3, "debug.deterministic": True}, "debug.replay_every is 3"),
         ({"passes.on": ("compile_whole",)}, "the pass compile_whole"),
         ({"parallelism.pipeline_schedule": "2f2b"}, "no pipeline schedule '2f2b'"),
         ({"parallelism.pipeline_schedule": "missing.csv"}, "cannot be read"),

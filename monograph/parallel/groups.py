@@ -72,16 +72,27 @@ class Groups:
         """Who sees what this rank sends and waits for, now."""
         is_gloo = not is_fake and "nccl" not in str(dist.get_backend_config())
         for group in Group:
-            ranks = mesh.members(group, rank)
-            native = self._native[group] = dist.new_group(
-                list(ranks), timeout=self._limit, use_local_synchronization=True, group_desc=group.value
-            )
-            is_plain = not is_gloo or group in POINT_TO_POINT
-            self._serving[group] = native if is_plain else _serve_with_gloo(native, device)
-            alias_process_group(group.value, self._serving[group])  # torch's registry does not own what it names
+            if is_gloo and mesh.group_size(group) == 1:
+                serving: dist.ProcessGroup = LoneGroup()
+            else:
+                native = self.process_group(group)
+                serving = _serve_with_gloo(native, device) if is_gloo and group not in POINT_TO_POINT else native
+            self._serving[group] = serving
+            alias_process_group(group.value, serving)  # torch's registry does not own what it names
 
     def process_group(self, group: Group) -> dist.ProcessGroup:
-        """The torch object behind a name, for libraries that want one."""
+        """The torch object behind a name, for libraries that want one.
+
+        A group of one rank that `LoneGroup` serves is created when it is asked for, which concerns no other rank: gloo
+        takes 10 ms to end each group, and most groups of a small run have one rank.
+        """
+        if group not in self._native:
+            self._native[group] = dist.new_group(
+                list(self.mesh.members(group, self.rank)),
+                timeout=self._limit,
+                use_local_synchronization=True,
+                group_desc=group.value,
+            )
         return self._native[group]
 
     @contextmanager
@@ -208,15 +219,13 @@ class Groups:
         """Take the names back and drop every reference to a group."""
         for release in self._closing:
             release()
-        for group in self._native:
+        for group in self._serving:
             remove_group_alias(group.value)
         self._native, self._serving, self._on_host, self._closing = {}, {}, {}, []
 
 
 def _serve_with_gloo(native: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """gloo behind what makes it fit for graphs: sums in rank order, and host memory between it and a GPU."""
-    if native.size() == 1:
-        return LoneGroup()
     ordered = OrderedSums(native) if native.size() >= MIN_RANKS else native
     return HostStagedGroup(ordered) if device.type == "cuda" else ordered
 

@@ -1,5 +1,7 @@
 """A group of one rank: every collective gives a copy of what it was given."""
 
+import os
+
 import pytest
 import torch
 
@@ -27,3 +29,18 @@ def test_a_collective_of_one_rank_copies(name, dtype):
         assert torch.equal(found, value) and found.dtype is dtype
         found += 1
     assert torch.equal(value, torch.arange(12).view(4, 3).to(dtype)), "the result has memory of its own"
+
+
+def test_only_a_group_that_a_library_asks_for_gets_threads_of_gloo():
+    before = count_threads()
+    with joined_groups(Mesh(), torch.device("cpu")) as groups:
+        joined = count_threads()
+        assert joined - before < len(Group)
+        assert groups.process_group(Group.TP).size() == 1
+        assert count_threads() > joined
+        assert groups.process_group(Group.TP) is groups.process_group(Group.TP)
+
+
+def count_threads():
+    """All of this process: a thread takes its name a moment after it started."""
+    return len(os.listdir("/proc/self/task"))

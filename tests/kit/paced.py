@@ -1,7 +1,6 @@
 """A user's own recipe with a model that can wait and fail on purpose: for tests that look at whole processes."""
 
 import os
-import tempfile
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, ClassVar
 
 from monograph.models.llama3.config import Llama3Config
 from monograph.train.config import TrainerConfig
-from tests.kit.tiny import tiny
+from tests.kit.tiny import SHARED_FOLDER, tiny
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,7 +26,7 @@ class PacedConfig(Llama3Config):
 
 def paced() -> TrainerConfig:
     """A tiny llama on the test corpus; everything else comes from flags."""
-    config = tiny("llama3", Path(tempfile.gettempdir()) / f"monograph-tests-{os.getuid()}")
+    config = tiny("llama3", SHARED_FOLDER)
     plain = config.model
     model = PacedConfig(**{field.name: getattr(plain, field.name) for field in fields(plain)})
     return config.replace(model=model)

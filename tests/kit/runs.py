@@ -34,6 +34,7 @@ from monograph.train.folder import reserved_folder
 from monograph.train.layout import plan_run_mesh
 from monograph.train.startup import Startup
 from monograph.train.trainer import Trainer
+from tests.kit.tiny import SHARED_FOLDER, write_corpus
 
 EXACT = ("step", "loss", "grad_norm", "lr", "tokens", "cursor", "expert_load", "validation_loss")
 """What a record says about the training itself; the rest is about the machine."""
@@ -88,11 +89,19 @@ def tiny_run(folder: Path, changes: Mapping[str, Any] | None = None, *, model: s
         **small,
         "lr_scheduler.warmup_steps": min(2, (changes or {}).get("training.steps", 3)),
         "job.dump_folder": str(folder),
+        **choose_data(changes or {}),
         **(changes or {}),
     }.items():
         change(config, path, value)
     check_config(config)
     return config
+
+
+def choose_data(changes: Mapping[str, Any]) -> dict[str, str]:
+    """A small corpus unless data is chosen: to read and tokenize the built-in one takes longer than a tiny run."""
+    if any(path.startswith("dataloader.") for path in changes):
+        return {}
+    return {"dataloader.dataset": str(write_corpus(SHARED_FOLDER))}
 
 
 def change(config: Any, path: str, value: Any) -> None:

@@ -12,6 +12,8 @@ Auxiliary losses weigh a hundred times what recipes use, so that a mistake in th
 """
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ RECIPES = {
 }
 MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
 """What tests of everything go through; families since then have tests of their own."""
+SHARED_FOLDER = Path(tempfile.gettempdir()) / f"monograph-tests-{os.getuid()}"
+"""Where the corpus lies for runs that have no folder to write it into."""
 WITH_EXPERTS = ("qwen3_moe", "deepseek_v3")
 
 _EVERYWHERE = {
@@ -133,5 +137,7 @@ def write_corpus(folder: Path) -> Path:
         random = np.random.default_rng(0)
         lengths = random.integers(3, 200, size=120)
         texts = ["".join(map(chr, random.integers(32, 127, size=length))) for length in lengths]
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        whole.rename(path)  # other processes may be looking for it
     return path

@@ -97,7 +97,7 @@ class Groups:
 
     @contextmanager
     def observed(self, observer: CollectiveObserver) -> Iterator[None]:
-        """Let an observer see every collective that this rank starts by a logical name, and waits for pipeline ranks."""
+        """Let an observer see every collective that this rank starts by a logical name, and waits for other stages."""
         observed = {
             group: ObservedGroup(group.value, serving, observer)
             for group, serving in self._serving.items()

@@ -30,7 +30,10 @@ from monograph.config.leaves import replace_leaf
 from monograph.kernels.catalog import CUSTOM_OPS
 from monograph.kernels.check_op import check_op
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, reference_float8_cast
+from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.norm import ADD_NORM, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.recipes.catalog import load_recipe
 from monograph.run import train
@@ -90,13 +93,22 @@ def check_kernels(device: str, shrink: int) -> list[str]:
 def check_fused(device: str, shrink: int) -> list[str]:
     """Where ops that write float8 differ from the same kernels one by one, on this device."""
     problems = []
-    for name, (tokens, _, hidden) in LAYERS.items():
+    for name, (tokens, dim, hidden) in LAYERS.items():
         sizes = tokens // shrink, hidden // shrink
+        weight = torch.randn(dim // shrink, device=device).bfloat16()
+        two = torch.randn(2, tokens // shrink, dim // shrink, device=device).bfloat16().unbind()
+        total, out, rstd = ADD_NORM(*two, weight, 1e-5)
+        cast = FLOAT8_CAST_AMAX(out, E4M3)
+        transposed = FLOAT8_CAST_TRANSPOSED(out, cast[2], E4M3)
         x, up = torch.randn(sizes[0], 2 * sizes[1], device=device).bfloat16().chunk(2, -1)
         grad = torch.randn(sizes, device=device).bfloat16()
         both, gate = SWIGLU_BACKWARD_PACKED_RECOMPUTE(grad, x, up)
         casts = [*FLOAT8_CAST_BOTH(both, E4M3, True), *FLOAT8_CAST(gate, E4M3, True, True)]
         pairs = {
+            "float8_add_norm": (FLOAT8_ADD_NORM(*two, weight, 1e-5), (total, *cast, rstd)),
+            "float8_norm": (FLOAT8_NORM(total, weight, 1e-5), (*cast, rstd)),
+            "norm_backward_recompute": (NORM_BACKWARD_RECOMPUTE(two[0], total, weight, rstd, None)[2:], (out,)),
+            "float8_cast_amax": ((*cast[:2], *transposed), FLOAT8_CAST_BOTH(out, E4M3, True)),
             "float8_swiglu": (FLOAT8_SWIGLU(x, up), FLOAT8_CAST(SWIGLU(x, up), E4M3, True, False)),
             "float8_swiglu_backward": (FLOAT8_SWIGLU_BACKWARD(grad, x, up), casts),
         }
@@ -109,7 +121,7 @@ def check_fused(device: str, shrink: int) -> list[str]:
 
 def describe_difference(found: Tensor, wanted: Tensor) -> str:
     """How many elements differ in their bits, by how many steps of their dtype, and the first of them; or nothing."""
-    whole = torch.uint8 if found.itemsize == 1 else torch.int32
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[found.itemsize]
     steps = (found.contiguous().view(whole).long() - wanted.contiguous().view(whole).long()).abs()
     count = int(steps.count_nonzero())
     if not count:

@@ -13,7 +13,9 @@ from torch import Tensor
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_MATMUL
 from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
 from monograph.kernels.float8_grouped import FLOAT8_GROUPED_MATMUL
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.norm import ADD_NORM
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 
 E4M3 = torch.float8_e4m3fn
@@ -81,6 +83,7 @@ def list_memory_bound(device: str, shrink: int) -> Iterator[Timed]:
         weights = _draw(device, 2 * hidden, dim)
         yield from list_casts(f"{name} weight", weights, 2)
         yield from list_casts(f"{name} fp32 weight", weights.float(), 4)
+        yield from list_norm(name, device, tokens, dim)
         yield from list_swiglu(name, device, tokens, hidden)
     experts = torch.randn(64 // min(shrink, 16), 1408 // shrink, 2048 // shrink, device=device)
     yield from list_casts("fp32 experts", experts, 4)
@@ -97,6 +100,18 @@ def list_casts(name: str, x: Tensor, width: int) -> Iterator[Timed]:
     amax = FLOAT8_CAST_AMAX(x, E4M3)[2]
     yield Timed(f"{name} rows, amax", lambda: FLOAT8_CAST_AMAX(x, E4M3), (width + 1) * count)
     yield Timed(f"{name} known", lambda: FLOAT8_CAST_TRANSPOSED(x, amax, E4M3), (width + 1) * count)
+
+
+def list_norm(name: str, device: str, tokens: int, dim: int) -> Iterator[Timed]:
+    """RMS norm of a sum with a cast after it, and writing float8 itself."""
+    (x, other), weight = _draw(device, 2, tokens, dim).unbind(), _draw(device, dim)
+    count = tokens * dim
+
+    def cast_after() -> object:
+        return FLOAT8_CAST(ADD_NORM(x, other, weight, 1e-5)[1], E4M3, True, False)
+
+    yield Timed(f"{name} add_norm, cast", cast_after, (8 + 3) * count)
+    yield Timed(f"{name} float8_add_norm", lambda: FLOAT8_ADD_NORM(x, other, weight, 1e-5), (6 + 1) * count)
 
 
 def list_swiglu(name: str, device: str, tokens: int, hidden: int) -> Iterator[Timed]:

@@ -165,6 +165,11 @@ def _float8_cast(given: Arguments) -> bool:
     return len(x) in (2, 3) and given.get("amax", columns) == columns
 
 
+def _float8_norm(given: Arguments) -> bool:
+    """Threads store eight numbers at once."""
+    return _norm(given) and given["x"][-1] % 8 == 0
+
+
 def _float8_grouped_matmul(given: Arguments) -> bool:
     """Rows with a scale each, and for every expert a matrix whose rows have a scale each."""
     rows, weights = given["rows"], given["weights"]
@@ -189,6 +194,8 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "float8_cast_amax": _float8_cast,
     "float8_cast_transposed": _float8_cast,
     "float8_grouped_matmul": _float8_grouped_matmul,
+    "float8_norm": _float8_norm,
+    "float8_add_norm": _float8_norm,
     "float8_swiglu": _same("x", "up"),
     "float8_swiglu_backward": _same("grad", "x", "up"),
     "matmul_swiglu": _matmul_swiglu,

@@ -58,7 +58,7 @@ def cast_rows_kernel(
         row = ((tl.program_id(0).to(tl.int64) * steps + step) * together + tl.arange(0, together))[:, None]
         value = tl.load(x + row * x_row + column, (row < rows) & (column < columns), 0.0)
         value = value.to(tl.bfloat16).to(tl.float32)
-        store_whole_rows(value, out, scales, row, column, rows, columns, largest, smallest)
+        store_whole_rows(value, out, scales, row, column, rows, columns, columns, largest, smallest)
         if has_amax:
             highest = tl.maximum(highest, tl.abs(value))
     if has_amax:

@@ -44,11 +44,13 @@ def raise_amax(bits, index, value, is_in):
 
 
 @triton.jit
-def store_whole_rows(value, out, scales, row, column, rows, columns, largest: tl.constexpr, smallest: tl.constexpr):
+def store_whole_rows(
+    value, out, scales, row, column, rows, columns, out_row, largest: tl.constexpr, smallest: tl.constexpr
+):
     """Write rows of which the program has every column; `row` is [rows, 1], `column` [1, columns]."""
     amax = tl.maximum(tl.max(tl.abs(value), 1, keep_dims=True), smallest)
     narrow = scale_values(value, amax, largest).to(out.dtype.element_ty)
-    tl.store(out + row * columns + column, narrow, (row < rows) & (column < columns))
+    tl.store(out + row * out_row + column, narrow, (row < rows) & (column < columns))
     tl.store(scales + row, find_scales(amax, largest), row < rows)
 
 

@@ -56,7 +56,7 @@ def float8_swiglu_kernel(
     a = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
     b = tl.load(up + row * up_row + column, is_in, 0.0).to(tl.float32)
     value = compute_swiglu(a, b).to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
-    store_whole_rows(value, out, scales, row, column, rows, columns, largest, smallest)
+    store_whole_rows(value, out, scales, row, column, rows, columns, columns, largest, smallest)
 
 
 @triton.jit

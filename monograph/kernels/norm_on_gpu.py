@@ -11,12 +11,29 @@ from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
 
-_NUMBERS = 2048
+NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""
 _PROGRAMS = 1056
 """Of a backward, at most: eight on every processor of a large GPU."""
-_SETTINGS = {"enable_fp_fusion": False}
+SETTINGS = {"enable_fp_fusion": False}
 """A product and a sum are rounded one after the other, as two ops would do it: so fusing them changes no bit."""
+
+
+@triton.jit
+def load_norm_input(x, other, total, row, column, is_in, columns, x_row, other_row, has_other: tl.constexpr):
+    """Rows in fp32, or their sum with other rows, which is written."""
+    value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+    if has_other:
+        value = value + tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * columns + column, rounded, is_in)
+        value = rounded.to(tl.float32)
+    return value
+
+
+@triton.jit
+def compute_rstd(value, columns, eps):
+    return tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / columns + eps)
 
 
 @triton.jit
@@ -39,13 +56,8 @@ def norm_kernel(
     row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
     column = tl.arange(0, block)[None, :]
     is_in = (row < rows) & (column < columns)
-    value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
-    if has_other:
-        value = value + tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row * columns + column, rounded, is_in)
-        value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / columns + eps)
+    value = load_norm_input(x, other, total, row, column, is_in, columns, x_row, other_row, has_other)
+    scale = compute_rstd(value, columns, eps)
     w = tl.load(weight + column, column < columns, 0.0).to(tl.float32)
     tl.store(out + row * columns + column, (value * scale * w).to(out.dtype.element_ty), is_in)
     tl.store(rstd + row, scale, row < rows)
@@ -117,7 +129,7 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
         b = a if other is None else as_rows(other)
         rows, columns = a.shape
         block = triton.next_power_of_2(columns)
-        together = max(1, _NUMBERS // block)
+        together = max(1, NUMBERS // block)
         launch(
             norm_kernel,
             (triton.cdiv(rows, together),),
@@ -136,7 +148,7 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
             together=together,
             block=block,
             num_warps=8,
-            **_SETTINGS,
+            **SETTINGS,
         )
     return total, out, rstd
 
@@ -165,7 +177,7 @@ def _backward(
     more = value if other is None else as_rows(other)
     rows, columns = value.shape
     block = triton.next_power_of_2(columns)
-    together = max(1, _NUMBERS // block)
+    together = max(1, NUMBERS // block)
     tiles = triton.cdiv(rows, together * _PROGRAMS)
     programs = triton.cdiv(rows, together * tiles)
     partial = torch.empty(programs, columns, dtype=torch.float32, device=x.device)
@@ -191,6 +203,6 @@ def _backward(
         together=together,
         block=block,
         num_warps=8,
-        **_SETTINGS,
+        **SETTINGS,
     )
     return of_x, partial.sum(0).to(weight.dtype), again

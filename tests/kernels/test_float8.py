@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from monograph.compat.triton import HAS_TRITON
-from monograph.kernels import float8_on_gpu, float8_swiglu_on_gpu, swiglu_on_gpu
+from monograph.kernels import float8_norm_on_gpu, float8_on_gpu, float8_swiglu_on_gpu, norm_on_gpu, swiglu_on_gpu
 from monograph.kernels.float8 import (
     FLOAT8_CAST,
     FLOAT8_MATMUL,
@@ -106,13 +106,29 @@ def check_swiglu() -> None:
         check(float8_swiglu_on_gpu.float8_swiglu_backward(grad, x, up), (*casts[0], *casts[1]))
 
 
+def check_norm() -> None:
+    """A norm writes what a cast makes of it in bfloat16, and its backward computes the same values again."""
+    round_as_gpus_do()
+    draw = torch.Generator().manual_seed(0)
+    for steps, columns in ((1, 80), (4, 3072)):
+        float8_norm_on_gpu.count_steps = lambda tiles, steps=steps: steps
+        x, other, grad = (torch.randn(2, 9, columns, generator=draw).bfloat16() for _ in range(3))
+        weight = torch.randn(columns, generator=draw).bfloat16()
+        total, out, rstd = norm_on_gpu.add_norm(x, other, weight, 1e-5)
+        cast = float8_on_gpu.float8_cast_amax(out.flatten(0, 1), E4M3)
+        check(float8_norm_on_gpu.float8_add_norm(x, other, weight, 1e-5), (total, *cast, rstd))
+        check(float8_norm_on_gpu.float8_norm(total, weight, 1e-5), (*cast, rstd))
+        *_, again = norm_on_gpu.norm_backward_recompute(grad, total, weight, rstd, None)
+        assert torch.equal(again, out)
+
+
 def check(found, wanted) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape and torch.equal(one.float(), other.float())
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, as on machines without a GPU")
-@pytest.mark.parametrize("name", ["check_casts", "check_swiglu"])
+@pytest.mark.parametrize("name", ["check_casts", "check_swiglu", "check_norm"])
 def test_the_interpreted_kernels_have_the_bits_of_their_references(name):
     """In a process of its own: Triton decides when it is imported whether it interprets kernels."""
     lines = f"from tests.kernels.test_float8 import {name}; {name}()"

@@ -9,7 +9,9 @@ from monograph.graph.edit import call_before
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
 from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.norm import NORM
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compute.float8_columns import plan_columns
@@ -38,18 +40,19 @@ def test_gates_and_their_gradients_are_written_in_float8():
     assert (after[SWIGLU], after[SWIGLU_BACKWARD_PACKED_RECOMPUTE]) == (0, 0)
     assert (after[FLOAT8_SWIGLU], after[FLOAT8_SWIGLU_BACKWARD]) == (BLOCKS, BLOCKS)
     assert before[FLOAT8_CAST_BOTH] - after[FLOAT8_CAST_BOTH] == BLOCKS
-    # A block: four weights, two of them merged, and the result of attention are cast by rows, later transposed.
-    assert (after[FLOAT8_CAST_AMAX], after[FLOAT8_CAST_TRANSPOSED]) == (5 * BLOCKS, 5 * BLOCKS)
-    # And once each: the gate by rows and transposed.
-    assert before[FLOAT8_CAST] - after[FLOAT8_CAST] == 2 * (1 + 5) * BLOCKS
+    assert (after[FLOAT8_NORM], after[FLOAT8_ADD_NORM], after[NORM]) == (1, 2 * BLOCKS - 1, 0)
+    # A block: four weights, two of them merged, and the result of attention are cast by rows, later transposed; both
+    # norms are computed again and cast transposed.
+    assert (after[FLOAT8_CAST_AMAX], after[FLOAT8_CAST_TRANSPOSED]) == (5 * BLOCKS, 7 * BLOCKS)
+    assert after[FLOAT8_CAST] == 0, "nothing is searched for largest magnitudes but gradients"
 
 
 def test_a_value_that_is_written_over_is_searched_again():
     graph, facts = capture_small("llama3", Mesh(), **FUSED)
     passes = build_passes(PassesConfig(off=("fuse_float8_casts",)), "float8")
     run_passes(graph, passes, facts)
-    (first, second), *others = plan_columns(graph.module.graph)
-    call_before(graph.module.graph, second, ATEN.add_.Tensor, (first.args[0], 1.0), tag_of(second))
+    one, *others = plan_columns(graph.module.graph)
+    call_before(graph.module.graph, one.cast, ATEN.add_.Tensor, (one.first.args[0], 1.0), tag_of(one.cast))
     assert plan_columns(graph.module.graph) == others
 
 

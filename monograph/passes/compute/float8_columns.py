@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,17 +14,27 @@ from monograph.graph.query import find_storages, is_mutation
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST
 from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
-from monograph.passes.compute.fusions import VIEWS
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
+from monograph.kernels.norm import NORM_BACKWARD_RECOMPUTE
+from monograph.passes.compute.fusions import VIEWS, find_source
 
 E4M3 = torch.float8_e4m3fn
 _BY_ROWS, _TRANSPOSED = (E4M3, True, False), (E4M3, True, True)
 _SAME = (*VIEWS, ATEN.cat.default, ATEN._to_copy.default)
 """Ops that make of weights what casts read: the same in backward as in forward."""
-CastPair = tuple[Node, Node]
-"""A cast by rows, and one of the same value transposed."""
+_NORMS = {FLOAT8_NORM: 2, FLOAT8_ADD_NORM: 3}
+"""Norms that look at columns -> which result says what they found."""
 
 
-def plan_columns(graph: Graph) -> list[CastPair]:
+@dataclass(frozen=True)
+class KnownColumns:
+    """A cast transposed, and what came by the same value before: a cast by rows, or a norm that wrote it in float8."""
+
+    first: Node
+    cast: Node
+
+
+def plan_columns(graph: Graph) -> list[KnownColumns]:
     """Every cast transposed of a value that was cast by rows before and that nothing writes over."""
     storages = find_storages(graph)
     written = {storages.get(each, each) for node in graph.nodes if is_mutation(node) for each in node.all_input_nodes}
@@ -36,11 +46,22 @@ def plan_columns(graph: Graph) -> list[CastPair]:
         key = key_of_value(node.args[0])
         if tuple(node.args[1:]) == _BY_ROWS:
             rows.setdefault(key, node)
-        first = rows.get(key)
-        is_still = all(storages.get(each, each) not in written for each in list_sources(node.args[0]))
-        if tuple(node.args[1:]) == _TRANSPOSED and first is not None and is_still:
-            found.append((first, node))
+        if tuple(node.args[1:]) == _TRANSPOSED:
+            is_still = all(storages.get(each, each) not in written for each in list_sources(node.args[0]))
+            first = (rows.get(key) if is_still else None) or find_norm(node)
+            found += [KnownColumns(first, node)] if first is not None else []
     return found
+
+
+def find_norm(cast: Node) -> Node | None:
+    """The norm that wrote in float8 what its backward computes again for a cast."""
+    part = find_source(cast.args[0])  # type: ignore[arg-type]
+    back = part.args[0] if part.target is operator.getitem and part.args[1] == 2 else None
+    if not isinstance(back, Node) or back.target is not NORM_BACKWARD_RECOMPUTE:
+        return None
+    rstd = back.args[3]
+    norm = rstd.args[0] if isinstance(rstd, Node) and rstd.target is operator.getitem else None
+    return norm if isinstance(norm, Node) and norm.target in _NORMS else None
 
 
 def key_of_value(value: Any) -> Any:
@@ -62,18 +83,22 @@ def list_sources(value: Any) -> Iterator[Node]:
             yield from list_sources(each)
 
 
-def apply_columns(graph: Graph, pairs: Sequence[CastPair], made_by: str) -> None:
-    """Let the first cast of each pair find what the second has to know."""
+def apply_columns(graph: Graph, plan: Sequence[KnownColumns], made_by: str) -> None:
+    """Let what comes first find what the cast has to know."""
     known: dict[Node, Node] = {}
-    for first, second in pairs:
+    for each in plan:
+        first, cast = each.first, each.cast
         if first not in known:
             tag = replace(tag_of(first), made_by=made_by)
-            whole = call_before(graph, first, FLOAT8_CAST_AMAX, (first.args[0], E4M3), tag)
-            redirect_parts(graph, first, whole, made_by)
-            known[first] = call_before(graph, first, operator.getitem, (whole, 2), replace(tag, keep=True))
-        tag = replace(tag_of(second), made_by=made_by)
-        cast = call_before(graph, second, FLOAT8_CAST_TRANSPOSED, (second.args[0], known[first], E4M3), tag)
-        redirect_parts(graph, second, cast, made_by)
+            whole = first
+            if first.target is FLOAT8_CAST:
+                whole = call_before(graph, first, FLOAT8_CAST_AMAX, (first.args[0], E4M3), tag)
+                redirect_parts(graph, first, whole, made_by)
+            index = _NORMS.get(whole.target, 2)
+            known[first] = call_before(graph, whole.next, operator.getitem, (whole, index), replace(tag, keep=True))
+        tag = replace(tag_of(cast), made_by=made_by)
+        new = call_before(graph, cast, FLOAT8_CAST_TRANSPOSED, (cast.args[0], known[first], E4M3), tag)
+        redirect_parts(graph, cast, new, made_by)
 
 
 def redirect_parts(graph: Graph, old: Node, new: Node, made_by: str, first: int = 0) -> None:

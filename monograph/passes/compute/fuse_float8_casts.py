@@ -1,7 +1,7 @@
 """Kernels that write float8 for the matmuls that read them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,12 +13,17 @@ from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
+from monograph.kernels.norm import ADD_NORM, NORM
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.float8_columns import apply_columns, plan_columns, redirect_parts
-from monograph.passes.compute.fusions import VIEWS
+from monograph.passes.compute.fusions import VIEWS, redirect_results
+
+_NORMS = {NORM: (FLOAT8_NORM, 0), ADD_NORM: (FLOAT8_ADD_NORM, 1)}
+"""A norm -> its float8 form, and which result the norm itself is; numbers, scales and amax come in its place."""
 
 
 class FuseFloat8Casts(Pass):
@@ -26,8 +31,10 @@ class FuseFloat8Casts(Pass):
 
     Before:  h = swiglu(a, up);  h8 = float8_cast(h)   d, h = swiglu_backward_packed_recompute(g, a, up)
                                                        d1, d2 = float8_cast_both(d);  h2 = float8_cast(t(h))
+             y, r = norm(x, v);  y8 = float8_cast(y)   ...  y = norm again;  y2 = float8_cast(t(y))
              w1 = float8_cast(w)                       ...  w2 = float8_cast(t(w))
     After:   h8 = float8_swiglu(a, up)                 d1, d2, h2 = float8_swiglu_backward(g, a, up)
+             y8, amax, r = float8_norm(x, v)           ...  y = norm again;  y2 = float8_cast_transposed(y, amax)
              w1, amax = float8_cast_amax(w)            ...  w2 = float8_cast_transposed(w, amax)
     Why:     values as wide as the hidden layer are written in bfloat16, searched for largest magnitudes and read again
              to be cast, all at the speed of memory. A kernel that has a value in its registers casts it there. Weights
@@ -55,6 +62,8 @@ class CastFusion:
     target: object
     casts: Sequence[tuple[Node, int]]
     """A cast, and the index of its first result among those of the new op."""
+    others: Mapping[int, int]
+    """What else the op returns: index of a result -> its index among those of the new op."""
 
 
 def plan_fusion(node: Node) -> CastFusion | None:
@@ -62,13 +71,19 @@ def plan_fusion(node: Node) -> CastFusion | None:
     if node.target is SWIGLU:
         cast = find_cast(node)
         if cast is not None and is_cast(cast, FLOAT8_CAST, is_transposed=False):
-            return CastFusion(node, FLOAT8_SWIGLU, [(cast, 0)])
+            return CastFusion(node, FLOAT8_SWIGLU, [(cast, 0)], {})
     if node.target is SWIGLU_BACKWARD_PACKED_RECOMPUTE:
         both, gate = (find_cast(part) if (part := find_part(node, index)) else None for index in (0, 1))
         if both is None or gate is None:
             return None
         if is_cast(both, FLOAT8_CAST_BOTH) and is_cast(gate, FLOAT8_CAST, is_transposed=True):
-            return CastFusion(node, FLOAT8_SWIGLU_BACKWARD, [(both, 0), (gate, 4)])
+            return CastFusion(node, FLOAT8_SWIGLU_BACKWARD, [(both, 0), (gate, 4)], {})
+    if node.target in _NORMS:
+        target, index = _NORMS[node.target]
+        part = find_part(node, index)
+        cast = find_cast(part) if part else None
+        if cast is not None and is_cast(cast, FLOAT8_CAST, is_transposed=False):
+            return CastFusion(node, target, [(cast, index)], {0: 0, index + 1: index + 3})
     return None
 
 
@@ -100,7 +115,8 @@ def is_cast(node: Node, target: object, *, is_transposed: bool | None = None) ->
 def apply_fusion(graph: Graph, fusion: CastFusion) -> None:
     """Compute the float8 form of an op where the op was, and let readers of the casts read that."""
     producer, name = fusion.producer, FuseFloat8Casts.name()
-    tag = replace(tag_of(fusion.casts[0][0]), made_by=name)
+    tag = replace(tag_of(producer), made_by=name)
     whole = call_before(graph, producer, fusion.target, producer.args, tag)
     for cast, first in fusion.casts:
         redirect_parts(graph, cast, whole, name, first)
+    redirect_results(graph, producer, whole, fusion.others)

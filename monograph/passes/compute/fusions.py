@@ -1,7 +1,7 @@
 """The ways in which ops become one of ours. Each looks at one node, and either changes the graph or says no."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -215,7 +215,7 @@ def is_same_value(one: Any, other: Any) -> bool:
     return is_cast and is_same_value(one.args[0], other.args[0])
 
 
-def redirect_results(graph: Graph, old: Node, new: Node, indices: dict[int, int]) -> list[Node]:
+def redirect_results(graph: Graph, old: Node, new: Node, indices: Mapping[int, int]) -> list[Node]:
     """Let readers of an op's results read those of another; `indices` says which result became which."""
     made = []
     for user in [each for each in old.users if each.target is operator.getitem]:

@@ -214,8 +214,7 @@ def add_stages(
         return
     check_same_on_peers(groups, step)
     captured = [found.graph for found in step.captured]
-    # Only where asked for: replayed stages were not seen to keep the bits on a GPU yet (decision 0037).
-    if recorder is not None and recorder.is_required and accepts(recorder, captured, schedule, step.pipeline_rank):
+    if recorder is not None and accepts(recorder, captured, schedule, step.pipeline_rank):
         step.recorder = recorder
 
 

@@ -56,7 +56,8 @@ def plan_axes(ranks: int) -> dict[str, tuple[str, dict[str, int | str]]]:
 def run_words(words: Sequence[str], folder: Path) -> tuple[int, float, str]:
     """A monograph command: exit code, seconds, the end of what it said."""
     begin = time.perf_counter()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, "-m", "monograph", *words],
         cwd=folder,

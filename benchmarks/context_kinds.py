@@ -28,11 +28,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     options = parser.parse_args()
     worst = 0.0
     print(f"{options.ranks} ranks, largest distance of out, dq, dk, dv and dsinks, as a part of the largest value\n")
     print("| shape | kind | all_gather | Ulysses |\n|---|---|---|---|")
-    for shape in SHAPES:
+    for shape in options.shapes:
         found = {}
         for method in ("all_gather", "ulysses"):
             answers = pool.run(

@@ -76,7 +76,7 @@ log = get_log("run")
 def build_model(config: TrainerConfig, device: torch.device) -> Model:
     """The model's structure: parameters on the meta device (shards come later), buffers real and initialized."""
     with torch.device("meta"):
-        model: Model = config.model.build()
+        model: Model = config.plan_model().build()
     freeze(model, config.training.freeze)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -13,6 +13,7 @@ from torch.fx import Node
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import name_of, value_of
 from monograph.graph.tags import find_tag
+from monograph.kernels.attention import KERNELS
 from monograph.models.attention_kind import AttentionKind, read_slice
 
 _FULL = AttentionKind("full", causal=False)
@@ -57,6 +58,20 @@ def find_scores(node: Node, sizes: LikelySizes) -> AttentionScores | None:
     queries, keys = sizes.shape(query)[dim], sizes.shape(key)[dim]
     kind, first = find_kind(node)
     return AttentionScores(keys, max(0, keys - queries) if first is None else first, width, kind)
+
+
+def is_by_cudnn(node: Node) -> bool:
+    """Whether cuDNN's kernel computes an attention of bf16 on a GPU, as `choose_kernel` of attention_on_gpu.py decides.
+
+    Tables and windows are for kernels of ours; so are gradients, unless they may vary from run to run.
+    """
+    name = name_of(node)
+    if name not in ("attention", "attention_backward"):
+        return False
+    index, _ = _QUERIES[name]
+    kernel, is_plain = KERNELS[int(node.args[-1])], node.args[index + 3] is None and not node.args[-2]  # type: ignore[arg-type]
+    is_kept = kernel == "auto" and name == "attention"
+    return is_plain and (is_kept or kernel in ("cudnn", "fastest"))
 
 
 def find_kind(node: Node) -> tuple[AttentionKind, int | None]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
-from monograph.graph.attention_scores import find_scores
+from monograph.graph.attention_scores import find_scores, is_by_cudnn
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
 from monograph.graph.host_copy import FROM_HOST, TO_HOST
@@ -33,6 +33,10 @@ _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 _GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad", "float8_grouped_matmul")
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
+
+_OWN_ATTENTION = 1.4
+"""What our attention kernels, and FlexAttention, take of the time of cuDNN's for the same scores: on an H200 1.3 to 1.6
+(benchmarks/results/2026-11-18-attention-h200.md), and rates of attention are cuDNN's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +154,8 @@ def find_compute_seconds(node: Node, sizes: LikelySizes, machine: Machine, flops
     scores = find_scores(node, sizes)
     if scores is None:
         return machine.matmul_seconds(flops, dtype, is_grouped=name in _GROUPED)
-    return machine.attention_seconds(flops * scores.seen_share, dtype, scores.head_dim)
+    seconds = machine.attention_seconds(flops * scores.seen_share, dtype, scores.head_dim)
+    return seconds if is_by_cudnn(node) or machine.device == "cpu" else _OWN_ATTENTION * seconds
 
 
 def find_matmul_dtype(node: Node) -> str:

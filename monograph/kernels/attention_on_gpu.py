@@ -1,9 +1,10 @@
 """Which kernel computes attention on a GPU.
 
-cuDNN's is the fastest where a sequence is one text (docs/decisions/0028). Tables of segments and windows are for a
-kernel of ours (segment_attention_on_gpu.py), which is also deterministic: FlashAttention 2 takes them too, but starts
-a program for every block of every segment that there is room for. None takes fp32: there, and for heads of more than
-256 channels, scores are computed as a whole.
+cuDNN's is the fastest where a sequence is one text (docs/decisions/0028), but its backward adds in any order. Unless
+`fastest` asks for it, the backward is then a kernel of ours, which adds in one order. Tables of segments and windows
+are for kernels of ours as a whole (segment_attention_on_gpu.py): FlashAttention 2 takes them too, but starts a program
+for every block of every segment that there is room for. None takes fp32: there, and for heads of more than 256
+channels, scores are computed as a whole.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from monograph.kernels.segment_attention_backward_on_gpu import run_segments_bac
 from monograph.kernels.segment_attention_on_gpu import run_segments
 
 MAX_CHANNELS = 256
-AUTO, CUDNN, FLASH, DENSE, TRITON = range(5)
+AUTO, CUDNN, FLASH, DENSE, TRITON, FASTEST = range(6)
 
 
 def attention(
@@ -70,8 +71,9 @@ def attention_backward(
     window: int,
     kernel: int,
 ) -> tuple[Tensor, ...]:
-    """The gradients of q, k, v and sinks, by the kernel of the forward."""
+    """The gradients of q, k, v and sinks, by the kernel of the forward; for `auto` by one that adds in one order."""
     chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel)
+    chosen = choose_for_backward(chosen, kernel)
     found: tuple[Tensor, ...]
     rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
     if chosen == CUDNN:
@@ -108,7 +110,7 @@ def choose_kernel(
         FLASH: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS,
         DENSE: True,
     }
-    if kernel == AUTO:
+    if kernel in (AUTO, FASTEST):
         return next(each for each, is_served in serves.items() if is_served)
     if not serves[kernel]:
         name = {CUDNN: "cudnn", FLASH: "flash", TRITON: "triton"}[kernel]
@@ -119,6 +121,11 @@ def choose_kernel(
             do="--model.attention.kernel auto",
         )
     return kernel
+
+
+def choose_for_backward(of_forward: int, kernel: int) -> int:
+    """The kernel of the backward: that of the forward, but for `auto` one that adds in one order."""
+    return TRITON if of_forward == CUDNN and kernel == AUTO else of_forward
 
 
 def find_window(causal: bool, window: int) -> tuple[int, int]:

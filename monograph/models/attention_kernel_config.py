@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.models.model_config import ModelConfig
 
-AttentionKernel = Literal["auto", "cudnn", "flash", "flex", "reference", "triton"]
+AttentionKernel = Literal["auto", "cudnn", "flash", "flex", "reference", "triton", "fastest"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,9 +17,10 @@ class AttentionKernelConfig(Configurable.Config):
 
     is_base: ClassVar[bool] = True
     kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: auto takes cuDNN's kernel where a sequence is one text, and triton, our own, for
-    packed documents and windows; flex compiles FlexAttention, on a CPU it is its reference; reference computes all
-    scores."""
+    """Who computes attention on a GPU: fastest takes cuDNN's kernel where a sequence is one text, and triton, our own,
+    for packed documents and windows; auto is fastest, but with compile.numerics exact in eager and graph mode gradients
+    are always those of triton, which adds in one order; flex compiles FlexAttention, on a CPU it is its reference;
+    reference computes all scores."""
     mask_mod: Callable[..., Any] | None = None
     """With kernel flex: the function (package.module:name) that says which queries see which keys in place of what the
     family's layers see; keys of other packed documents are never seen."""
@@ -44,6 +46,14 @@ class AttentionKernelConfig(Configurable.Config):
                     why="only FlexAttention calls functions",
                     do="--model.attention.kernel flex",
                 )
+
+
+def plan_kernel(model: ModelConfig, *, may_vary: bool) -> ModelConfig:
+    """A model's settings with its attention kernel decided, where they leave it to whether gradients may vary."""
+    attention = getattr(model, "attention", None)
+    if may_vary and isinstance(attention, AttentionKernelConfig) and attention.kernel == "auto":
+        return model.replace(attention=attention.replace(kernel="fastest"))
+    return model
 
 
 def uses_flex(model: Any) -> bool:

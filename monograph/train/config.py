@@ -8,6 +8,7 @@ from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.execute.config import ActivationCheckpointConfig, CompileConfig
 from monograph.machine.choose import AUTO, find_machine
+from monograph.models.attention_kernel_config import plan_kernel
 from monograph.models.model_config import ModelConfig
 from monograph.parallel.config import ParallelismConfig
 from monograph.passes.config import PassesConfig
@@ -304,6 +305,11 @@ class TrainerConfig(Configurable.Config):
     def plan_optimizer(self) -> OptimizerConfig:
         """The optimizer with everything decided that it leaves to `compile.numerics`."""
         return self.optimizer.plan(self.compile.numerics)
+
+    def plan_model(self) -> ModelConfig:
+        """The model with everything decided that it leaves to `compile`."""
+        is_compiled = self.compile.mode == "layer" and self.compile.backend == "inductor"
+        return plan_kernel(self.model, may_vary=is_compiled or self.compile.numerics != "exact")
 
     def find_state_ratio(self) -> float:
         """Bytes of the optimizer's state for each byte of a trained parameter."""

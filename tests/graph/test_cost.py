@@ -7,12 +7,12 @@ import torch
 
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.attention_scores import find_scores, find_visible_share
-from monograph.graph.cost import count_sent, find_node_costs, measure
+from monograph.graph.cost import count_sent, find_compute_seconds, find_node_costs, measure
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import is_backward
-from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
 from monograph.machine.table import MACHINES
 from monograph.models.attention_kind import AttentionKind, read_kind
 from monograph.parallel.groups import fake_groups
@@ -80,6 +80,23 @@ def test_attention_as_one_op_counts_the_same():
     backward = hand.graph.call_function(ATTENTION_BACKWARD, (v, q, k, v, None, None, v, lse, *rest))
     assert count_flops(forward, LikelySizes(hand.graph)) == 2 * scores * (8 + 4)
     assert count_flops(backward, LikelySizes(hand.graph)) == 2 * scores * (3 * 8 + 2 * 4)
+
+
+def test_our_attention_kernels_take_longer_than_cudnns():
+    hand, machine = ByHand(), MACHINES["H200"]
+    q, lse = hand.input("q", 1, 4096, 8, 64), hand.input("lse", 1, 8, 4096)
+    table = hand.input("table", 1, 2, 9)
+
+    def seconds(segments, window, kernel):
+        rule = (0.3, True, window, KERNELS.index(kernel))
+        back = hand.graph.call_function(ATTENTION_BACKWARD, (q, q, q, q, segments, None, q, lse, *rule))
+        ahead = hand.graph.call_function(ATTENTION, (q, q, q, segments, None, *rule))
+        sizes = LikelySizes(hand.graph)
+        return [find_compute_seconds(each, sizes, machine, 10**12) for each in (ahead, back)]
+
+    fast, exact, packed = seconds(None, 0, "fastest"), seconds(None, 0, "auto"), seconds(table, 0, "fastest")
+    assert seconds(None, 0, "cudnn") == fast and exact[0] == fast[0]
+    assert exact[1] == packed[1] == pytest.approx(1.4 * fast[1]) and packed[0] == pytest.approx(1.4 * fast[0])
 
 
 def test_a_tiny_llama_costs_what_its_layers_say():

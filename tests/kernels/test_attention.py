@@ -7,8 +7,17 @@ import torch
 
 from monograph.compat.attention import Ends, flash_attention, flash_attention_backward
 from monograph.errors import ConfigError
-from monograph.kernels.attention import ATTENTION, attention
-from monograph.kernels.attention_on_gpu import CUDNN, DENSE, FLASH, TRITON, choose_kernel, find_window, run_flash
+from monograph.kernels.attention import ATTENTION, KERNELS, attention
+from monograph.kernels.attention_on_gpu import (
+    CUDNN,
+    DENSE,
+    FLASH,
+    TRITON,
+    choose_for_backward,
+    choose_kernel,
+    find_window,
+    run_flash,
+)
 from monograph.kernels.attention_reference import attend_backward_densely, attend_densely
 from monograph.kernels.attention_segments import build_mask, flatten_segments
 from monograph.models.attention_kind import CAUSAL, AttentionKind
@@ -135,6 +144,12 @@ def test_keys_that_no_query_sees_have_no_gradient():
     assert not of_k[~seen].any() and not of_v[~seen].any() and of_v[seen].abs().min() > 0
 
 
+def test_only_where_asked_for_is_the_backward_cudnns_which_adds_in_any_order():
+    forward = {name: choose(kernel=KERNELS.index(name)) for name in ("auto", "fastest", "cudnn", "reference")}
+    found = {name: choose_for_backward(each, KERNELS.index(name)) for name, each in forward.items()}
+    assert found == {"auto": TRITON, "fastest": CUDNN, "cudnn": CUDNN, "reference": DENSE}
+
+
 def choose(dtype=torch.bfloat16, channels=64, segments=None, window=0, kernel=0, can_use=True, keys=16):
     q = torch.empty(1, 16, 4, channels, dtype=dtype, device="meta")
     k = torch.empty(1, keys, 4, channels, dtype=dtype, device="meta")
@@ -149,7 +164,7 @@ def test_the_fastest_kernel_that_serves_is_chosen():
     assert choose() == CUDNN
     assert choose(can_use=False) == choose(segments=table) == choose(window=4) == choose(keys=32) == TRITON
     assert choose(channels=512, can_use=False) == choose(dtype=torch.float32) == choose(kernel=3) == DENSE
-    assert choose(kernel=2) == FLASH and choose(kernel=4) == TRITON
+    assert choose(kernel=2) == FLASH and choose(kernel=4) == TRITON and choose(kernel=5) == CUDNN
     for wrong in (
         {"kernel": 4, "channels": 512},
         {"kernel": 1, "segments": table},
@@ -192,7 +207,7 @@ def test_torchs_kernels_take_what_they_are_given(kind, documents):
         assert [each.shape for each in grads] == [each.shape for each in tokens]
 
 
-GPU_KERNELS = list(itertools.product(("auto", "flash", "reference"), KINDS))
+GPU_KERNELS = list(itertools.product(("auto", "fastest", "flash", "reference"), KINDS))
 
 
 @pytest.mark.gpu
@@ -219,6 +234,15 @@ def test_a_gpu_gives_what_a_cpu_gives(kernel, case):
     )
     for one, other in pairs:
         assert ((one.double().cpu() - other).norm() / other.norm()) < 1e-2
+
+
+@pytest.mark.gpu
+def test_gradients_on_a_gpu_do_not_vary_from_run_to_run():
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, 2048, 8, 64, device="cuda", generator=generator).bfloat16() for _ in range(3))
+    leaves = [each.requires_grad_() for each in (q, k, v)]
+    runs = [torch.autograd.grad(attention(*leaves, scale=0.125).sum(), leaves) for _ in range(5)]
+    assert all(torch.equal(one, other) for run in runs[1:] for one, other in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.gpu

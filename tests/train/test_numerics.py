@@ -57,11 +57,24 @@ def test_without_passes_the_promise_follows_from_the_settings(flags, promise):
     assert str(promise_numerics(read(flags), ran=(), device="cpu")) == promise
 
 
-def test_on_a_gpu_attention_keeps_bits_only_with_deterministic_kernels():
-    assert "attention" in str(promise_numerics(read(""), ran=(), device="cuda"))
-    assert "attention" in str(promise_numerics(read("--model.attention.kernel flash"), ran=(), device="cuda"))
-    for flags in ("--debug.deterministic true", "--model.mask document", "--model.attention.kernel triton"):
-        assert promise_numerics(read(flags), ran=(), device="cuda").is_bitwise
+@pytest.mark.parametrize(
+    ("flags", "kernel", "is_bitwise"),
+    [
+        ("", "auto", True),
+        ("--compile.mode eager", "auto", True),
+        ("--compile.mode layer", "fastest", False),
+        ("--compile.numerics fast", "fastest", False),
+        ("--model.attention.kernel fastest", "fastest", False),
+        ("--model.attention.kernel fastest --debug.deterministic true", "fastest", True),
+        ("--model.attention.kernel fastest --model.mask document", "fastest", True),
+        ("--model.attention.kernel flash", "flash", False),
+        ("--compile.numerics fast --model.attention.kernel triton", "triton", True),
+    ],
+)
+def test_on_a_gpu_exact_numerics_have_attention_that_adds_in_one_order(flags, kernel, is_bitwise):
+    config = read(flags)
+    assert config.plan_model().attention.kernel == kernel
+    assert ("attention" not in str(promise_numerics(config, ran=(), device="cuda"))) is is_bitwise
 
 
 def test_passes_that_say_they_change_bits_are_named_and_unknown_ones_promise_nothing():

@@ -1,20 +1,21 @@
 """Two configurations in one process, update by update on the same weights and data, until a number differs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from monograph.bisect.captures import compare_captures, sum_gradients
 from monograph.bisect.differences import ValueDifference, find_differences
-from monograph.bisect.nodes import find_node_by_tags
-from monograph.bisect.replay import keep, replay, replay_all
-from monograph.bisect.search import Finding, blame_passes
+from monograph.bisect.pipeline import explain_pipeline
+from monograph.bisect.replay import keep
+from monograph.bisect.search import EXECUTION, Finding, blame_passes
 from monograph.bisect.stages import CAPTURE, PassedGraph, build_stages
 from monograph.execute.base import MeshStep
 from monograph.execute.facts import make_facts
 from monograph.execute.graph_step import GraphStep
+from monograph.execute.pipeline.step import PipelineStep
 from monograph.graph.inputs import StepInputs
-from monograph.graph.signature import OutputKind
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import build_passes
@@ -156,6 +157,10 @@ def explain(
 
     `computed` has the gradients of each side, as its own step made them.
     """
+    steps = {name: side.step for name, side in sides.items() if isinstance(side.step, PipelineStep)}
+    if steps:
+        configs = {name: side.config for name, side in sides.items()}
+        return explain_pipeline(steps, configs, groups, micro, computed, tolerance=tolerance)
     stages = {name: make_stages(side, groups) for name, side in sides.items() if isinstance(side.step, GraphStep)}
     first = next(iter(sides.values()))
     tensors = [batch.tensors for batch in micro]
@@ -182,19 +187,7 @@ def explain(
         wrong = find_differences(sum_gradients(stages[name][0], given), computed[other], tolerance)
         if groups.any_rank(bool(wrong)):
             return {name: Finding(CAPTURE, "the captured graph, before any pass, is not the eager step", "", wrong)}
-    note = (
-        "graphs that are replayed node by node agree: what differs is how they run (recordings, caches, sums, memory)"
-    )
-    return {"both": Finding("execution", "the program", note)}
-
-
-def sum_gradients(stage: PassedGraph, micro: Sequence[StepInputs]) -> dict[str, Tensor]:
-    """The gradients of a graph, added up over micro-batches as a step does it."""
-    total: dict[str, Tensor] = {}
-    for inputs in micro:
-        for name, value in replay(stage.graph, inputs).items():
-            total[name] = total[name] + value if name in total else value
-    return {name: value for name, value in total.items() if name.startswith(OutputKind.GRADIENT.value)}
+    return {"both": EXECUTION}
 
 
 def make_stages(side: Side, groups: Groups) -> list[PassedGraph]:
@@ -212,15 +205,3 @@ def make_inputs(
     assert isinstance(step, GraphStep)
     given = step.source.inputs(step.prepare(batch), scalars)
     return StepInputs(owner.parameters, given.buffers, given.batch, given.coords, given.scalars, given.frozen)
-
-
-def compare_captures(captured: list[PassedGraph], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:
-    """Two captured steps that no pass has touched: the first node that differs, by module and op."""
-    (expected, old), (outputs, new) = (
-        replay_all(each.graph, given) for each, given in zip(captured, inputs, strict=True)
-    )
-    differences = find_differences(expected, outputs, tolerance)
-    if not differences:
-        return None
-    node = find_node_by_tags(captured[0].graph, captured[1].graph, (old, new), tolerance=tolerance)
-    return Finding(CAPTURE, "the captured steps differ before any pass", "", differences, node)

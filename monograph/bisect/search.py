@@ -26,7 +26,16 @@ class Finding:
     """Outputs of the step that differ, in order."""
     node: NodeDifference | None = None
     tried: tuple[str, ...] = ()
-    """Stages that were replayed on the way."""
+    """Passes after which the graph was replayed on the way."""
+    stage: int | None = None
+    """Of a pipeline: the stage whose graph it is."""
+
+
+EXECUTION = Finding(
+    "execution",
+    "the program",
+    "graphs that are replayed node by node agree: what differs is how they run (recordings, caches, sums, memory)",
+)
 
 
 def find_pass(

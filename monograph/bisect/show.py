@@ -35,6 +35,8 @@ def _find_place(outcome: Outcome) -> int:
 
 def _describe(side: str, finding: Finding) -> Iterator[str]:
     what = f"pass {finding.name}" if finding.kind == "pass" else finding.name
+    if finding.stage is not None:
+        what += f" on stage {finding.stage}"
     yield f"{side}: {what}" + (f" ({finding.note})" if finding.note else "")
     if finding.tried:
         yield f"  replayed after: {', '.join(finding.tried)}"

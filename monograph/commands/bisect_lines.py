@@ -6,9 +6,11 @@ from monograph.commands.compare import read_line, take_apart
 from monograph.commands.insight_arguments import BisectArguments
 from monograph.commands.request import Request
 from monograph.errors import ConfigError
+from monograph.parallel.fit import plan_schedule
+from monograph.parallel.mesh import Mesh
+from monograph.parallel.pipeline.builtin import PLAIN
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
-from monograph.train.pipeline_limits import refuse_pipeline
 
 _SAME = ("dataloader", "tokenizer")
 _SAME_TRAINING = ("seq_len", "local_batch_size", "global_batch_size")
@@ -38,11 +40,36 @@ def read_lines(arguments: BisectArguments) -> BisectLines:
             do="leave --compile.mode out, or write a second line",
         )
     plain = type(config.compile)(mode="eager")
-    eager = config.replace(
-        compile=plain, parallelism=config.parallelism.replace(fsdp="graph"), passes=type(config.passes)()
-    )
+    parallelism = config.parallelism.replace(fsdp="graph", pipeline_schedule=find_plain_schedule(config))
+    eager = config.replace(compile=plain, parallelism=parallelism, passes=type(config.passes)())
     auto = type(config.activation_checkpoint)()
     return BisectLines(config, eager.replace(activation_checkpoint=auto), left.options["ranks"])
+
+
+def find_plain_schedule(config: TrainerConfig) -> str:
+    """The schedule of the eager step: the same, or one with whole backwards that gives ranks the same stages."""
+    name, degree = config.parallelism.pipeline_schedule, config.parallelism.pipeline_parallel_degree
+    if degree == 1 or name in PLAIN:
+        return name
+    if name != "zero_bubble":
+        raise ConfigError(
+            f"parallelism.pipeline_schedule is {name}, and there is no second line",
+            why="one line is compared with its own eager step, which cannot split backward, and no schedule with whole "
+            "backwards gives ranks the same stages",
+            do="write a second line with the same schedule, or --parallelism.pipeline_schedule 1f1b",
+        )
+    return "1f1b"
+
+
+def find_stages(config: TrainerConfig, mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What decides which rank has which units of the model."""
+    if mesh.pp == 1:
+        return (), ()
+    training = config.training
+    parts = training.local_batch_size * mesh.data_parts
+    micro_batches = 1 if training.global_batch_size == -1 else training.global_batch_size // parts
+    schedule = plan_schedule(config.parallelism, micro_batches)
+    return tuple(config.parallelism.pipeline_stages), tuple(schedule.stage_ranks)
 
 
 def check_bisect(arguments: BisectArguments) -> None:
@@ -52,8 +79,6 @@ def check_bisect(arguments: BisectArguments) -> None:
 
 def check_same(left: Request, right: Request) -> None:
     """Refuse lines whose numbers have nothing to do with each other."""
-    for request in (left, right):
-        refuse_pipeline(request.config, "bisect", why="it compares one graph for the whole step, not one per stage")
     ranks = [request.options["ranks"] for request in (left, right)]
     meshes = [plan_run_mesh(each.config, max(each.options["ranks"], 1)) for each in (left, right)]
     if meshes[0] != meshes[1] or ranks[0] != ranks[1]:
@@ -61,6 +86,13 @@ def check_same(left: Request, right: Request) -> None:
             "the lines run on different meshes",
             why="values are compared rank by rank",
             do="the same --ranks and degrees in both; monograph verify compares a mesh with one device",
+        )
+    stages = [find_stages(each.config, mesh) for each, mesh in zip((left, right), meshes, strict=True)]
+    if stages[0] != stages[1]:
+        raise ConfigError(
+            "the lines divide the model into different pipeline stages",
+            why="values are compared rank by rank",
+            do="the same parallelism.pipeline_stages in both, and schedules that give ranks the same stages",
         )
     for name in _SAME:
         if getattr(left.config, name) != getattr(right.config, name):

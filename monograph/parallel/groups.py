@@ -158,6 +158,14 @@ class Groups:
         dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
         return bool(box)
 
+    def any_rank_of_stage(self, flag: bool) -> bool:
+        """The same among the ranks that have the same pipeline coordinate; other stages need not ask."""
+        if not self.has_peers or self.mesh.group_size(Group.STAGE) == 1:
+            return flag
+        box = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self.process_group(Group.STAGE))
+        return bool(box)
+
     def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
         """One rank's value, on every rank."""
         if not self.has_peers:

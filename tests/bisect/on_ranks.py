@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import torch
 
+from monograph.axes import Axis
 from monograph.bisect.run import Outcome, bisect
 from monograph.parallel.groups import joined_groups
 from monograph.train.config import TrainerConfig
@@ -36,5 +37,17 @@ def bisect_with_bad_rank(config: TrainerConfig, bad: int) -> list[Outcome]:
     with joined_groups(mesh, torch.device("cpu"), timeout_seconds=60) as groups:
         with wrong_gradient("layers.1.attention.wo.weight") if groups.rank == bad else nullcontext():
             outcome = bisect(config, eager_of(config), groups, steps=1, tolerance=1e-5)
+        found: list[Outcome] = groups.all_gather_object(outcome)
+        return found
+
+
+def bisect_with_bad_stage(config: TrainerConfig, name: str, stage: int) -> list[Outcome]:
+    """A pass is wrong on the ranks of one pipeline stage."""
+    mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
+    with joined_groups(mesh, torch.device("cpu"), timeout_seconds=60) as groups:
+        with planted(name) if mesh.coordinate(groups.rank, Axis.PP) == stage else nullcontext():
+            eager = eager_of(config)
+            plain = eager.replace(parallelism=eager.parallelism.replace(pipeline_schedule="1f1b"))
+            outcome = bisect(config, plain, groups, steps=1, tolerance=1e-5)
         found: list[Outcome] = groups.all_gather_object(outcome)
         return found

@@ -13,7 +13,7 @@ from monograph.bisect.differences import find_difference
 from monograph.bisect.show import describe_outcomes
 from monograph.train.optimizer_config import AdamWConfig
 from tests.bisect.faults import FAULTS, stale_casts
-from tests.bisect.on_ranks import bisect_two, bisect_with_bad_rank, bisect_with_fault
+from tests.bisect.on_ranks import bisect_two, bisect_with_bad_rank, bisect_with_bad_stage, bisect_with_fault
 from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
 from tests.test_cli import RUN_MANY
@@ -101,6 +101,23 @@ def test_a_rank_that_computes_something_else_is_named(tmp_path):
     assert outcomes[1].findings["both"].kind == "execution" and "as rank 1 sees it" in text
 
 
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [(2, {}), pytest.param(4, {"shard": 2, "pipeline_schedule": "zero_bubble"}, marks=pytest.mark.long)],
+)
+def test_a_fault_on_one_pipeline_stage_is_located_to_the_stage_the_pass_and_the_node(ranks, changes, tmp_path):
+    small = {"training.global_batch_size": 2, "model.n_layers": 2}
+    config = graph_config("llama3", tmp_path, small, pipeline_parallel_degree=2, **changes)
+    outcomes = pool.run(ranks, bisect_with_bad_stage, config, "remove_no_ops", 1)[0]
+    assert [sorted(each.findings) for each in outcomes] == [[]] * (ranks // 2) + [["A"]] * (ranks // 2)
+    finding = outcomes[-1].findings["A"]
+    assert (finding.kind, finding.name, finding.stage) == ("pass", "remove_no_ops", 1)
+    assert finding.node is not None and finding.node.path.startswith("layers.1")
+    text = describe_outcomes(outcomes, "within 1e-05")
+    assert f"different: update 1, on all {ranks} ranks" in text, "a wrong stage changes the others' gradients"
+    assert "A: pass remove_no_ops on stage 1" in text and f"as rank {ranks // 2} sees it" in text
+
+
 def test_differences_are_of_bits_and_know_where_they_are():
     left = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
     assert find_difference(left, left.clone()) is None
@@ -113,6 +130,7 @@ def test_differences_are_of_bits_and_know_where_they_are():
     assert "float32[2, 2] and float32[4]" in str(find_difference(left, left.flatten()))
 
 
+PIPED = "llama3_debugmodel --ranks 2 --parallelism.pipeline_parallel_degree 2 --training.global_batch_size 16"
 REFUSED = {
     "": "LEFT is missing",
     "llama3_debugmodel --steps 0": "--steps must be >= 1",
@@ -122,6 +140,8 @@ REFUSED = {
     "llama3_debugmodel 'llama3_debugmodel --training.seq_len 64'": "differ in training.seq_len",
     "'llama3_debugmodel --compile.mode eager'": "with its own eager step",
     "'llama3_debugmodel --passes.off buckets'": "there is no pass of that name",
+    f"'{PIPED} --parallelism.pipeline_schedule zbv'": "there is no second line",
+    f"'{PIPED}' '{PIPED} --parallelism.pipeline_stages head'": "different pipeline stages",
 }
 
 

@@ -1,12 +1,15 @@
 """Other runs through the stages of a pipeline than an update: forwards alone, and one micro-batch that is observed."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from monograph.axes import Group
 from monograph.execute.pipeline.runtime import StageInterface
 from monograph.execute.pipeline.stage_program import HANDED_ON, LiveValues
 from monograph.execute.pipeline.tied import StageGradients
-from monograph.graph.signature import OutputKind
+from monograph.graph.signature import InputKind, OutputKind
 from monograph.parallel.observed_group import GRADIENTS, SendDigests
 from monograph.parallel.pipeline.actions import Action, ActionKind, backward, forward
 from monograph.parallel.pipeline.schedule import Schedule
@@ -38,6 +41,26 @@ def noted(
             digests.note("", GRADIENTS, sums)
 
     return replace(training, run=run)
+
+
+@dataclass
+class CarriedInputs:
+    """What a stage got from its neighbours."""
+
+    carry: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def recorded(training: StageInterface, carried: CarriedInputs) -> StageInterface:
+    """A stage that stores copies of what it gets from its neighbours."""
+    targets = {InputKind.CARRY: carried.carry, InputKind.CARRY_GRADIENT: carried.gradients}
+
+    def fill(live: LiveValues, kind: InputKind, values: Mapping[str, Tensor]) -> None:
+        if kind in targets:
+            targets[kind].update({name: value.clone() for name, value in values.items()})
+        training.fill(live, kind, values)
+
+    return replace(training, fill=fill)
 
 
 def build_single_schedule(schedule: Schedule) -> Schedule:

@@ -20,9 +20,16 @@ from monograph.execute.pipeline.links import Links
 from monograph.execute.pipeline.recorded import RecordedUpdate, find_computed
 from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
-from monograph.execute.pipeline.single_runs import build_forward_schedule, build_single_schedule, noted
+from monograph.execute.pipeline.single_runs import (
+    CarriedInputs,
+    build_forward_schedule,
+    build_single_schedule,
+    noted,
+    recorded,
+)
 from monograph.execute.pipeline.stage_program import StageProgram
 from monograph.execute.pipeline.tied import StageGradients, TiedSlot, add_tied, find_tied_links
+from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import OutputKind, OutputSpec
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
@@ -177,18 +184,38 @@ class PipelineStep(MeshStep):
         self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], digests: SendDigests
     ) -> Tensor:
         """One stage after the other runs; what each hands on and its gradients are noted among the digests."""
-        self.weight_cache.refresh(is_updated=True)
-        self.losses = []
         stages = {
             number: noted(number, stage.training, stage.gradients, self.schedule.stages, digests)
             for number, stage in self.stages.items()
         }
-        schedule = build_single_schedule(self.schedule)
-        with failures_explained(self.artifact):
-            PipelineRun(schedule, self.pipeline_rank, stages, self.links, [self.prepare(batch)], scalars).run()
+        self.run_single(self.prepare(batch), scalars, stages)
         digests.part = 2 * self.schedule.stages
         self.exchange_tied()
         return self.take_loss()
+
+    def record_inputs(self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> dict[int, StepInputs]:
+        """What this rank's stages are run on for a micro-batch, carry and gradients included; nothing else is left."""
+        carried = {number: CarriedInputs() for number in self.stages}
+        stages = {number: recorded(stage.training, carried[number]) for number, stage in self.stages.items()}
+        prepared = self.prepare(batch)
+        self.run_single(prepared, scalars, stages)
+        self.exchange_tied()
+        self.take_loss()
+        self.discard()
+        return {
+            number: stage.source.inputs(prepared, scalars, carried[number].carry, carried[number].gradients)
+            for number, stage in self.stages.items()
+        }
+
+    def run_single(
+        self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], stages: Mapping[int, StageInterface]
+    ) -> None:
+        """Run a prepared micro-batch through these stages, one after the other."""
+        self.weight_cache.refresh(is_updated=True)
+        self.losses = []
+        schedule = build_single_schedule(self.schedule)
+        with failures_explained(self.artifact):
+            PipelineRun(schedule, self.pipeline_rank, stages, self.links, [batch], scalars).run()
 
     def describe_part(self, part: int) -> str:
         stages = self.schedule.stages

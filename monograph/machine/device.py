@@ -50,6 +50,8 @@ class Machine:
     """What every kernel takes besides its work: starting, and draining the device."""
     grouped_matmul_fraction: float = 0.0
     """What grouped matmuls of experts reach of the peak; 0 takes matmul_fraction."""
+    float8_matmul_fraction: float = 0.0
+    """What float8 matmuls reach of their peak at most; 0 takes matmul_fraction."""
     matmul_points: Points = ()
     """(GFLOP, fraction of the peak) of measured matmuls, small ones first; between them the logarithm of the size is
     interpolated. Empty takes matmul_fraction for every size."""
@@ -73,6 +75,8 @@ class Machine:
         fraction = _interpolate(self.matmul_points, flops / _GIGA) if self.matmul_points else self.matmul_fraction
         if is_grouped and self.grouped_matmul_fraction:
             fraction = min(fraction, self.grouped_matmul_fraction)
+        if dtype.startswith("float8") and self.float8_matmul_fraction:
+            fraction = min(fraction, self.float8_matmul_fraction)
         return flops / (self.peak_flops(dtype) * fraction)
 
     def attention_seconds(self, flops: float, dtype: str, head_dim: float) -> float:

@@ -73,6 +73,7 @@ def _measure_device(device: torch.device, known: Machine | None) -> dict[str, An
         "matmul_points": tuple((gflop, min(1.0, rate / peak)) for gflop, rate in curves[main]),
         "attention_points": _measure_attention(device, main, peak),
         "grouped_matmul_fraction": 0.0,
+        "float8_matmul_fraction": known.float8_matmul_fraction if has_sheet and known else 0.0,
         "kernel_latency_us": 1e6 * _time(_make_tiny(device), device),
         "host_gb_per_second": _measure_host(device) / 1e9,
     }

@@ -7,9 +7,9 @@
 
 Parts: `kernels` compares every float8 op with its reference, also on large matrices, and what is fused with the same
 kernels one by one; `times` has casts and what is fused with them, with GB/s, and matmuls of 1B and 8B models; `steps`
-the modes layer, fast and float8, one after the other in this process; `losses` trains exact, fast and float8 on the built-in
-corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step means of the losses differ by more
-than 0.5 % after warm-up.
+the modes layer, fast and float8, one after the other in this process; `losses` trains exact, fast and float8 on the
+built-in corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step means of the losses of
+float8 and fast differ by more than 0.5 % after warm-up.
 """
 
 import argparse

@@ -326,8 +326,9 @@ def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[U
         if (leaf.path not in defaults and leaf.path in also)
         or (leaf.path in defaults and leaf.value != defaults[leaf.path])
     ]
+    rules = (*RULES, *_make_rules_of_passes(config))
     for leaf in written:
-        for rule in (*RULES, *_make_rules_of_passes(config)):
+        for rule in rules:
             if rule.matches(leaf.path) and (reason := rule.when(config)):
                 do = rule.do if isinstance(rule.do, str) else rule.do(config)
                 yield Unused(leaf.path, leaf.value, reason, do, rule.is_strict)

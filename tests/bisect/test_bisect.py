@@ -18,7 +18,7 @@ from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
 from tests.test_cli import RUN_MANY
 
-QUICK = ("recompute", "merge_matmuls")
+QUICK = ("recompute",)
 """Faults of `make test`; the others are long."""
 
 

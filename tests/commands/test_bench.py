@@ -30,7 +30,8 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
         "--profile",
         str(tmp_path),
     ]
-    assert main(["bench", *words, "--parallelism.fsdp", "graph", "--balanced-routing"]) == 0
+    small = ["--parallelism.fsdp", "graph", "--model.n_layers", "2"]
+    assert main(["bench", *words, *small, "--balanced-routing"]) == 0
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "x eager" in shown
     kept = json.loads(out.read_text())

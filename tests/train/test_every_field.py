@@ -18,7 +18,7 @@ from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.errors import ConfigError, MonographError
 from monograph.recipes.catalog import find_recipes, load_recipe
 from tests.kit.tiny import tiny
-from tests.train.field_effects import see_run, see_update
+from tests.train.field_effects import see_graph, see_run, see_update
 from tests.train.field_flips import METADATA, SHOWN_BY, all_flips
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,8 @@ FLIPS = all_flips(FOLDER)
 
 def make_config(flip, folder):
     base = {"parallelism.fsdp": "graph"} if flip.see is see_update else {}
+    if flip.see is see_graph and flip.model == "llama3":
+        base = {"model.n_layers": 1}
     changes = {**base, **flip.given}
     degrees = {path.partition(".")[2]: changes.pop(path) for path in list(changes) if path.startswith("parallelism.")}
     return tiny(flip.model, folder, changes, **degrees)

@@ -61,10 +61,10 @@ def check_alone(config: TrainerConfig, path: str) -> None:
 
 def find_accepted(model: str, path: str) -> list[float]:
     """The extreme values that are not refused; a refusal must name the field."""
-    accepted, field = [], path.rpartition(".")[2]
+    accepted, field, run = [], path.rpartition(".")[2], make_run(model, Path("unused"))
     for value in EXTREMES:
         try:
-            check_alone(replace_leaf(make_run(model, Path("unused")), path, value), path)
+            check_alone(replace_leaf(run, path, value), path)
         except ConfigError as error:
             assert field in str(error), f"{path} = {value} is refused without its name: {error}"
         else:

@@ -1,4 +1,4 @@
-"""The matmuls of experts with float8 operands. torch's kernel for them runs on GPUs only."""
+"""The matmuls of experts with float8 operands, for which torch's kernel runs on GPUs only, and the rows they read."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from monograph.compat.float8 import scaled_mm
 from monograph.kernels import float8_grouped_on_gpu
 from monograph.kernels.custom_op import custom_op
 from monograph.kernels.example_tensors import example_tensor
-from monograph.kernels.float8 import reference_float8_cast
+from monograph.kernels.float8 import Float8, reference_float8_cast
 from monograph.kernels.grouped_matmul import find_parts
 
 _Example = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -21,6 +21,17 @@ def reference_float8_grouped_matmul(
     for expert, part in find_parts(ends, rows.shape[0]):
         found[part] = scaled_mm(rows[part], weights[expert], row_scale[part], weight_scale[expert], is_fast=True)
     return found
+
+
+def reference_float8_gather_rows(numbers: Tensor, scales: Tensor, rows: Tensor) -> Float8:
+    """Numbers and scales of these rows. As bytes: torch takes rows of float8 not on every device."""
+    return numbers.view(torch.uint8)[rows].view(numbers.dtype), scales[rows]
+
+
+def _make_gather_examples() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """A row twice, and one not at all."""
+    values = example_tensor(4, 16, dtype=torch.bfloat16)
+    return [(*reference_float8_cast(values, torch.float8_e4m3fn, True, False), torch.tensor([2, 0, 2, 1]))]
 
 
 def _make_examples() -> list[_Example]:
@@ -43,3 +54,13 @@ FLOAT8_GROUPED_MATMUL = custom_op(
     examples=_make_examples,
 ).op
 """Each expert's rows times its weights; `ends` (int32) says where each expert's rows end."""
+FLOAT8_GATHER_ROWS = custom_op(
+    "float8_gather_rows(Tensor numbers, Tensor scales, Tensor rows) -> (Tensor, Tensor)",
+    reference=reference_float8_gather_rows,
+    fake=lambda numbers, scales, rows: (
+        numbers.new_empty((*rows.shape, numbers.shape[1])),
+        scales.new_empty((*rows.shape, 1)),
+    ),
+    examples=_make_gather_examples,
+).op
+"""Rows of a matrix in float8, by their numbers (int64)."""

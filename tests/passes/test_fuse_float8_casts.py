@@ -9,6 +9,7 @@ from monograph.graph.edit import call_before
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
 from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
+from monograph.kernels.float8_grouped import FLOAT8_GATHER_ROWS
 from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
 from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
 from monograph.kernels.norm import NORM
@@ -27,9 +28,9 @@ FLOAT8 = {"compile.mode": "graph", "compile.numerics": "float8", "parallelism.fs
 BLOCKS = 2
 
 
-def count_ops(passes, **changes):
+def count_ops(passes, model="llama3", **changes):
     """How often each op is in the step after all passes."""
-    graph, facts = capture_small("llama3", Mesh(), **{**FUSED, **changes})
+    graph, facts = capture_small(model, Mesh(), **{**FUSED, **changes})
     run_passes(graph, build_passes(passes, "float8"), facts)
     return Counter(node.target for node in graph.nodes)
 
@@ -42,9 +43,15 @@ def test_gates_and_their_gradients_are_written_in_float8():
     assert before[FLOAT8_CAST_BOTH] - after[FLOAT8_CAST_BOTH] == BLOCKS
     assert (after[FLOAT8_NORM], after[FLOAT8_ADD_NORM], after[NORM]) == (1, 2 * BLOCKS - 1, 0)
     # A block: four weights, two of them merged, and the result of attention are cast by rows, later transposed; both
-    # norms are computed again and cast transposed.
+    # norms are recomputed and cast transposed.
     assert (after[FLOAT8_CAST_AMAX], after[FLOAT8_CAST_TRANSPOSED]) == (5 * BLOCKS, 7 * BLOCKS)
     assert after[FLOAT8_CAST] == 0, "nothing is searched for largest magnitudes but gradients"
+
+
+def test_tokens_are_cast_once_for_all_experts_that_read_them():
+    grouped = {"model.moe.experts.backend": "grouped_mm", "model.n_layers": 2}
+    ops = count_ops(PassesConfig(), "deepseek_v3", **grouped)
+    assert ops[FLOAT8_GATHER_ROWS] == 1, "one block has experts; backward gathers bfloat16 for weight gradients"
 
 
 def test_a_value_that_is_written_over_is_searched_again():

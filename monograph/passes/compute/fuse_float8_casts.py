@@ -20,6 +20,7 @@ from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.float8_columns import apply_columns, plan_columns, redirect_parts
+from monograph.passes.compute.float8_gathers import apply_gathers, plan_gathers
 from monograph.passes.compute.fusions import VIEWS, redirect_results
 
 _NORMS = {NORM: (FLOAT8_NORM, 0), ADD_NORM: (FLOAT8_ADD_NORM, 1)}
@@ -32,14 +33,17 @@ class FuseFloat8Casts(Pass):
     Before:  h = swiglu(a, up);  h8 = float8_cast(h)   d, h = swiglu_backward_packed_recompute(g, a, up)
                                                        d1, d2 = float8_cast_both(d);  h2 = float8_cast(t(h))
              y, r = norm(x, v);  y8 = float8_cast(y)   ...  y = norm again;  y2 = float8_cast(t(y))
+             e8 = float8_cast(index(y, rows))
              w1 = float8_cast(w)                       ...  w2 = float8_cast(t(w))
     After:   h8 = float8_swiglu(a, up)                 d1, d2, h2 = float8_swiglu_backward(g, a, up)
              y8, amax, r = float8_norm(x, v)           ...  y = norm again;  y2 = float8_cast_transposed(y, amax)
+             e8 = float8_gather_rows(float8_cast(y), rows)
              w1, amax = float8_cast_amax(w)            ...  w2 = float8_cast_transposed(w, amax)
     Why:     values as wide as the hidden layer are written in bfloat16, searched for largest magnitudes and read again
              to be cast, all at the speed of memory. A kernel that has a value in its registers casts it there. Weights
              and saved activations are cast by rows in forward and transposed in backward: the first cast reads them
-             anyway, so it also finds what the second has to know, a number for each column. Every value is rounded to
+             anyway, so it also finds what the second has to know, a number for each column. Tokens that go to
+             several experts are cast once, before their rows are gathered. Every value is rounded to
              bfloat16 first, as if it had been written, and maxima have no order, so every bit stays.
     """
 
@@ -48,10 +52,14 @@ class FuseFloat8Casts(Pass):
         for each in plan:
             apply_fusion(graph.module.graph, each)
         erase(plan_dead(graph))
+        gathers = plan_gathers(graph.module.graph)
+        apply_gathers(graph.module.graph, gathers, self.name())
+        erase(plan_dead(graph))
         pairs = plan_columns(graph.module.graph)
         apply_columns(graph.module.graph, pairs, self.name())
         erase(plan_dead(graph))
-        return f"{len(plan)} ops write float8, {len(pairs)} transposed casts know their largest magnitudes"
+        known = f"{len(pairs)} transposed casts know their largest magnitudes"
+        return f"{len(plan)} ops write float8, {len(gathers)} gathers read it, {known}"
 
 
 @dataclass(frozen=True)

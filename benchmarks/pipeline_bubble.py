@@ -5,7 +5,8 @@
 
 Two cores cannot compute for four ranks at once, so a stage's forward, input gradient and weight gradients each take the
 same time asleep. What is measured is the schedule, the runtime and the links (gloo). Printed: how much longer than
-without a bubble an update takes, next to what the simulation and the published formula say.
+without a bubble an update takes, next to what the simulation and the published formula say; and how much longer than
+simulated it takes, for each action of a rank.
 """
 
 import argparse
@@ -77,11 +78,13 @@ def main():
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a forward on one rank")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--schedules", nargs="*", default=[name for name, _ in CASES])
     options = parser.parse_args()
     if "RANK" not in os.environ:
         names = ("schedule", "ranks", "stages per rank", "micro-batches", "measured", "simulated", "formula", "ratio")
+        names += ("excess per action",)
         print(f"| {' | '.join(names)} |")
-        print("|---|---|---|---|---|---|---|---|", flush=True)
+        print("|---|---|---|---|---|---|---|---|---|", flush=True)
         for ranks in options.ranks:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             subprocess.run([*command, __file__, *sys.argv[1:]], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -89,12 +92,15 @@ def main():
     ranks = int(os.environ["WORLD_SIZE"])
     with joined_groups(Mesh(pp=ranks), torch.device("cpu")) as groups:
         for micro_batches in (2 * ranks, 4 * ranks):
-            for name, per_rank in CASES:
+            for name, per_rank in [case for case in CASES if case[0] in options.schedules]:
                 seconds = options.milliseconds / 1e3
                 found = measure(name, per_rank, micro_batches, seconds, options.updates, groups)
                 if groups.rank == 0:
                     row = (name, ranks, per_rank, micro_batches, *(f"{value:.3f}" for value in found))
-                    print("| " + " | ".join(map(str, row)) + f" | {found[0] / found[2]:.2f} |", flush=True)
+                    actions = micro_batches * per_rank * (3 if name in ("zero_bubble", "zbv") else 2)
+                    excess = (found[0] - found[1]) * 3 * options.milliseconds * micro_batches / actions
+                    row = (*row, f"{found[0] / found[2]:.2f}", f"{excess:.2f} ms")
+                    print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from monograph.train.update import add_gradients, apply_update
 from tests.execute.artifacts import nothing_made
 from tests.kit.replayed_ops import ReplayedOps
 
+OBSERVED = 2
+"""The update that replays nothing, as when ranks are timed or checked."""
 EMBEDDING, OUTPUT = "embedding.weight", "head.output.weight"
 
 
@@ -93,9 +95,10 @@ def _make_updates(step, config, count, is_tied_apart):
         "global_batch_size": config.training.global_batch_size,
     }
     with open_data(config).batches(Cursor(), **sizes, part=part, parts=parts) as batches:
-        for _ in range(count):
+        for number in range(count):
             chosen = [next(batches) for _ in range(sizes["global_batch_size"] // sizes["local_batch_size"] // parts)]
-            loss = add_gradients(step, chosen)
+            with step.op_by_op() if number == OBSERVED else nullcontext():
+                loss = add_gradients(step, chosen)
             if is_tied_apart:
                 add_tied(step)
             updated = apply_update(step, optimizer, loss=loss, lr=0.01, max_norm=1.0)

@@ -15,6 +15,7 @@ from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWAR
 from monograph.kernels.norm import NORM
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.parallel.mesh import Mesh
+from monograph.passes.compute import fuse_float8_casts
 from monograph.passes.compute.float8_columns import plan_columns
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
 from monograph.passes.config import PassesConfig
@@ -26,6 +27,12 @@ from tests.kit.pipelines import capture_small
 FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.dim": 64, "model.n_layers": 2}
 FLOAT8 = {"compile.mode": "graph", "compile.numerics": "float8", "parallelism.fsdp": "graph", "model.kernels": "fused"}
 BLOCKS = 2
+
+
+@pytest.fixture
+def every_column(monkeypatch):
+    """Small matrices are treated as large ones are."""
+    monkeypatch.setattr(fuse_float8_casts, "plan_columns", lambda graph: plan_columns(graph, 0))
 
 
 def count_ops(passes, model="llama3", **changes):
@@ -42,10 +49,16 @@ def test_gates_and_their_gradients_are_written_in_float8():
     assert (after[FLOAT8_SWIGLU], after[FLOAT8_SWIGLU_BACKWARD]) == (BLOCKS, BLOCKS)
     assert before[FLOAT8_CAST_BOTH] - after[FLOAT8_CAST_BOTH] == BLOCKS
     assert (after[FLOAT8_NORM], after[FLOAT8_ADD_NORM], after[NORM]) == (1, 2 * BLOCKS - 1, 0)
-    # A block: four weights, two of them merged, and the result of attention are cast by rows, later transposed; both
-    # norms are recomputed and cast transposed.
-    assert (after[FLOAT8_CAST_AMAX], after[FLOAT8_CAST_TRANSPOSED]) == (5 * BLOCKS, 7 * BLOCKS)
-    assert after[FLOAT8_CAST] == 0, "nothing is searched for largest magnitudes but gradients"
+    # A block: both norms are recomputed and cast transposed; four weights, two of them merged, and the result of
+    # attention are small, so that each is searched for its own casts by rows and transposed.
+    assert (after[FLOAT8_CAST_AMAX], after[FLOAT8_CAST_TRANSPOSED]) == (0, 2 * BLOCKS)
+    assert after[FLOAT8_CAST] == 10 * BLOCKS
+
+
+def test_a_cast_of_large_rows_looks_at_columns_too(every_column):
+    ops = count_ops(PassesConfig())
+    assert (ops[FLOAT8_CAST_AMAX], ops[FLOAT8_CAST_TRANSPOSED]) == (5 * BLOCKS, 7 * BLOCKS)
+    assert ops[FLOAT8_CAST] == 0, "nothing is searched for largest magnitudes but gradients"
 
 
 def test_tokens_are_cast_once_for_all_experts_that_read_them():
@@ -58,9 +71,9 @@ def test_a_value_that_is_written_over_is_searched_again():
     graph, facts = capture_small("llama3", Mesh(), **FUSED)
     passes = build_passes(PassesConfig(off=("fuse_float8_casts",)), "float8")
     run_passes(graph, passes, facts)
-    one, *others = plan_columns(graph.module.graph)
+    one, *others = plan_columns(graph.module.graph, 0)
     call_before(graph.module.graph, one.cast, ATEN.add_.Tensor, (one.first.args[0], 1.0), tag_of(one.cast))
-    assert plan_columns(graph.module.graph) == others
+    assert plan_columns(graph.module.graph, 0) == others
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,7 @@ def test_what_is_cast_otherwise_or_read_in_bfloat16_stays(recipe, changes):
 
 
 @pytest.mark.parametrize("model", ["llama3", pytest.param("deepseek_v3", marks=pytest.mark.long)])
-def test_no_bit_changes(model, tmp_path):
+def test_no_bit_changes(model, tmp_path, every_column):
     updates = []
     for off in ((), ("fuse_float8_casts",)):
         layers = 1 if model == "llama3" else 2

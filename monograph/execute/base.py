@@ -160,6 +160,10 @@ class MeshStep(ABC):
         """Run whole updates without replaying recordings, so that every collective passes through its group."""
         yield
 
+    def find_missing_memory(self) -> int:
+        """Bytes that an update op by op would lack, because recordings keep their memory; 0 where it fits."""
+        return 0
+
     def find_collectives(self) -> Sequence[str]:
         """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
         return ()

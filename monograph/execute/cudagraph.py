@@ -86,6 +86,8 @@ class CudaGraphRecorder:
 
     def __init__(self, *, is_required: bool = False, watchdog: ReplayWatchdog | None = None) -> None:
         self.is_required, self.watchdog = is_required, watchdog
+        self.needed_bytes = 0
+        """The most that a call op by op has allocated."""
 
     def accepts(self, graph: StepGraph) -> bool:
         """Whether every node of a graph can be recorded; where that is required, an error lists those that cannot."""
@@ -108,10 +110,17 @@ class CudaGraphRecorder:
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """Run op by op on the stream of the recordings, so that its libraries are ready."""
+        before = torch.cuda.memory_allocated()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream), torch.no_grad():
             run()
         torch.cuda.current_stream().wait_stream(self.stream)
+        self.needed_bytes = max(self.needed_bytes, torch.cuda.max_memory_allocated() - before)
+
+    def find_missing_memory(self) -> int:
+        """Bytes of the device that a call op by op lacks now: recordings share their memory with each other alone."""
+        free, _ = torch.cuda.mem_get_info()
+        return max(0, self.needed_bytes - free)
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
@@ -175,6 +184,10 @@ class CudaGraphProgram:
             yield
         finally:
             self.is_unrecorded = False
+
+    def find_missing_memory(self) -> int:
+        """Bytes that a call op by op lacks beside the recordings."""
+        return self.recorder.find_missing_memory() if self.recordings else 0
 
     def record(self, values: list[Tensor]) -> RecordedGraph:
         """Record, and remember where the results will be."""

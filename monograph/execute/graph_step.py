@@ -89,6 +89,10 @@ class GraphStep(MeshStep):
         with self.program.unrecorded():
             yield
 
+    def find_missing_memory(self) -> int:
+        assert self.program is not None, "the step was closed"
+        return self.program.find_missing_memory()
+
     def find_collectives(self) -> Sequence[str]:
         return [f"{tag_of(node).path or 'the step'} ({node.name})" for node in self.graph.nodes if is_launch(node)]
 

@@ -104,7 +104,8 @@ class MetricsConfig(Configurable.Config):
     expert_load_patience: int = 50
     """Steps in a row that a layer must be above the limit."""
     rank_times_interval: int = 100
-    """Every so many steps, measure each rank's own work apart from its waiting for others; 0 never does."""
+    """Every so many steps, measure each rank's own work apart from its waiting for others; 0 never does. Such a step
+    runs op by op: where that does not fit into memory beside the step's CUDA graphs, nothing is measured."""
     slow_rank_limit: float = 1.5
     """Warn of ranks whose own work takes longer than this many times the median."""
 

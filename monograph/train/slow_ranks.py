@@ -42,11 +42,24 @@ class SlowRankMonitor:
         self._timer: CollectiveTimer | None = None
         self._begin = 0.0
         self._named: tuple[int, ...] = ()
+        self._is_told = False
 
     def is_due(self, number: int) -> bool:
         """Whether this step is timed; the first one of a process, which warms things up, never is."""
         is_first, self._is_first = self._is_first, False
         return self.every > 0 and number % self.every == 0 and not is_first
+
+    def has_room(self, missing_bytes: int) -> bool:
+        """Whether a step op by op, which alone can be timed, fits on all ranks; told once where it does not."""
+        is_small = self.groups.any_rank(missing_bytes > 0)
+        if is_small and not self._is_told:
+            self._is_told = True
+            log.info(
+                "ranks are not timed (metrics.rank_times_interval): a step op by op does not fit beside its "
+                "CUDA graphs; rank %d lacks %.2f GiB of memory",
+                *(self.groups.rank, missing_bytes / 2**30),
+            )
+        return not is_small
 
     @contextmanager
     def timed(self, read_seconds: float) -> Iterator[None]:

@@ -75,6 +75,10 @@ class Step(Protocol):
         """Run whole updates without replaying recordings, so that every collective can be observed."""
         ...
 
+    def find_missing_memory(self) -> int:
+        """Bytes that an update op by op would lack, because recordings keep their memory; 0 where it fits."""
+        ...
+
     def find_collectives(self) -> Sequence[str]:
         """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
         ...

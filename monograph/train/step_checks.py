@@ -32,7 +32,8 @@ class StepChecks:
         self, number: int, read: Callable[[], list[Batch]], apply: Callable[[Sequence[Batch]], StepMeasurement]
     ) -> StepMeasurement:
         """One update: `read` its micro-batches, check what is due, `apply` it."""
-        is_replayed, is_timed = self.replay.is_due(number), self.slow_ranks.is_due(number)
+        is_replayed = self.replay.is_due(number)
+        is_timed = self.slow_ranks.is_due(number) and self.slow_ranks.has_room(self.step.find_missing_memory())
         with ExitStack() as stack:
             if is_replayed or is_timed:
                 stack.enter_context(self.step.op_by_op())

@@ -48,7 +48,7 @@ def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     report = json.loads((inspected / "report.json").read_text())
     assert any("in a step" in note and "in an evaluation" in note for note in report["run"]["notes"])
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
-    assert report["run"]["numerics"].startswith("within rounding of eager: attention"), "as a GPU would run it"
+    assert report["run"]["numerics"] == "bitwise identical to eager", "as a GPU would run it"
     assert report["run"]["target"] == "cuda" and "The program is for a GPU, captured on cpu." in report["run"]["notes"]
     assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0
     assert len(report["final"]["memory"]["points"]) <= 2000

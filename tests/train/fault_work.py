@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.execute.device import deterministic_kernels
+from monograph.execute.graph_step import GraphStep
 from monograph.parallel.groups import joined_groups
 from monograph.run import build_trainer
 from monograph.train.config import TrainerConfig
@@ -74,6 +75,13 @@ def train_with_slow_data(config: TrainerConfig, victim: int, seconds: float) -> 
         return feeder
 
     with patch.object(DataLoader, "batches", batches):
+        return train_quietly(config)
+
+
+def train_without_room(config: TrainerConfig) -> str:
+    """Train; the last rank has no memory left for an update op by op."""
+    missing = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    with patch.object(GraphStep, "find_missing_memory", lambda self: int(missing)):
         return train_quietly(config)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from monograph.errors import ConfigError
+from monograph.execute.cudagraph import CudaGraphRecorder
 from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.train import slow_ranks
@@ -13,7 +14,7 @@ from monograph.train.slow_ranks import RankTime, SlowRankMonitor, find_slow_rank
 from tests.kit.ranks import pool
 from tests.kit.runs import read_exact, read_records, tiny_run
 from tests.kit.tiny import tiny
-from tests.train.fault_work import train_with_slow_data
+from tests.train.fault_work import train_with_slow_data, train_without_room
 
 TIMED = {
     "metrics.rank_times_interval": 2,
@@ -54,6 +55,25 @@ def test_a_slow_rank_is_told_once_with_its_host_and_again_when_it_is_gone():
     said = [call[0] + ": " + call.args[0] % call.args[1:] for call in log.method_calls]
     assert len(said) == 2 and said[0].startswith("warning: step 1: slow ranks: rank 1 (node7) 900 ms")
     assert said[1].startswith("info: step 3: no rank")
+
+
+def test_ranks_are_not_timed_where_a_step_op_by_op_does_not_fit(tmp_path):
+    with joined_groups(Mesh(), torch.device("cpu")) as groups, mock.patch.object(slow_ranks, "log") as log:
+        monitor = SlowRankMonitor(every=1, limit=1.5, groups=groups, device=torch.device("cpu"))
+        assert [monitor.has_room(missing) for missing in (0, 3 << 29, 1)] == [True, False, False]
+    (said,) = log.method_calls
+    assert "rank 0 lacks 1.50 GiB of memory" in said.args[0] % said.args[1:]
+    config = tiny("llama3", tmp_path, {**TIMED, "training.steps": 2})
+    assert pool.run(2, train_without_room, config) == ["", ""]
+    assert not any("rank_ms" in record for record in read_records(tmp_path / "run"))
+
+
+def test_recordings_leave_too_little_memory():
+    recorder = CudaGraphRecorder()
+    recorder.needed_bytes = 100
+    for free, missing in ((99, 1), (100, 0), (500, 0)):
+        with mock.patch("torch.cuda.mem_get_info", lambda free=free: (free, 1000)):
+            assert recorder.find_missing_memory() == missing
 
 
 def test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster():

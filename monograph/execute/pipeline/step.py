@@ -236,6 +236,11 @@ class PipelineStep(MeshStep):
         finally:
             self.recorder = recorder
 
+    def find_missing_memory(self) -> int:
+        if self.recorder is None or self.recorded is None:
+            return 0
+        return self.recorder.find_missing_memory()
+
     def run_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
         """Run an update op by op."""
         stages = {number: stage.training for number, stage in self.stages.items()}

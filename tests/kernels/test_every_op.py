@@ -9,8 +9,16 @@ from monograph.kernels.check_op import CHECKS
 OURS = {own.name: own for own in CUSTOM_OPS.values() if str(own.op).startswith("monograph.")}
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", sorted(OURS))
+SLOW = ("attention", "gradient")
+"""Its gradients are compared with the definition's in test_attention.py, too."""
+CASES = [
+    pytest.param(name, check, marks=pytest.mark.long if (name, check) == SLOW else ())
+    for name in sorted(OURS)
+    for check in CHECKS
+]
+
+
+@pytest.mark.parametrize("name, check", CASES)
 def test_every_op_keeps_its_promise(name, check):
     reason = CHECKS[check](OURS[name])
     if reason:

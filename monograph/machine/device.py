@@ -130,8 +130,9 @@ class Machine:
 
     def describe(self) -> str:
         """Everything that estimates use, in one line."""
-        rates = (self.float32_tflops, self.bfloat16_tflops, self.float8_tflops)
-        matmuls = " / ".join(f"{rate * self.matmul_fraction:.4g}" for rate in rates)
+        float8 = self.float8_tflops * min(self.matmul_fraction, self.float8_matmul_fraction or 1.0)
+        rates = (self.float32_tflops * self.matmul_fraction, self.bfloat16_tflops * self.matmul_fraction, float8)
+        matmuls = " / ".join(f"{rate:.4g}" for rate in rates)
         return (
             f"{self.name}: {matmuls} TFLOP/s (float32 / bfloat16 / float8), {self.memory_gb:.4g} GB at "
             f"{self.memory_gb_per_second * self.memory_fraction:.4g} GB/s, links {self.link_gb_per_second:.4g} GB/s "

@@ -105,6 +105,7 @@ def test_times_follow_from_the_figures():
     assert h200.matmul_seconds(731.86e12, "bfloat16") == pytest.approx(1.0, rel=1e-4)
     assert h200.matmul_seconds(593.4e12, "bfloat16", is_grouped=True) == pytest.approx(1.0, rel=1e-4)
     assert h200.matmul_seconds(0.64 * 1979e12, "float8_e4m3fn") == pytest.approx(1.0, rel=1e-4)
+    assert "49.58 / 731.9 / 1267 TFLOP/s" in h200.describe()
     assert h200.attention_seconds(0.33 * 989e12, "bfloat16", 64) == pytest.approx(1.0, rel=1e-4)
     assert h200.memory_seconds(4.3e12) == pytest.approx(1.0, rel=1e-3)
     assert h200.collective_seconds(450e9, span=8) == pytest.approx(1.00001), "within a node"

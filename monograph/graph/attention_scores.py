@@ -63,7 +63,7 @@ def find_scores(node: Node, sizes: LikelySizes) -> AttentionScores | None:
 def is_by_cudnn(node: Node) -> bool:
     """Whether cuDNN's kernel computes an attention of bf16 on a GPU, as `choose_kernel` of attention_on_gpu.py decides.
 
-    Tables and windows are for kernels of ours; so are gradients, unless they may vary from run to run.
+    Tables and windows are for our Triton kernels; so are gradients, unless they may vary from run to run.
     """
     name = name_of(node)
     if name not in ("attention", "attention_backward"):

@@ -1,9 +1,9 @@
 """Which kernel computes attention on a GPU.
 
 cuDNN's is the fastest where a sequence is one text (docs/decisions/0028), but its backward adds in any order. Unless
-`fastest` asks for it, the backward is then a kernel of ours, which adds in one order. Tables of segments and windows
-are for kernels of ours as a whole (segment_attention_on_gpu.py): FlashAttention 2 takes them too, but starts a program
-for every block of every segment that there is room for. None takes fp32: there, and for heads of more than 256
+`fastest` asks for it, the backward is then our Triton kernel, which adds in one order. Tables of segments and windows
+are for our Triton kernels as a whole (segment_attention_on_gpu.py): FlashAttention 2 takes them too, but starts a
+program for every block of every segment that there is room for. None takes fp32: there, and for heads of more than 256
 channels, scores are computed as a whole.
 """
 

@@ -13,7 +13,7 @@ from monograph.kernels.rows import as_rows
 _COLUMNS = 4096
 """Of a gate that one program computes, at most."""
 SETTINGS = {"enable_fp_fusion": False}
-"""Products and sums are rounded one after the other, so that every kernel computes the same bits of a gate."""
+"""No fused multiply-add, so that every kernel computes the same bits of a gate."""
 
 
 @triton.jit

@@ -17,7 +17,7 @@ class AttentionKernelConfig(Configurable.Config):
 
     is_base: ClassVar[bool] = True
     kernel: AttentionKernel = "auto"
-    """Who computes attention on a GPU: fastest takes cuDNN's kernel where a sequence is one text, and triton, our own,
+    """Which kernel computes attention on a GPU: fastest takes cuDNN's where a sequence is one text, and triton (ours)
     for packed documents and windows; auto is fastest, but with compile.numerics exact in eager and graph mode gradients
     are always those of triton, which adds in one order; flex compiles FlexAttention, on a CPU it is its reference;
     reference computes all scores."""

@@ -1,7 +1,7 @@
 """Casts by rows that find the largest magnitudes of columns, for a later cast of the same value transposed."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,8 +38,15 @@ class KnownColumns:
     cast: Node
 
 
-def plan_columns(graph: Graph, fewest: int = FEWEST_ELEMENTS) -> list[KnownColumns]:
-    """Every cast transposed of what a norm wrote, or of a large value that was cast by rows and nothing writes over."""
+def is_large(value: Any) -> bool:
+    """Whether looking at columns while casting rows takes less time than a search later."""
+    matrix = value_of(value)
+    assert isinstance(matrix, torch.Tensor)
+    return matrix.numel() >= FEWEST_ELEMENTS and matrix.dtype == torch.float32
+
+
+def plan_columns(graph: Graph, is_worth_it: Callable[[Any], bool] = is_large) -> list[KnownColumns]:
+    """Every cast transposed of what a norm wrote, or of a value worth it that was cast by rows and is not mutated."""
     storages = find_storages(graph)
     written = {storages.get(each, each) for node in graph.nodes if is_mutation(node) for each in node.all_input_nodes}
     rows: dict[Any, Node] = {}
@@ -48,20 +55,13 @@ def plan_columns(graph: Graph, fewest: int = FEWEST_ELEMENTS) -> list[KnownColum
         if node.target is not FLOAT8_CAST:
             continue
         key = key_of_value(node.args[0])
-        if tuple(node.args[1:]) == _BY_ROWS and is_worth_it(node.args[0], fewest):
+        if tuple(node.args[1:]) == _BY_ROWS and is_worth_it(node.args[0]):
             rows.setdefault(key, node)
         if tuple(node.args[1:]) == _TRANSPOSED:
             is_still = all(storages.get(each, each) not in written for each in list_sources(node.args[0]))
             first = (rows.get(key) if is_still else None) or find_norm(node)
             found += [KnownColumns(first, node)] if first is not None else []
     return found
-
-
-def is_worth_it(value: Any, fewest: int) -> bool:
-    """Whether looking at columns while casting rows takes less time than a search later; with 0 all values are."""
-    matrix = value_of(value)
-    assert isinstance(matrix, torch.Tensor)
-    return matrix.numel() >= fewest and (matrix.dtype == torch.float32 or fewest == 0)
 
 
 def find_norm(cast: Node) -> Node | None:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import torch
 
 from monograph.compat.ops import ATEN
 from monograph.graph.edit import call_before
@@ -16,12 +17,13 @@ from monograph.kernels.norm import NORM
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compute import fuse_float8_casts
-from monograph.passes.compute.float8_columns import plan_columns
+from monograph.passes.compute.float8_columns import is_large, plan_columns
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from tests.execute.eager_float8 import plan
 from tests.execute.updates import differences, make_updates, one_rank
+from tests.kit.by_hand import ByHand
 from tests.kit.pipelines import capture_small
 
 FUSED = {"model.kernels": "fused", "training.compute_dtype": "bfloat16", "model.dim": 64, "model.n_layers": 2}
@@ -69,6 +71,16 @@ def test_tokens_are_cast_once_for_all_experts_that_read_them():
     grouped = {"model.moe.experts.backend": "grouped_mm", "model.n_layers": 2}
     ops = count_ops(PassesConfig(), "deepseek_v3", **grouped)
     assert ops[FLOAT8_GATHER_ROWS] == 1, "one block has experts; backward gathers bfloat16 for weight gradients"
+
+
+def test_rows_that_the_data_counts_are_not_large():
+    """As with expert parallelism: their number is not known when a graph is made."""
+    hand = ByHand()
+    rows = hand.input("rows", 2, 16)
+    for dtype in (torch.bfloat16, torch.float32):
+        with hand.mode:
+            rows.meta["val"] = torch.empty(hand.mode.shape_env.create_unbacked_symint(), 16, dtype=dtype)
+        assert not is_large(rows)
 
 
 def test_a_value_that_is_written_over_is_searched_again():

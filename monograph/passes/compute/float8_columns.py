@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from monograph.compat.ops import ATEN
 from monograph.graph.edit import call_before, redirect
-from monograph.graph.query import find_storages, is_mutation, value_of
+from monograph.graph.query import find_storages, has_symbols, is_mutation, value_of
 from monograph.graph.tags import tag_of
 from monograph.kernels.float8 import FLOAT8_CAST
 from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED
@@ -39,10 +39,11 @@ class KnownColumns:
 
 
 def is_large(value: Any) -> bool:
-    """Whether looking at columns while casting rows takes less time than a search later."""
+    """Whether looking at columns while casting rows takes less time than a search later; rows that the data counts are
+    too few."""
     matrix = value_of(value)
     assert isinstance(matrix, torch.Tensor)
-    return matrix.numel() >= FEWEST_ELEMENTS and matrix.dtype == torch.float32
+    return matrix.dtype == torch.float32 and not has_symbols(matrix) and matrix.numel() >= FEWEST_ELEMENTS
 
 
 def plan_columns(graph: Graph, is_worth_it: Callable[[Any], bool] = is_large) -> list[KnownColumns]:

@@ -21,7 +21,7 @@ LOCAL = {name: value for name, value in GROUPED.items() if name.startswith(("tra
 )
 def test_a_step_with_local_experts_has_nothing_that_cannot_be_recorded(model, changes):
     graph, facts = capture_small(model, Mesh(), **changes)
-    run_passes(graph, build_passes(PassesConfig()), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts, is_measured=False)
     assert find_obstacles(graph, device="cpu") == []
 
 
@@ -41,7 +41,7 @@ def test_copies_to_the_host_and_nodes_elsewhere_are_named():
     graph, facts = capture_small("llama3", Mesh())
     assert all(line.endswith("runs on the cpu") for line in find_obstacles(graph, device="cuda"))
     config = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64))
-    run_passes(graph, build_passes(config), facts)
+    run_passes(graph, build_passes(config), facts, is_measured=False)
     assert any("copies between the device and the host" in line for line in find_obstacles(graph, device="cpu"))
 
 
@@ -53,7 +53,7 @@ def test_compiled_code_does_not_hide_that_the_host_is_needed(config, monkeypatch
     graph, facts = capture_small("qwen3_moe", Mesh(), **{"model.moe.experts.backend": "grouped_loop"})
     needed = {line.split(":")[0] for line in find_obstacles(graph, device="cpu")}
     assert needed, "a loop over experts reads their sizes"
-    run_passes(graph, build_passes(PassesConfig(**config)), facts)
+    run_passes(graph, build_passes(PassesConfig(**config)), facts, is_measured=False)
     found = find_obstacles(graph, device="cpu")
     assert graph.compiled and found and all("reads a number on the host" in line for line in found)
     if "on" not in config:

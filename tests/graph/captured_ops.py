@@ -171,11 +171,11 @@ def find_graphs(name: str, pipelines: Mapping[str, PassesConfig] = PIPELINES) ->
         graph, facts = capture_case(name)
         mode: SaveMode = "full" if pipeline == "full recomputation" else "selective"
         graph, facts = clone_graph(graph), replace(facts, is_single_pass=True, activations=SavePolicy(mode=mode))
-        run_passes(graph, build_passes(config), facts)
+        run_passes(graph, build_passes(config), facts, is_measured=False)
         yield pipeline, graph, facts
     graph, facts = capture_case(name, is_forward=True)
     graph = clone_graph(graph)
-    run_passes(graph, build_passes(PassesConfig()), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts, is_measured=False)
     yield "evaluation", graph, facts
 
 

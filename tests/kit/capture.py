@@ -35,9 +35,9 @@ class Prepared:
         return capture(self.source, self.inputs, kind=kind, **options)
 
     def capture_and_pass(self, kind: GraphKind = "step") -> OptimizedGraph:
-        """The graph after all passes, with their records."""
+        """The graph after all passes, with their records, which lack costs."""
         passes = build_passes(self.settings.passes, self.settings.compile.numerics)
-        return capture_and_optimize(self.source, self.inputs, self.facts, passes, kind=kind)
+        return capture_and_optimize(self.source, self.inputs, self.facts, passes, kind=kind, is_measured=False)
 
 
 def prepare(

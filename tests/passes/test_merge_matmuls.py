@@ -72,7 +72,7 @@ def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_e
 @pytest.mark.long
 def test_a_second_run_finds_nothing_more_to_join():
     graph, facts = capture_small("deepseek_v3", Mesh(dp_shard=2, ep=2))
-    run_passes(graph, build_passes(PassesConfig()), facts)
+    run_passes(graph, build_passes(PassesConfig()), facts, is_measured=False)
     before = count(graph)
     run("merge_matmuls", graph, config=ASKED)
     once = graph.text()
@@ -90,7 +90,7 @@ def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
     graph, facts = capture_small("llama3", Mesh(), **changes)
     before = find_memory(graph_after(graph, facts, ASKED, "merge_matmuls")).peak_bytes
     graph, facts = capture_small("llama3", Mesh(), **changes)
-    run_passes(graph, build_passes(ASKED), facts)
+    run_passes(graph, build_passes(ASKED), facts, is_measured=False)
     copies = [
         node for node in graph.nodes if tag_of(node).made_by == "merge_matmuls" and node.target is ATEN.clone.default
     ]
@@ -99,7 +99,7 @@ def test_what_backward_keeps_does_not_hold_on_to_what_it_does_not():
 
 
 def graph_after(graph, facts, config, off):
-    run_passes(graph, build_passes(config.replace(off=(off,))), facts)
+    run_passes(graph, build_passes(config.replace(off=(off,))), facts, is_measured=False)
     return graph
 
 

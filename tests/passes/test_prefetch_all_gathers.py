@@ -38,7 +38,7 @@ def prepared(**options):
         "recompute",
         "bucket_collectives",
     )
-    run_passes(graph, [each for each in build_passes(config) if each.name() in names], facts)
+    run_passes(graph, [each for each in build_passes(config) if each.name() in names], facts, is_measured=False)
     return graph, facts, make_pass("prefetch_all_gathers", config)
 
 

@@ -17,12 +17,12 @@ from monograph.train.layout import plan_run_mesh
 from tests.execute.updates import CPU
 from tests.kit.ranks import pool
 from tests.parallel.pipeline.pipeline_work import make_updates, make_updates_from_artifact
-from tests.parallel.pipeline.test_training import VALIDATED, check_bits, configure, one_device
+from tests.parallel.pipeline.test_training import SHALLOW, check_bits, configure, one_device
 
 
 def make_artifact(folder, model, **degrees):
     """An artifact of six micro-batches, for a run of four."""
-    config, made_for = (configure(model, count, VALIDATED, pp=2, **degrees) for count in (4, 6))
+    config, made_for = (configure(model, count, SHALLOW, pp=2, **degrees) for count in (4, 6))
     ranks = 2 * degrees.get("shard", 1)
     files = precompile(made_for, plan_run_mesh(made_for, ranks), folder / "artifact")
     return config, replace_leaf(config, "compile.artifact", str(folder / "artifact")), ranks, files
@@ -46,7 +46,7 @@ def test_ranks_train_from_one_artifact_of_all_stages_to_the_bits_of_one_device(m
     graphs = {name.removesuffix(".json") for name in files if name.endswith(".json")}
     assert graphs == {f"{kind}_{stage}" for kind in ("step", "evaluation") for stage in range(4)}
     found = pool.run(ranks, make_updates_from_artifact, loaded, 3)
-    check_bits(one_device(model, 4, 3, VALIDATED), found)
+    check_bits(one_device(model, 4, 3, SHALLOW), found)
     damage_and_refuse(loaded, tmp_path)
 
 

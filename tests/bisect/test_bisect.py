@@ -55,7 +55,7 @@ def test_a_fault_in_a_pass_is_located_to_the_pass_and_the_node(name, tmp_path):
 
 
 def test_equal_runs_are_equal_and_say_how_many_updates_were_compared(tmp_path):
-    config = graph_config("deepseek_v3", tmp_path)
+    config = graph_config("deepseek_v3", tmp_path, {"model.n_layers": 2})
     outcome = bisect_two(config, config.replace(compile=config.compile.replace(mode="eager")), 2)
     assert outcome.step == 0
     assert describe_outcomes([outcome], "bit for bit") == (
@@ -64,7 +64,7 @@ def test_equal_runs_are_equal_and_say_how_many_updates_were_compared(tmp_path):
 
 
 def test_an_optimizer_that_differs_is_found_where_loss_and_gradients_agree(tmp_path):
-    config = graph_config("llama3", tmp_path)
+    config = graph_config("llama3", tmp_path, {"model.n_layers": 1})
     other = config.replace(optimizer=AdamWConfig(lr=config.optimizer.lr, eps=1e-3))
     outcome = bisect_two(config, other, 3)
     assert (outcome.step, outcome.findings["both"].kind) == (1, "optimizer")

@@ -30,7 +30,7 @@ def test_modes_are_measured_and_profiled_on_the_same_tokens_and_end_with_the_sam
         "--profile",
         str(tmp_path),
     ]
-    small = ["--parallelism.fsdp", "graph", "--model.n_layers", "2"]
+    small = ["--parallelism.fsdp", "graph", "--model.n_layers", "1", "--model.n_dense_layers", "0"]
     assert main(["bench", *words, *small, "--balanced-routing"]) == 0
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "x eager" in shown

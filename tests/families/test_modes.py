@@ -49,7 +49,15 @@ def check_equal(found):
             assert differences(ways["eager"], updates) == [], f"{mode} on rank {rank}"
 
 
-@pytest.mark.parametrize(("family", "mesh"), long_except("one rank"))
+def test_a_graph_of_gpt_oss_has_the_bits_of_eager(tmp_path):
+    """Its blocks are compiled one by one in `make test-long`."""
+    check_equal(run_modes(tmp_path, "gpt_oss", "one rank", {"eager": {}, "graph": GRAPH}))
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [("llama4", "one rank"), *(case for case in long_except() if case.values != ("llama4", "one rank"))],
+)
 def test_eager_layer_and_graph_have_the_same_bits(family, mesh, tmp_path):
     check_equal(run_modes(tmp_path, family, mesh, {"eager": {}, "layer": LAYER, "graph": GRAPH}))
 

@@ -191,6 +191,11 @@ def write_texts(path: Path, texts: list[str]) -> Path:
     return path
 
 
+def tiny_dense() -> TrainerConfig:
+    """The tiny model without experts, the same way: half of the time to capture."""
+    return tiny_run(Path("outputs"))
+
+
 def tiny() -> TrainerConfig:
     """The tiny model with experts as a recipe for the command line: `tests.kit.runs:tiny`."""
     return tiny_run(Path("outputs"), model="deepseek_v3")

@@ -19,17 +19,17 @@ OWN = [*LION, "--lr_scheduler", "examples.own_optimizer:Triangle"]
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
 
 
-def train(folder, *words):
-    """Train the tiny recipe on the command line."""
-    assert cli.main(["train", "tests.kit.runs:tiny", "--job.dump_folder", str(folder), *words]) == 0
+def train(folder, *words, recipe="tiny"):
+    """Train a tiny recipe on the command line."""
+    assert cli.main(["train", f"tests.kit.runs:{recipe}", "--job.dump_folder", str(folder), *words]) == 0
     return folder
 
 
 @pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.long), "graph"])
 def test_own_optimizer_schedule_and_data_train_by_flags_and_resume_to_the_bit(mode, tmp_path):
     steps = ["--checkpoint.interval", "2", "--training.steps"]
-    words = [*OWN, *SUMS, "--compile.mode", mode, "--model.n_layers", "2"]
-    whole = train(tmp_path / "whole", *words, *steps, "4", "--checkpoint.keep_last", "0")
+    words = [*OWN, *SUMS, "--compile.mode", mode]
+    whole = train(tmp_path / "whole", *words, *steps, "4", "--checkpoint.keep_last", "0", recipe="tiny_dense")
     resumed = train(
         tmp_path / "resumed",
         *words,
@@ -37,6 +37,7 @@ def test_own_optimizer_schedule_and_data_train_by_flags_and_resume_to_the_bit(mo
         "4",
         "--checkpoint.load",
         str(whole / "checkpoints" / "step-00000002"),
+        recipe="tiny_dense",
     )
     assert differing(read_step(whole, 4), read_step(resumed, 4)) == []
     assert read_exact(resumed) == read_exact(whole)[2:]
@@ -77,7 +78,7 @@ def test_modes_agree_on_an_own_optimizer(tmp_path):
 
 def test_fast_numerics_skip_what_needs_a_single_pass_optimizer_and_say_why(tmp_path, capfd):
     words = [*LION, "--compile.mode", "graph", "--compile.numerics", "fast", "--training.compute_dtype", "bfloat16"]
-    folder = train(tmp_path / "run", *words, "--debug.log_level", "debug")
+    folder = train(tmp_path / "run", *words, "--debug.log_level", "debug", recipe="tiny_dense")
     said = capfd.readouterr().err + (folder / "logs" / "rank-0.log").read_text()
     assert "the optimizer reads wide gradients" in said
     numerics = (folder / "numerics.txt").read_text()

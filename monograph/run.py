@@ -66,8 +66,8 @@ from monograph.train.preflight import check_before_start
 from monograph.train.signals import StoppedOnRequest, stop_at_once
 from monograph.train.startup import Startup
 from monograph.train.step_settings import make_settings
-from monograph.train.summary import print_summary
-from monograph.train.trainer import Summary, Trainer
+from monograph.train.summary import Summary, print_summary
+from monograph.train.trainer import Trainer
 from monograph.watch.training_page import training_page
 
 log = get_log("run")

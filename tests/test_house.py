@@ -32,7 +32,9 @@ LEFT_TO_RIGHT = """
     annotate config kernels models parts parallel graph capture passes execute report train watch run generate bench
     verify bisect plan launch recipes api checks commands cli __main__
 """.split()  # noqa: SIM905 - the order reads best as one sentence
-OPTIONAL_PACKAGES = {"datasets", "huggingface_hub", "lm_eval", "pyarrow", "tensorboard", "transformers", "wandb"}
+OPTIONAL_PACKAGES = {
+    *("datasets", "huggingface_hub", "lm_eval", "pyarrow", "tensorboard", "torchft", "transformers", "wandb")
+}
 OPTIONAL_MODULES = {"torch.utils.tensorboard"}
 DOCUMENTED_TORCH = {"torch._check"}
 """Private by its name only: how torch's own guides bound data-dependent sizes."""

@@ -151,6 +151,11 @@ class MeshStep(ABC):
         """What runs in a part of `accumulate_one`; empty where there is one part only."""
         return ""
 
+    def find_sums(self) -> list[Tensor]:
+        """What an update has added up so far: gradients and metrics, live, in the same order on every rank."""
+        gradients = [parameter.grad for parameter in self.trained.values() if parameter.grad is not None]
+        return [*gradients, *(self.metrics.values[name] for name in sorted(self.metrics.values))]
+
     def discard(self) -> None:
         """Drop the gradients and metrics of the micro-batches since the last update."""
         for parameter in self.parameters.values():

@@ -20,6 +20,7 @@ from monograph.train.float8_limits import check_float8_limits
 from monograph.train.lr_scheduler_config import LrSchedulerConfig, WarmupDecayConfig
 from monograph.train.optimizer_config import ITEM_BYTES, AdamWConfig, OptimizerConfig
 from monograph.train.pipeline_limits import check_pipeline_limits
+from monograph.train.replicas.config import FaultToleranceConfig, check_replica_limits
 from monograph.train.unused_settings import check_unused
 
 Precision = Literal["float32", "bfloat16"]
@@ -232,6 +233,8 @@ class TrainerConfig(Configurable.Config):
     """Chrome traces of chosen steps."""
     validator: ValidatorConfig = field(default_factory=ValidatorConfig)
     """Loss on held-out data."""
+    fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+    """Replicas that come and go while training goes on."""
     debug: DebugConfig = field(default_factory=DebugConfig)
     """Seeds and reproducibility."""
 
@@ -263,6 +266,7 @@ class TrainerConfig(Configurable.Config):
             )
         self.optimizer.check_stored(self.training.dtype)
         check_pipeline_limits(self)
+        check_replica_limits(self)
         check_flex_limits(self)
         check_float8_limits(self)
         self.activation_checkpoint.check_run(self.compile, self.passes.off)

@@ -4,11 +4,12 @@ from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
+from monograph.train.replicas.config import check_division
 
 
 def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
     """The mesh, or an error that says why the config does not fit this many ranks."""
-    return plan_fitting_mesh(
+    mesh = plan_fitting_mesh(
         config.parallelism,
         config.model,
         seq_len=config.training.seq_len,
@@ -16,6 +17,8 @@ def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
         global_batch_size=config.training.global_batch_size,
         world_size=world_size,
     )
+    check_division(config, mesh)
+    return mesh
 
 
 def count_ranks(config: ParallelismConfig) -> int:

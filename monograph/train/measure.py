@@ -35,6 +35,8 @@ class StepMeasurement:
     loss: Tensor
     grad_norm: Tensor
     tokens: int
+    replicas: int = 1
+    """How many worlds have computed it."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Sums over the global batch by name: the experts' load, auxiliary losses."""
     known: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class StepMeter:
         }
         if stamps.update is not None:
             record["update_ms"] = 1000 * self.clock.seconds_between(stamps.update, stamps.end)
-        record |= find_mfu(self.flops, per_second, self.peak_flops * self.world_size)
+        record |= find_mfu(self.flops, per_second, self.peak_flops * self.world_size * measured.replicas)
         if "over_peak" in record and not self._has_warned:
             self._has_warned = True
             log.warning(

@@ -17,6 +17,7 @@ from monograph.train.data.named import parse_mixture, parse_validation_sets
 from monograph.train.data.stream import check_hub_package
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.lr_plan import plan_lr
+from monograph.train.replicas.config import check_torchft
 from monograph.train.saved_settings import check_model
 from monograph.train.sinks import check_installed
 
@@ -24,6 +25,8 @@ from monograph.train.sinks import check_installed
 def check_before_start(config: TrainerConfig) -> None:
     """Refuse a run whose inputs are not there."""
     check_installed([name for name in ("tensorboard", "wandb") if getattr(config.metrics, name)])
+    if config.fault_tolerance.replicas:
+        check_torchft()
     check_datasets(config)
     if type(config.tokenizer) is StandardTokenizerConfig and config.dataloader.source is None:
         check_vocab(config.tokenizer.build(), config.model.find_vocab_size())

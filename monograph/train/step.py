@@ -67,6 +67,10 @@ class Step(Protocol):
         """Before an update: the metrics of the global batch; the model's per-update state follows them."""
         ...
 
+    def find_sums(self) -> list[Tensor]:
+        """What an update has added up so far: gradients and metrics, live, in the same order on every process."""
+        ...
+
     def discard(self) -> None:
         """Drop the gradients and metrics of the micro-batches since the last update."""
         ...

@@ -29,9 +29,9 @@ class StepChecks:
         )
 
     def run(
-        self, number: int, read: Callable[[], list[Batch]], apply: Callable[[Sequence[Batch]], StepMeasurement]
-    ) -> StepMeasurement:
-        """One update: `read` its micro-batches, check what is due, `apply` it."""
+        self, number: int, read: Callable[[], list[Batch]], apply: Callable[[Sequence[Batch]], StepMeasurement | None]
+    ) -> StepMeasurement | None:
+        """One update: `read` its micro-batches, check what is due, `apply` it. None when it was not made."""
         is_replayed = self.replay.is_due(number)
         is_timed = self.slow_ranks.is_due(number) and self.slow_ranks.has_room(self.step.find_missing_memory())
         with ExitStack() as stack:
@@ -46,4 +46,5 @@ class StepChecks:
             if is_timed:
                 stack.enter_context(self.slow_ranks.timed(read_seconds))
             measured = apply(chosen)
-        return replace(measured, known={**measured.known, **self.slow_ranks.collect(number)})
+        found = self.slow_ranks.collect(number)
+        return None if measured is None else replace(measured, known={**measured.known, **found})

@@ -1,5 +1,10 @@
 """The last words of a run: what it reached, where its files are, what to try next."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -7,7 +12,29 @@ from rich.table import Table
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.train.trainer import Summary
+from monograph.train.goodput import GoodputSummary
+from monograph.train.speed import SpeedReport
+from monograph.train.validate import Validation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a finished run has to say for itself."""
+
+    steps: int
+    first: Mapping[str, Any]
+    last: Mapping[str, Any]
+    speed: SpeedReport
+    validation: Validation | None
+    checkpoint: Path | None
+    metrics: Path
+    missing: list[str]
+    """What could not be written, on any rank, and why."""
+    is_rank_zero: bool
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time of this process went, by kind (goodput.KINDS)."""
+    goodput: GoodputSummary | None = None
+    """Where the time went, over all starts of the job; None on other ranks than the first."""
 
 
 def print_summary(summary: Summary, config: TrainerConfig, line: CommandLine) -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
-from monograph.train.data.prefetcher import Prefetcher
+from monograph.train.data.update_reader import UpdateReader
 from monograph.train.folder import RunFolder, RunStart
 from monograph.train.garbage import controlled_gc
 from monograph.train.goodput import (
@@ -28,17 +28,20 @@ from monograph.train.goodput import (
     VALIDATION,
     GoodputClock,
     GoodputFile,
-    GoodputSummary,
     summarize,
 )
 from monograph.train.load_monitor import LoadMonitor
-from monograph.train.lr_plan import plan_lr
+from monograph.train.lr_plan import plan_lr, read_plan
 from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
+from monograph.train.replicas.agreement import digest_settings
+from monograph.train.replicas.peer_state import PeerState, copy_tensors, find_local
+from monograph.train.replicas.replicas import Replicas
+from monograph.train.replicas.torchft_replicas import joined_replicas
 from monograph.train.saved_settings import check_model, find_setting_changes
 from monograph.train.signals import StoppedOnRequest, StopRequest, watch_for_stop
 from monograph.train.source_loss import SourceLosses
-from monograph.train.speed import Speed, SpeedReport
+from monograph.train.speed import Speed
 from monograph.train.startup import Startup
 from monograph.train.state import (
     Position,
@@ -51,6 +54,7 @@ from monograph.train.state import (
 )
 from monograph.train.step import Step
 from monograph.train.step_checks import StepChecks
+from monograph.train.summary import Summary
 from monograph.train.update import add_gradients, apply_update
 from monograph.train.validate import Validation
 
@@ -59,26 +63,6 @@ log = get_log("trainer")
 
 class TrainingFailed(MonographError):
     """The numbers went bad; the parameters are as they were before the step that did it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What a finished run has to say for itself."""
-
-    steps: int
-    first: Mapping[str, Any]
-    last: Mapping[str, Any]
-    speed: SpeedReport
-    validation: Validation | None
-    checkpoint: Path | None
-    metrics: Path
-    missing: list[str]
-    """What could not be written, on any rank, and why."""
-    is_rank_zero: bool
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time of this process went, by kind (goodput.KINDS)."""
-    goodput: GoodputSummary | None = None
-    """Where the time went, over all starts of the job; None on other ranks than the first."""
 
 
 class Trainer(Configurable):
@@ -138,7 +122,8 @@ class Trainer(Configurable):
         self.goodput = GoodputClock(startup)
         self.checks = StepChecks(config, step=step, groups=groups, goodput=self.goodput)
         self.position = Position()
-        self._saved_step = 0
+        self.replicas = Replicas()
+        self._saved_step = self._healed_step = 0
         self.validation: Validation | None = None
         self.speed = Speed(window=config.metrics.log_interval)
         self._missing: list[str] = []
@@ -161,6 +146,7 @@ class Trainer(Configurable):
         self.position = restore_position(loaded.values, self.data)
         self.optimizer.set_updates(self.position.step)
         restore_rng(tensors, self.step.device)
+        self._saved_step = self.position.step if is_own else 0
 
     def _compare_settings(self, values: Mapping[str, Any], path: Path, *, model_only: bool) -> None:
         """Refuse a checkpoint of another model or schedule before it is read; say which other settings changed."""
@@ -187,23 +173,64 @@ class Trainer(Configurable):
         style = self.config.metrics.progress if self.is_rank_zero else "off"
         view = ProgressView(style, steps=steps, done=done, interval=self.config.metrics.log_interval)
         try:
-            with watch_for_stop() as stop, self.checkpoints, self._batches() as batches:
-                if done < steps:
-                    batches.wait()
+            with watch_for_stop() as stop, self.checkpoints, self._replicas(), self._reader() as reader:
+                self.replicas.join()
+                if not self.is_finished():
+                    reader.wait(self.position.cursor, *self._data_part)
                 self._claim_folder()
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
-                    for number in range(done + 1, steps + 1):
-                        self._one_step(number, batches, view)
-                        collect(number)
-                        self._leave_if_asked(stop, view)
+                    while not (self.is_finished() and self.replicas.settle()):
+                        if not self.is_finished():
+                            self._one_step(self.position.step + 1, reader, view)
+                            collect(self.position.step)
+                            self._leave_if_asked(stop, view)
+                        self.replicas.join()
                 self._publish(self.meter.flush(), view)
+                if self._healed_step == steps != self._saved_step and self.checkpoints.is_due(steps, last=True):
+                    self._save()
             self._close(view)
             return self._summary()
         finally:
             self._close(view)
             for text in self._missing:
                 log.warning("%s", text)
+
+    def is_finished(self) -> bool:
+        """Whether the last step lies behind."""
+        return self.position.step >= self.config.training.steps
+
+    def collect_state(self) -> PeerState:
+        """Everything that another replica needs to continue from here; tensors are the live ones."""
+        values = collect_values(self.position, self.data, self.config, self.lr_plan, global_batch=self.global_batch)
+        return PeerState(find_local(collect_tensors(self.step, self.optimizer)), values)
+
+    def restore_state(self, state: PeerState) -> None:
+        """Continue where another replica is."""
+        tensors = collect_tensors(self.step, self.optimizer)
+        copy_tensors(find_local(tensors), state.tensors)
+        restore_rng(tensors, self.step.device)
+        scheduler, lr = self.config.lr_scheduler, self.config.optimizer.lr
+        self.lr_plan = read_plan(state.values["lr_plan"], scheduler, peak=lr)
+        self.position = restore_position(state.values, self.data)
+        self.optimizer.set_updates(self.position.step)
+        self._healed_step = self.position.step
+
+    @contextmanager
+    def _replicas(self) -> Iterator[None]:
+        settings = digest_settings(self.config, self.groups.mesh)
+        with joined_replicas(self.config.fault_tolerance, self.groups, self, settings) as self.replicas:
+            yield
+
+    def _reader(self) -> UpdateReader:
+        local = self.config.training.local_batch_size
+        return UpdateReader(self.data, local_batch_size=local, global_batch_size=self.global_batch)
+
+    @property
+    def _data_part(self) -> tuple[int, int]:
+        """Which part of the next global batch this rank reads, and into how many it is divided."""
+        part, parts = self.step.data_part
+        return self.replicas.part * parts + part, self.replicas.parts * parts
 
     def _claim_folder(self) -> None:
         """Everything is ready and the first step is next: from here on the run writes files."""
@@ -215,7 +242,7 @@ class Trainer(Configurable):
         if self.is_rank_zero:
             goodput = GoodputFile(self.folder.path)
             goodput.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
-        self.metrics.start(self.position.step, goes_back=goes_back)
+        self.metrics.start(self.start.step, goes_back=goes_back)
 
     def _close(self, view: ProgressView) -> None:
         """Close every file, and note what could not be written. Safe to call twice."""
@@ -225,17 +252,20 @@ class Trainer(Configurable):
         parts = (self.folder, self.metrics, self.profiler, self.checkpoints)
         self._missing = [text for part in parts for text in part.find_missing()] + find_missing()
 
-    def _one_step(self, number: int, batches: Iterator[Batch], view: ProgressView) -> None:
+    def _one_step(self, number: int, reader: UpdateReader, view: ProgressView) -> None:
         if self.profiler.before_step(number):
             self.meter.start()
         if "first step" not in self.startup.seconds:
             with self.startup.phase("first step"):
-                measured = self._update(number, batches)
-                measured.loss.item()
+                measured = self._update(number, reader)
+                if measured is not None:
+                    measured.loss.item()
             for line in self.startup.lines():
                 log.info(line)
         else:
-            measured = self._update(number, batches)
+            measured = self._update(number, reader)
+        if measured is None:
+            return
         self._publish(self.meter.add(measured), view)
         if self.profiler.after_step(number):
             self.meter.start()
@@ -253,23 +283,22 @@ class Trainer(Configurable):
                 self._save()
             self.meter.start()
 
-    def _update(self, number: int, batches: Iterator[Batch]) -> StepMeasurement:
-        """One optimizer update, with the checks that are due."""
-        return self.checks.run(number, lambda: self._read(batches), lambda chosen: self._apply(number, chosen))
+    def _update(self, number: int, reader: UpdateReader) -> StepMeasurement | None:
+        """One optimizer update, with the checks that are due; None when the replicas did not make it."""
+        return self.checks.run(number, lambda: self._read(reader), lambda chosen: self._apply(number, chosen))
 
-    def _read(self, batches: Iterator[Batch]) -> list[Batch]:
+    def _read(self, reader: UpdateReader) -> list[Batch]:
         """The micro-batches of this rank for one update."""
-        _, parts = self.step.data_part
         with self.goodput.phase(DATA):
-            count = self.global_batch // (self.config.training.local_batch_size * parts)
-            chosen = [next(batches) for _ in range(count)]
-        self._check_position(chosen[0])
-        return chosen
+            return reader.read(self.position.cursor, *self._data_part)
 
-    def _apply(self, number: int, chosen: Sequence[Batch]) -> StepMeasurement:
+    def _apply(self, number: int, chosen: Sequence[Batch]) -> StepMeasurement | None:
         """Every micro-batch's gradients, the norm, the biases, the weights."""
         training = self.config.training
-        loss = add_gradients(self.step, chosen)
+        loss = add_gradients(self.step, chosen, self.replicas)
+        if not self.replicas.commit():
+            self.step.discard()
+            return None
         by_source = self.source_losses.measure(chosen) if self.source_losses.is_due(number) else {}
         self.meter.mark_update()
         lr = self.lr_plan.lr(number)
@@ -286,23 +315,16 @@ class Trainer(Configurable):
         if self.step.compiled_graphs is not None:
             known["compiled_graphs"] = self.step.compiled_graphs
         known |= {"time": round(time.time(), 3), "goodput": self.goodput.read(), **self.checkpoints.writers.describe()}
+        if self.config.fault_tolerance.replicas:
+            known["replicas"] = self.replicas.parts
         return StepMeasurement(
-            step=number, loss=loss, grad_norm=updated.grad_norm, tokens=tokens, metrics=updated.metrics, known=known
-        )
-
-    def _check_position(self, batch: Batch) -> None:
-        """The loader must be where the trainer is: a stream that silently restarted is the field's classic."""
-        if batch.cursor != self.position.cursor:
-            raise RuntimeError(f"the loader is at {batch.cursor}, the trainer at {self.position.cursor}")
-
-    def _batches(self) -> Prefetcher[Batch]:
-        part, parts = self.step.data_part
-        return self.data.batches(
-            self.position.cursor,
-            local_batch_size=self.config.training.local_batch_size,
-            global_batch_size=self.global_batch,
-            part=part,
-            parts=parts,
+            step=number,
+            loss=loss,
+            grad_norm=updated.grad_norm,
+            tokens=tokens,
+            replicas=self.replicas.parts,
+            metrics=updated.metrics,
+            known=known,
         )
 
     def _publish(self, records: list[dict[str, Any]], view: ProgressView) -> None:

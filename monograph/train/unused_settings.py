@@ -285,6 +285,7 @@ RULES = (
         _while("parallelism.context_parallel_method", "ulysses"),
         "--parallelism.context_parallel_method all_gather",
     ),
+    EffectRule("fault_tolerance.*", _while("fault_tolerance.replicas", 0), "--fault_tolerance.replicas 2"),
     EffectRule("model.max_documents", _while("model.mask", "causal"), "--model.mask document"),
     EffectRule("metrics.log_interval", _while("metrics.progress", "off"), "--metrics.progress lines", is_strict=False),
     EffectRule(

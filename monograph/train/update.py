@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from monograph.models.model import SEED
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
+from monograph.train.replicas.replicas import Replicas
 from monograph.train.step import Step
 
 
@@ -22,10 +24,15 @@ class Updated:
     """Sums over the global batch, such as `expert_load`."""
 
 
-def add_gradients(step: Step, batches: Sequence[Batch]) -> Tensor:
-    """Run every micro-batch; their gradients add up. Returns the loss of the whole update over all ranks."""
+def add_gradients(step: Step, batches: Sequence[Batch], replicas: Replicas | None = None) -> Tensor:
+    """Run every micro-batch; their gradients add up, over replicas as well. Returns the loss of the whole update."""
+    replicas = replicas or Replicas()
     tensors = [batch.tensors for batch in batches]
-    return step.total_loss(step.accumulate(tensors, step.compute_scalars(tensors)))
+    scalars = step.compute_scalars(tensors)
+    replicas.add_up([value for name, value in scalars.items() if name != SEED])
+    share = step.accumulate(tensors, scalars)
+    replicas.add_up([share, *step.find_sums()])
+    return step.total_loss(share)
 
 
 def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:

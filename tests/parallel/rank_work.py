@@ -218,10 +218,10 @@ def train_and_hang(config: TrainerConfig, victim: int, at_step: int, folder: Pat
                 os.kill(os.getpid(), signal.SIGSTOP)
             return func(*args, **(kwargs or {}))
 
-    def stop(step: Any, batches: Any) -> Tensor:
+    def stop(*args: Any) -> Tensor:
         is_due = next(calls) == at_step and int(os.environ["RANK"]) == victim
         with StopInBlock() if is_due else nullcontext():
-            return original(step, batches)
+            return original(*args)
 
     try:
         with patch.object(monograph.train.trainer, "add_gradients", stop):

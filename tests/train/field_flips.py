@@ -77,6 +77,16 @@ SHOWN_BY = {
     "metrics.slow_rank_limit": "train/test_slow_ranks.py::"
     "test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster",
     "debug.replay_every": "train/test_replay_check.py::test_a_planted_bit_flip_is_found_and_the_rank_is_named",
+    "fault_tolerance.replicas": "train/test_lost_replicas.py::"
+    "test_a_killed_replica_comes_back_while_the_others_train_on",
+    "fault_tolerance.replica": "train/test_replicas.py::test_what_replicas_cannot_do_is_refused_in_words",
+    "fault_tolerance.min_replicas": "train/test_replicas.py::test_what_replicas_cannot_do_is_refused_in_words",
+    "fault_tolerance.lighthouse": "train/test_lost_replicas.py::"
+    "test_a_killed_replica_comes_back_while_the_others_train_on",
+    "fault_tolerance.timeout_seconds": "train/test_lost_replicas.py::"
+    "test_a_replica_that_hangs_is_left_behind_and_comes_back",
+    "fault_tolerance.quorum_seconds": "train/test_lost_replicas.py::"
+    "test_replicas_that_are_too_few_end_in_words_and_continue_together",
     "metrics.tensorboard": "train/test_metrics.py::"
     "test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again",
     "metrics.page": "watch/test_training_page.py::test_a_run_serves_its_page_and_leaves_it_in_its_folder",

@@ -15,8 +15,7 @@ from monograph.cli import main
 from monograph.train import trainer
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.speed import SpeedReport
-from monograph.train.summary import find_next, summary_rows
-from monograph.train.trainer import Summary
+from monograph.train.summary import Summary, find_next, summary_rows
 from tests.kit.runs import find_steps, read_records, tiny_run, write_texts
 
 ROOT = Path(__file__).parent.parent.parent

@@ -112,6 +112,7 @@ REFUSED = [
     (DEEPSEEK, "--parallelism.context_parallel_gather latent",
      "--parallelism.context_parallel_degree 2 --parallelism.context_parallel_method ulysses",
      "parallelism.context_parallel_method", ""),
+    (LLAMA, "--fault_tolerance.replica 1", "", "fault_tolerance.replicas", ""),
     (LLAMA, "--metrics.slow_rank_limit 3", "--metrics.rank_times_interval 0", "metrics.rank_times_interval", ""),
     (LLAMA, "--dataloader.held_out_fraction 0.5", "--dataloader.validation_datasets t.txt",
      "dataloader.validation_datasets", ""),

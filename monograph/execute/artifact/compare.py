@@ -37,6 +37,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "metrics.*": "measuring happens between steps",
     "profiler.*": "watching a step does not change it",
     "validator.*": "how often and how long; the artifact has the step of evaluation too",
+    "fault_tolerance.*": "sums over replicas happen after the step",
     "debug.seed": "initial weights and the order of data, both inputs of the step",
     "debug.device": "what it became on this machine is compared as machine.device",
     "debug.log_level": "how much is said",

@@ -24,9 +24,9 @@ OTHERS = {
     "hsdp_ep2": (4, {"replicate": 2, "ep": 2}),
     "dp2_tp2_ep2_etp2": (4, {"tp": 2, "ep": 2, "etp": 2}),
 }
-COVERED = ("dp2", "ep2", "cp2")
+COVERED = ("dp2", "tp2", "ep2", "cp2", "dp2_tp2_ep2")
 """Layouts whose axes another one has as well: they save in `make test` and load in `make test-long`."""
-UNEVEN = {"model.vocab_size": 261, "model.dim": 66, "training.global_batch_size": 4}
+UNEVEN = {"model.vocab_size": 261, "model.dim": 66, "model.n_layers": 2, "training.global_batch_size": 4}
 """Nothing here divides by 4: what is stored is padded nearly everywhere."""
 
 

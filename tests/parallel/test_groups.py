@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from monograph.compat.ops import all_gather
 from monograph.errors import ConfigError
 from monograph.parallel.groups import fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
+from tests.kit.paced import wait_until
 from tests.kit.ranks import pool
 from tests.parallel.exit_work import talk_and_leave
 
@@ -100,32 +102,35 @@ def test_ranks_that_disagree_are_told_the_first_line_that_differs():
     assert one.endswith("line 2: 'line of rank 0' and 'line of rank 1'")
 
 
-def wait_for_a_late_peer(way: str) -> float:
-    """On one rank: the seconds after which a collective gave up, while rank 1 joins too late."""
-    start = time.monotonic()
-    try:
-        with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1, files_timeout_seconds=1) as groups:
-            groups.any_rank(False)  # everybody is connected
-            groups.all_gather_object(None, waits_for_files=True)
+def wait_for_a_late_peer(done: Path) -> dict[str, float]:
+    """On one rank: the seconds after which each way to wait for another gave up, while rank 1 joins none of them."""
+    gave_up = {}
+    with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1, files_timeout_seconds=1) as groups:
+        ways: dict[str, Callable[[], object]] = {
+            "collective": lambda: all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value),
+            "agreement": lambda: groups.any_rank(False),
+            "files": lambda: groups.all_gather_object(None, waits_for_files=True),
+        }
+        for wait in ways.values():
+            wait()  # everybody is connected
+        if groups.rank == 1:
+            wait_until(done.exists, 30, "rank 0 has given up")
+            return {}
+        for way, wait in ways.items():
             start = time.monotonic()
-            if groups.rank == 1:
-                time.sleep(4)
-            elif way == "collective":
-                all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value)
-            elif way == "agreement":
-                groups.any_rank(False)
-            else:
-                groups.all_gather_object(None, waits_for_files=True)
-    except RuntimeError:
-        return time.monotonic() - start
-    return 0.0
+            try:
+                wait()
+            except RuntimeError:
+                gave_up[way] = time.monotonic() - start
+        done.touch()
+        return gave_up
 
 
-@pytest.mark.parametrize("way", ["collective", pytest.param("agreement", marks=pytest.mark.long), "files"])
-def test_every_group_has_the_timeout_that_was_asked_for(way):
+def test_every_group_has_the_timeout_that_was_asked_for(tmp_path):
     """torch gives a new group its backend's default, half an hour, whatever the default group has."""
-    gave_up, _ = pool.run(2, wait_for_a_late_peer, way)
-    assert 0.9 < gave_up < 3.5
+    gave_up, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "done")
+    assert set(gave_up) == {"collective", "agreement", "files"}
+    assert all(0.9 < seconds < 3.5 for seconds in gave_up.values()), gave_up
 
 
 def test_no_thread_of_a_group_outlives_the_block_that_joined_it():

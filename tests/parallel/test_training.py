@@ -102,7 +102,7 @@ def test_gradients_reduced_in_bf16_are_rounded_before_they_are_summed(tmp_path):
     ("ranks", "degrees"),
     [
         (4, {"replicate": 2}),
-        (8, {"tp": 2, "ep": 4}),
+        pytest.param(8, {"tp": 2, "ep": 4}, marks=pytest.mark.long),
         (8, {"tp": 2, "ep": 2, "etp": 2}),
         (4, {"tp": 2, "fsdp": "graph"}),
     ],
@@ -120,7 +120,12 @@ def test_the_norm_counts_every_element_once_and_all_ranks_clip_alike(ranks, degr
 
 
 @pytest.mark.parametrize(
-    ("ranks", "degrees"), [(4, {"tp": 2}), (4, {"replicate": 2, "ep": 2}), (8, {"tp": 2, "ep": 4})]
+    ("ranks", "degrees"),
+    [
+        (4, {"tp": 2}),
+        (4, {"replicate": 2, "ep": 2}),
+        pytest.param(8, {"tp": 2, "ep": 4}, marks=pytest.mark.long),
+    ],
 )
 def test_each_data_parallel_coordinate_reads_its_part_and_peers_read_the_same(ranks, degrees, tmp_path):
     changes = {"training.global_batch_size": 8, "training.local_batch_size": 1}

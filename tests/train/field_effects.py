@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from monograph.errors import DataError
-from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, find_device, train
+from monograph.run import build_step, find_device, plan_pipeline, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
@@ -80,8 +79,10 @@ def see_pipeline(config: TrainerConfig) -> str:
     """What rank 0 of the mesh that the degrees ask for runs, and when."""
     mesh = plan_run_mesh(config, count_ranks(config.parallelism))
     with fake_groups(mesh, 0, CPU) as groups:
-        step = build_step(config, groups)
-        return f"{step.schedule.text()} {step.plan}" if isinstance(step, PipelineStep) else "one graph"
+        if mesh.pp == 1:
+            return "one graph"
+        pipeline = plan_pipeline(config, groups)
+        return f"{pipeline.schedule.text()} {pipeline.plan}"
 
 
 def see_step(config: TrainerConfig) -> Any:

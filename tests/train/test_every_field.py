@@ -30,6 +30,8 @@ FLIPS = all_flips(FOLDER)
 
 def make_config(flip, folder):
     base = {"parallelism.fsdp": "graph"} if flip.see is see_update else {}
+    if flip.see is see_update and flip.model == "deepseek_v3" and flip.path != "model.n_dense_layers":
+        base |= {"model.n_layers": 2}
     if flip.see is see_graph and flip.model == "llama3":
         base = {"model.n_layers": 1}
     changes = {**base, **flip.given}

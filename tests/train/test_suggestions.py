@@ -44,7 +44,7 @@ def find_suggestions(out):
     "flags",
     [
         "--training.steps 2",
-        "--training.steps 2 --checkpoint.enabled false",
+        pytest.param("--training.steps 2 --checkpoint.enabled false", marks=pytest.mark.long),
         pytest.param("--training.steps 2 --checkpoint.save_last false", marks=pytest.mark.long),
         pytest.param("--training.steps=2 --checkpoint.load=auto", marks=pytest.mark.long),
         pytest.param(

@@ -186,7 +186,9 @@ def test_no_recipe_has_a_setting_without_effect_and_its_json_has_none_either(nam
         "--model.rope.scaling none",
     ],
 )
-@pytest.mark.parametrize("name", find_recipes())
+@pytest.mark.parametrize(
+    "name", [each if "debugmodel" in each else pytest.param(each, marks=pytest.mark.long) for each in find_recipes()]
+)
 def test_one_flag_switches_off_what_a_recipe_set_up(name, off):
     request = read(name, off)
     assert [each for each in find_unused(request.config) if each.is_strict] == []

@@ -65,10 +65,14 @@ def _fake_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _make_examples() -> list[tuple[Any, ...]]:
-    """Gradient, x, weight, one over its root mean square, and what comes past; x is a part of wider rows."""
-    x, weight = example_tensor(3, 7, 16)[..., :10], example_tensor(10, seed=1)
-    grad, other = example_tensor(2, 3, 7, 10, seed=2).unbind()
-    return [(grad, x, weight, reference_norm(x, weight, 1e-5)[1], past) for past in (other, None)]
+    """Gradient, x, weight, one over its root mean square, and what comes past; x is a part of wider rows, as heads of
+    a token are that merged matmuls leave side by side."""
+    weight = example_tensor(10, seed=1)
+    found = []
+    for x in (example_tensor(3, 7, 16)[..., :10], example_tensor(3, 7, 60)[..., :40].unflatten(-1, (4, 10))):
+        grad, other = example_tensor(2, *x.shape, seed=2).unbind()
+        found += [(grad, x, weight, reference_norm(x, weight, 1e-5)[1], past) for past in (other, None)]
+    return found
 
 
 NORM_BACKWARD = custom_op(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
-from monograph.kernels.rows import as_rows
+from monograph.kernels.rows import as_rows, find_spaced_rows
 
 NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""
@@ -20,11 +20,17 @@ SETTINGS = {"enable_fp_fusion": False}
 
 
 @triton.jit
-def load_norm_input(x, other, total, row, column, is_in, columns, x_row, other_row, has_other: tl.constexpr):
-    """Rows in fp32, or their sum with other rows, which is written."""
-    value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+def find_row(row, inner, outer_step, step):
+    """Where a row begins (`SpacedRows`); an `inner` of 1 is known when the kernel is built, and divides nothing."""
+    return row // inner * outer_step + row % inner * step
+
+
+@triton.jit
+def load_norm_input(x, other, total, row, column, is_in, columns, has_other: tl.constexpr):
+    """Rows in fp32, or their sum with other rows, which is written; `x` and `other` point to where rows begin."""
+    value = tl.load(x + column, is_in, 0.0).to(tl.float32)
     if has_other:
-        value = value + tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
+        value = value + tl.load(other + column, is_in, 0.0).to(tl.float32)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row * columns + column, rounded, is_in)
         value = rounded.to(tl.float32)
@@ -46,6 +52,8 @@ def norm_kernel(
     rstd,
     rows,
     columns,
+    x_inner,
+    x_outer,
     x_row,
     other_row,
     eps,
@@ -56,7 +64,8 @@ def norm_kernel(
     row = (tl.program_id(0).to(tl.int64) * together + tl.arange(0, together))[:, None]
     column = tl.arange(0, block)[None, :]
     is_in = (row < rows) & (column < columns)
-    value = load_norm_input(x, other, total, row, column, is_in, columns, x_row, other_row, has_other)
+    x += find_row(row, x_inner, x_outer, x_row)
+    value = load_norm_input(x, other + row * other_row, total, row, column, is_in, columns, has_other)
     scale = compute_rstd(value, columns, eps)
     w = tl.load(weight + column, column < columns, 0.0).to(tl.float32)
     tl.store(out + row * columns + column, (value * scale * w).to(out.dtype.element_ty), is_in)
@@ -75,7 +84,11 @@ def norm_backward_kernel(
     again,
     rows,
     columns,
+    grad_inner,
+    grad_outer,
     grad_row,
+    x_inner,
+    x_outer,
     x_row,
     other_row,
     tiles: tl.constexpr,
@@ -91,8 +104,8 @@ def norm_backward_kernel(
     for tile in range(tiles):
         row = ((program.to(tl.int64) * tiles + tile) * together + tl.arange(0, together))[:, None]
         is_in = (row < rows) & (column < columns)
-        g = tl.load(grad + row * grad_row + column, is_in, 0.0).to(tl.float32)
-        value = tl.load(x + row * x_row + column, is_in, 0.0).to(tl.float32)
+        g = tl.load(grad + find_row(row, grad_inner, grad_outer, grad_row) + column, is_in, 0.0).to(tl.float32)
+        value = tl.load(x + find_row(row, x_inner, x_outer, x_row) + column, is_in, 0.0).to(tl.float32)
         scale = tl.load(rstd + row, row < rows, 0.0)
         if has_other:  # read with the rest, not after the sums that the program waits for
             more = tl.load(other + row * other_row + column, is_in, 0.0).to(tl.float32)
@@ -125,24 +138,24 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
     out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     total = out if other is None else x.new_empty(x.shape)
     if out.numel():
-        a = as_rows(x)
-        b = a if other is None else as_rows(other)
-        rows, columns = a.shape
+        a = find_spaced_rows(x)
+        b = None if other is None else as_rows(other)
+        columns = x.shape[-1]
         block = triton.next_power_of_2(columns)
         together = max(1, NUMBERS // block)
         launch(
             norm_kernel,
-            (triton.cdiv(rows, together),),
-            a,
-            b,
+            (triton.cdiv(a.count, together),),
+            a.values,
+            a.values if b is None else b,
             weight.contiguous(),
             total,
             out,
             rstd,
-            rows,
+            a.count,
             columns,
-            a.stride(0),
-            b.stride(0),
+            *a.place,
+            0 if b is None else b.stride(0),
             eps,
             has_other=other is not None,
             together=together,
@@ -173,9 +186,9 @@ def _backward(
     again = x.new_empty(x.shape) if has_again else of_x
     if not of_x.numel():
         return of_x, torch.zeros_like(weight), again
-    g, value = as_rows(grad), as_rows(x)
-    more = value if other is None else as_rows(other)
-    rows, columns = value.shape
+    g, value = find_spaced_rows(grad), find_spaced_rows(x)
+    more = None if other is None else as_rows(other)
+    rows, columns = value.count, x.shape[-1]
     block = triton.next_power_of_2(columns)
     together = max(1, NUMBERS // block)
     tiles = triton.cdiv(rows, together * _PROGRAMS)
@@ -184,19 +197,19 @@ def _backward(
     launch(
         norm_backward_kernel,
         (programs,),
-        g,
-        value,
+        g.values,
+        value.values,
         weight.contiguous(),
         rstd.contiguous(),
-        more,
+        value.values if more is None else more,
         of_x,
         partial,
         again,
         rows,
         columns,
-        g.stride(0),
-        value.stride(0),
-        more.stride(0),
+        *g.place,
+        *value.place,
+        0 if more is None else more.stride(0),
         tiles=tiles,
         has_other=other is not None,
         has_again=has_again,

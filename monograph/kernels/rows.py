@@ -1,5 +1,7 @@
 """How kernels see values."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 
@@ -11,3 +13,35 @@ def with_close_channels(value: Tensor) -> Tensor:
 def as_rows(value: Tensor) -> Tensor:
     """[rows, columns], the columns next to each other."""
     return with_close_channels(value.reshape(-1, value.shape[-1]))
+
+
+class SpacedRows(NamedTuple):
+    """Rows of a value where they lie: `inner` of them `step` apart, and as many again every `outer_step`."""
+
+    values: Tensor
+    count: int
+    inner: int
+    outer_step: int
+    step: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What a kernel finds the rows by (`find_row`)."""
+        return self.inner, self.outer_step, self.step
+
+
+def find_spaced_rows(value: Tensor) -> SpacedRows:
+    """The rows along the last dim. Heads that are a part of wider rows are not copied; what lies otherwise is."""
+    value = with_close_channels(value)
+    dims: list[tuple[int, int]] = []
+    for size, step in zip(value.shape[:-1], value.stride()[:-1], strict=True):
+        if dims and dims[-1][1] == size * step:
+            dims[-1] = dims[-1][0] * size, step
+        elif size != 1:
+            dims.append((size, step))
+    count = value.numel() // max(1, value.shape[-1])
+    if len(dims) == 2:
+        return SpacedRows(value, count, dims[1][0], dims[0][1], dims[1][1])
+    if len(dims) < 2:
+        return SpacedRows(value, count, 1, dims[0][1] if dims else value.shape[-1], 0)
+    return SpacedRows(value.contiguous(), count, 1, value.shape[-1], 0)

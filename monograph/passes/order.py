@@ -37,10 +37,10 @@ PASS = "monograph.passes.base:Pass"
 
 
 ORDER = {
+    "elide_trivial_collectives": PassEntry("monograph.passes.comm.elide_trivial_collectives:ElideTrivialCollectives"),
     "remove_no_ops": PassEntry("monograph.passes.clean.remove_no_ops:RemoveNoOps"),
     "remove_dead_code": PassEntry("monograph.passes.clean.remove_dead_code:RemoveDeadCode"),
     "dedupe_all_gathers": PassEntry("monograph.passes.clean.dedupe_all_gathers:DedupeAllGathers"),
-    "elide_trivial_collectives": PassEntry("monograph.passes.comm.elide_trivial_collectives:ElideTrivialCollectives"),
     "merge_chunks": PassEntry("monograph.passes.overlap.merge_chunks:MergeChunks"),
     "choose_saved": PassEntry("monograph.passes.memory.choose_saved:ChooseSaved"),
     "recompute": PassEntry("monograph.passes.memory.recompute:Recompute"),
@@ -62,12 +62,6 @@ ORDER = {
     ),
     "quantize_matmuls": PassEntry(
         "monograph.passes.compute.quantize_matmuls:QuantizeMatmuls", QuantizeMatmulsConfig, default="float8"
-    ),
-    "cache_float8_weights": PassEntry(
-        "monograph.passes.memory.cache_float8_weights:CacheFloat8Weights",
-        default="float8",
-        needs=("quantize_matmuls",),
-        not_with=("compile_whole",),
     ),
     "cache_cast_weights": PassEntry(
         "monograph.passes.memory.cache_cast_weights:CacheCastWeights", not_with=("compile_whole",)

@@ -1,6 +1,9 @@
 """remove_no_ops: views that change nothing go, views that change something stay."""
 
+import torch
+
 from monograph.compat.ops import ATEN
+from monograph.graph.query import find_storages
 from monograph.graph.signature import InputKind
 from tests.passes.written import BACKWARD, ByHand, check_text, run
 
@@ -87,3 +90,53 @@ def test_whatever_reads_such_a_matmul_through_a_view_reads_the_alias():
     assert run("remove_no_ops", graph) == "2 nodes removed"
     assert "alias(f.0)" in graph.text()
     assert "neg(b.1)" in graph.text()
+
+
+def test_a_cast_to_a_wider_dtype_and_back_is_gone_also_where_it_is_returned():
+    hand = ByHand()
+    w, v = hand.input("w", 4, 4, dtype=torch.bfloat16), hand.input("v", 4, 4, dtype=torch.bfloat16)
+    y = hand.call(ATEN.mm.default, w, v)
+    loss = hand.call(ATEN.sum.default, y)
+
+    def cast(x, *dtypes):
+        for dtype in dtypes:
+            x = hand.call(ATEN._to_copy.default, x, dtype=dtype, direction=BACKWARD)
+        return x
+
+    grad = hand.call(ATEN.mm.default, y, v, direction=BACKWARD)
+    narrowed = cast(hand.call(ATEN.mm.default, v, y, direction=BACKWARD), torch.float16, torch.bfloat16)
+    graph = hand.done(loss, w=cast(grad, torch.float32, torch.bfloat16), v=narrowed)
+    run("remove_no_ops", graph)
+    run("remove_dead_code", graph)
+    check_text(
+        graph,
+        """
+        forward:
+          0: bfloat16[4, 4] = mm(%w, %v)
+          1: bfloat16[] = sum(f.0)
+        backward:
+          0: bfloat16[4, 4] = mm(f.0, %v)
+          1: bfloat16[4, 4] = mm(%v, f.0)
+          2: float16[4, 4] = _to_copy(b.1, dtype=float16)
+          3: bfloat16[4, 4] = _to_copy(b.2, dtype=bfloat16)
+          return f.1, b.0, b.3
+        """,
+    )
+
+
+def test_two_gradients_and_inputs_never_share_memory_after_it():
+    hand = ByHand()
+    w, v = hand.input("w", 4, 4, dtype=torch.bfloat16), hand.input("v", 4, 4, dtype=torch.bfloat16)
+    loss = hand.call(ATEN.sum.default, hand.call(ATEN.mm.default, w, v))
+    grad = hand.call(ATEN.mm.default, w, v, direction=BACKWARD)
+    wide = [
+        hand.call(ATEN._to_copy.default, each, dtype=torch.float32, direction=BACKWARD)
+        for each in (grad, grad, hand.call(ATEN.view.default, w, [16], direction=BACKWARD))
+    ]
+    back = [hand.call(ATEN._to_copy.default, each, dtype=torch.bfloat16, direction=BACKWARD) for each in wide]
+    graph = hand.done(loss, w=back[0], v=back[1], u=back[2])
+    run("remove_no_ops", graph)
+    owners = find_storages(graph.module.graph)
+    found = [owners[node] for node in graph.results[1:]]
+    assert len(set(found)) == 3, "each gradient has memory of its own"
+    assert all(node.op == "call_function" for node in found), "no gradient is an input"

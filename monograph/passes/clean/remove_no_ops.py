@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.facts import Facts
-from monograph.graph.query import is_backward, value_of
+from monograph.graph.query import find_storages, is_backward, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
@@ -19,13 +19,14 @@ _ATEN = torch.ops.aten
 
 
 class RemoveNoOps(Pass):
-    """Drop what changes nothing: detach, a view to the same shape, a transpose of a transpose, a multiplication by one.
+    """Drop what changes nothing: equal views, two transposes, a factor of one, a cast to a wider dtype and back.
 
     Before:  a = t(w);  b = t(a);  c = detach(b);  y = mm(x, c)        g = ones_like(loss);  d = mul(dw, g)
     After:   y = mm(x, w)                                             d = alias(dw)
     Why:     views cost a dispatch, hide equal values from other passes, and lengthen the text. Backward begins with
              a gradient of one, and multiplies values as large as the vocabulary with it. An alias stays where such a
-             matmul led from forward to backward: a gradient must be seen to come from there.
+             matmul led from forward to backward: a gradient must be seen to come from there. Gradients of bf16
+             parameters are cast for a sum over ranks and back, also where there is nothing to sum.
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -51,17 +52,21 @@ def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:
             node = plan[node]
         return node
 
+    storages = find_storages(graph.module.graph)
+    returned = {storages[node] for node in graph.results if node is not None}
     for node in graph.nodes:
         rule = _RULES.get(node.target) if tag_of(node).made_by != RemoveNoOps.name() else None
         same = rule(node, follow) if rule else None
-        if same is not None and not _is_returned(node):
-            plan[node] = same
+        if same is None:
+            continue
+        if any(user.op == "output" for user in node.users):
+            # Outputs stay values of their own: a gradient that is also an input would be overwritten by the next step.
+            owner = storages[follow(same)]
+            if rule is not _cast_and_back or owner.op != "call_function" or owner in returned:
+                continue
+            returned.add(owner)
+        plan[node] = same
     return plan
-
-
-def _is_returned(node: Node) -> bool:
-    """Outputs stay values of their own: a gradient that is also an input would be overwritten by the next step."""
-    return any(user.op == "output" for user in node.users)
 
 
 Follow = Callable[[Node], Node]
@@ -98,6 +103,17 @@ def _times_one(node: Node, follow: Follow) -> Node | None:
     return None
 
 
+def _cast_and_back(node: Node, follow: Follow) -> Node | None:
+    """A cast to a dtype that holds every value of the one before, and back to that one."""
+    wide = follow(node.args[0]) if isinstance(node.args[0], Node) else None
+    if wide is None or wide.target is not _ATEN._to_copy.default or not isinstance(wide.args[0], Node):
+        return None
+    source = wide.args[0]
+    old, new = value_of(source), value_of(wide)
+    is_exact = old.dtype.is_floating_point and torch.promote_types(old.dtype, new.dtype) is new.dtype
+    return source if is_exact and old.device == new.device and _has_same_layout(old, value_of(node)) else None
+
+
 def _has_same_layout(old: Any, new: Any) -> bool:
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)) or old.dtype != new.dtype or old.dim() != new.dim():
         return False
@@ -126,4 +142,5 @@ _RULES: dict[Any, Callable[[Node, Follow], Node | None]] = {
     _ATEN.expand.default: _same_layout,
     _ATEN.slice.Tensor: _same_layout,
     _ATEN.mul.Tensor: _times_one,
+    _ATEN._to_copy.default: _cast_and_back,
 }

@@ -1,11 +1,11 @@
 """Several ranks on one device: bits, verify, expert overlap, artifacts, and what a kill or a stopped rank leads to.
 
-    python benchmarks/multi_rank.py [--device cuda] [--meshes dp2 ...] [--only matrix|faults]
+    python benchmarks/multi_rank.py [--device cuda] [--meshes dp2 ...] [--only matrix|faults] [--ways pipeline ...]
 
 With a GPU all ranks share it over NCCL, which needs NCCL 2.30 or newer and NCCL_MULTI_RANK_GPU_ENABLE=1. The matrix
 runs in one set of 4 processes; families, meshes and checks are combined pairwise. Faults start real launches: a rank
 is killed (the others must end soon, and a resumed run must have the bits of an unbroken one) or stopped (the others
-must end within the timeout), op by op and as one CUDA graph.
+must end within the timeout), op by op and as one CUDA graph, and of two pipeline stages.
 """
 
 import argparse
@@ -125,11 +125,20 @@ class Launch:
             self.log.close()
 
 
-def run_faults(device: str) -> list[tuple[str, bool, float, str]]:
+PIPELINE = ["--parallelism.pipeline_parallel_degree", "2", "--training.global_batch_size", "16"]
+WAYS = {
+    "eager": ["--compile.mode", "eager"],
+    "graph": ["--compile.cuda_graph", "off"],
+    "CUDA graph": ["--compile.cuda_graph", "require"],
+    "pipeline": ["--compile.cuda_graph", "off", *PIPELINE],
+    "pipeline of CUDA graphs": ["--compile.cuda_graph", "require", *PIPELINE],
+}
+"""How ranks run that are killed and stopped."""
+
+
+def run_faults(device: str, chosen: Sequence[str]) -> list[tuple[str, bool, float, str]]:
     """Kill and stop a rank, op by op and (on a GPU) as one CUDA graph."""
-    ways = {"eager": ["--compile.mode", "eager"], "graph": ["--compile.cuda_graph", "off"]}
-    if device == "cuda":
-        ways["CUDA graph"] = ["--compile.cuda_graph", "require"]
+    ways = {way: WAYS[way] for way in chosen if device == "cuda" or "CUDA" not in way}
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(ways)) as threads:
 
         def check(way: str) -> list[tuple[str, bool, float, str]]:
@@ -194,10 +203,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
     parser.add_argument("--only", choices=["matrix", "faults"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="of faults")
     options = parser.parse_args(words)
     start = time.monotonic()
     rows = [] if options.only == "faults" else run_matrix(options.meshes, options.device)
-    rows += [] if options.only == "matrix" else run_faults(options.device)
+    rows += [] if options.only == "matrix" else run_faults(options.device, options.ways)
     failed = sum(not passed for _, passed, _, _ in rows)
     print(f"\n{len(rows) - failed} of {len(rows)} passed in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0

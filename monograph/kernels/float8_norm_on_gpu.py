@@ -51,9 +51,7 @@ def float8_norm_kernel(
     for step in range(steps):
         row = ((tl.program_id(0).to(tl.int64) * steps + step) * together + tl.arange(0, together))[:, None]
         is_in = (row < rows) & (column < columns)
-        value = load_norm_input(
-            x + row * x_row, other + row * other_row, total, row, column, is_in, columns, has_other
-        )
+        value = load_norm_input(x + row * x_row, other + row * other_row, total, row, column, is_in, columns, has_other)
         scale = compute_rstd(value, columns, eps)
         tl.store(rstd + row, scale, row < rows)
         value = (value * scale * w).to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)

@@ -145,14 +145,14 @@ def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tup
         together = max(1, NUMBERS // block)
         launch(
             norm_kernel,
-            (triton.cdiv(a.count, together),),
+            (triton.cdiv(a.rows, together),),
             a.values,
             a.values if b is None else b,
             weight.contiguous(),
             total,
             out,
             rstd,
-            a.count,
+            a.rows,
             columns,
             *a.place,
             0 if b is None else b.stride(0),
@@ -188,7 +188,7 @@ def _backward(
         return of_x, torch.zeros_like(weight), again
     g, value = find_spaced_rows(grad), find_spaced_rows(x)
     more = None if other is None else as_rows(other)
-    rows, columns = value.count, x.shape[-1]
+    rows, columns = value.rows, x.shape[-1]
     block = triton.next_power_of_2(columns)
     together = max(1, NUMBERS // block)
     tiles = triton.cdiv(rows, together * _PROGRAMS)

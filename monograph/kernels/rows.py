@@ -19,7 +19,7 @@ class SpacedRows(NamedTuple):
     """Rows of a value where they lie: `inner` of them `step` apart, and as many again every `outer_step`."""
 
     values: Tensor
-    count: int
+    rows: int
     inner: int
     outer_step: int
     step: int
@@ -39,9 +39,9 @@ def find_spaced_rows(value: Tensor) -> SpacedRows:
             dims[-1] = dims[-1][0] * size, step
         elif size != 1:
             dims.append((size, step))
-    count = value.numel() // max(1, value.shape[-1])
+    rows = value.numel() // max(1, value.shape[-1])
     if len(dims) == 2:
-        return SpacedRows(value, count, dims[1][0], dims[0][1], dims[1][1])
+        return SpacedRows(value, rows, dims[1][0], dims[0][1], dims[1][1])
     if len(dims) < 2:
-        return SpacedRows(value, count, 1, dims[0][1] if dims else value.shape[-1], 0)
-    return SpacedRows(value.contiguous(), count, 1, value.shape[-1], 0)
+        return SpacedRows(value, rows, 1, dims[0][1] if dims else value.shape[-1], 0)
+    return SpacedRows(value.contiguous(), rows, 1, value.shape[-1], 0)

@@ -24,7 +24,7 @@ def test_rows_are_found_where_they_lie(name):
     value, is_copied = VALUES[name]
     rows = find_spaced_rows(value)
     inner, outer_step, step = rows.place
-    starts = [row // inner * outer_step + row % inner * step for row in range(rows.count)]
+    starts = [row // inner * outer_step + row % inner * step for row in range(rows.rows)]
     begin, columns = rows.values.storage_offset(), value.shape[-1]
     memory = torch.as_strided(rows.values, (rows.values.untyped_storage().nbytes() // 4,), (1,), 0)
     found = [memory[begin + start : begin + start + columns].tolist() for start in starts]

@@ -42,6 +42,8 @@ class StepSettings:
     init_specs: Mapping[str, InitSpec]
     """How each parameter begins."""
     seed: int
+    micro_batches: int = 1
+    """Of an update, over all data-parallel ranks; no more than there are of those: one on each."""
     is_single_pass: bool = False
     """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
     update_state: StateForm = field(default_factory=StateForm)

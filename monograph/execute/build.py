@@ -30,7 +30,7 @@ def build_program(
 ) -> StepProgram:
     """A captured step or evaluation, ready to run on inputs of these shapes; recorded where there is a recorder and
     every node can be."""
-    program = Program(graph, outputs.take, inputs, cache)
+    program = Program(graph, outputs, inputs, cache)
     is_watched = any(spec.kind is OutputKind.PROBED for spec in graph.outputs)
     if recorder is None or is_watched or not recorder.accepts(graph):
         return program

@@ -75,6 +75,8 @@ class RecordedGraph:
     graph: torch.cuda.CUDAGraph
     loss: Tensor
     gradients: dict[str, Tensor]
+    float8: dict[str, Tensor]
+    """Weights in float8 that it leaves for micro-batches after the first of an update."""
 
 
 class CudaGraphRecorder:
@@ -149,31 +151,36 @@ class CudaGraphProgram:
     """A program that is run op by op during its first update, then recorded, and replayed from then on.
 
     There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that
-    add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first.
+    add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. The first
+    may cast weights to float8 for the others (cache_float8_weights), which then read the memory of its recording; those
+    that cast for themselves, because weights have changed in between, have recordings of their own.
     """
 
     def __init__(self, program: Program, outputs: LossBuffer, recorder: CudaGraphRecorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
         self.recorder = recorder
         self.is_warm = self.is_unrecorded = False
-        self.recordings: dict[tuple[bool, bool], RecordedGraph] = {}
+        self.recordings: dict[tuple[bool, bool, bool], RecordedGraph] = {}
 
     def run(self, inputs: StepInputs) -> None:
         """One call; loss and gradients are where an unrecorded program would leave them."""
         values = self.program.inputs.fill(inputs)
-        is_first = self.gradients.is_empty
+        is_first, float8 = self.gradients.is_empty, self.program.float8
+        casts = float8.must_cast(is_first=is_first)
+        module = self.program.modules[casts]
         # The whole first update runs op by op, and so does every other one that is not to be recorded.
         if self.is_unrecorded or not self.is_warm or not (is_first or self.recordings):
-            self.recorder.warm_up(lambda: self.program.module(*values))
+            self.recorder.warm_up(lambda: module(*values))
             self.is_warm = True
             return
-        kind = is_first, self.gradients.is_narrow
+        kind = is_first, self.gradients.is_narrow, casts
         if kind not in self.recordings:
-            self.recordings[kind] = self.record(values)
+            self.recordings[kind] = self.record(lambda: module(*values))
         recording = self.recordings[kind]
         self.recorder.replay(recording.graph)
         self.outputs.loss = recording.loss
         self.gradients.restore(recording.gradients)
+        float8.restore(recording.float8)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -189,11 +196,11 @@ class CudaGraphProgram:
         """Bytes that a call op by op lacks beside the recordings."""
         return self.recorder.find_missing_memory() if self.recordings else 0
 
-    def record(self, values: list[Tensor]) -> RecordedGraph:
+    def record(self, run: Callable[[], None]) -> RecordedGraph:
         """Record, and remember where the results will be."""
-        graph = self.recorder.record(lambda: self.program.module(*values))
+        graph = self.recorder.record(run)
         assert self.outputs.loss is not None
-        return RecordedGraph(graph, self.outputs.loss, self.gradients.taken())
+        return RecordedGraph(graph, self.outputs.loss, self.gradients.taken(), dict(self.program.float8.values))
 
     def close(self) -> None:
         """Drop the recordings before the communicators inside of them are destroyed."""

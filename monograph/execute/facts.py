@@ -20,6 +20,7 @@ def make_facts(table: ParamTable, groups: Groups, settings: StepSettings) -> Fac
         trained=tuple(slot.name for slot in table.trained),
         reshard=settings.reshard,
         is_single_pass=settings.is_single_pass,
+        micro_batches=max(1, settings.micro_batches // mesh.data_parts),
         device=groups.device.type,
         machine=settings.machine,
         activations=settings.activations,

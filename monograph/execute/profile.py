@@ -110,12 +110,13 @@ def _named_nodes(step: GraphStep) -> Iterator[None]:
     if not isinstance(program, Program):  # cut in two: autograd runs the halves, which have no names to give
         yield
         return
-    module = program.module
-    step.program, program.module = program, NamedNodes(module)  # type: ignore[assignment]
+    modules = program.modules
+    named = {casts: NamedNodes(module) for casts, module in modules.items()}
+    step.program, program.modules = program, named  # type: ignore[assignment]
     try:
         yield
     finally:
-        step.program, program.module = whole, module
+        step.program, program.modules = whole, modules
 
 
 class NamedNodes(Interpreter):

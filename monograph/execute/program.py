@@ -15,9 +15,11 @@ from monograph.errors import ConfigError
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.failed_node import describe_failed_node, find_failed_node
+from monograph.execute.float8_weights import Float8Weights, ReadCast, StoreCast
+from monograph.execute.outputs import LossBuffer
 from monograph.graph.cast_weights import find_cached_casts, is_cached_cast
 from monograph.graph.inputs import StepInputs
-from monograph.graph.signature import InputKind, InputSpec, OutputSpec
+from monograph.graph.signature import PARAMETERS, InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
 OutputCallback = Callable[[OutputSpec, Tensor], None]
@@ -68,22 +70,28 @@ def check_fits(spec: InputSpec, value: Tensor) -> Tensor:
 
 
 class Program:
-    """Runs a graph; `take` gets every output as soon as it is computed."""
+    """Runs a graph; `outputs` gets every output as soon as it is computed."""
 
     def __init__(
-        self, graph: StepGraph, take: OutputCallback, inputs: StepInputs, weight_cache: CastWeightCache | None = None
+        self, graph: StepGraph, outputs: LossBuffer, inputs: StepInputs, weight_cache: CastWeightCache | None = None
     ) -> None:
-        self.inputs = StaticInputs(graph.inputs, inputs)
-        self.module = lower(graph, take, weight_cache)
+        self.inputs, self.outputs = StaticInputs(graph.inputs, inputs), outputs
+        pairs = zip(graph.inputs, self.inputs.values, strict=True)
+        self.float8 = Float8Weights(graph, [value for spec, value in pairs if spec.kind in PARAMETERS])
+        module = lower(graph, outputs.take, weight_cache, self.float8, casts=True)
+        later = lower(graph, outputs.take, weight_cache, self.float8, casts=False) if self.float8.skipped else module
+        self.modules = {True: module, False: later}
+        """The graph, by whether weights are cast to float8 in it or were by an earlier micro-batch."""
 
     def run(self, inputs: StepInputs) -> None:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
         values = self.inputs.fill(inputs)
+        module = self.modules[self.float8.must_cast(is_first=self.outputs.gradients.is_empty)]
         try:
             with torch.no_grad():
-                self.module(*values)
+                module(*values)
         except Exception as error:
-            if node := find_failed_node(error, self.module.graph):
+            if node := find_failed_node(error, module.graph):
                 error.add_note(describe_failed_node(node))
             raise
 
@@ -98,14 +106,23 @@ class Program:
 
     def close(self) -> None:
         """Release everything a graph may hold, before its process groups are gone."""
-        self.module = GraphModule(nn.Module(), Graph())
+        self.modules = dict.fromkeys(self.modules, GraphModule(nn.Module(), Graph()))
+        self.float8.values.clear()
         self.inputs.values = []
 
 
-def lower(graph: StepGraph, take: OutputCallback, weight_cache: CastWeightCache | None = None) -> GraphModule:
+def lower(
+    graph: StepGraph,
+    take: OutputCallback,
+    weight_cache: CastWeightCache | None = None,
+    float8: Float8Weights | None = None,
+    *,
+    casts: bool = True,
+) -> GraphModule:
     """The graph as a module without results: each goes to its taker right after it was computed.
 
-    What changes only with the weights is read from the cast weight cache, if there is one.
+    What changes only with the weights is read from the cast weight cache, if there is one. Casts of weights to float8
+    leave their results in `float8`, or, without `casts`, are read from there.
     """
     root = nn.Module()
     for name, child in graph.module.named_children():
@@ -122,11 +139,20 @@ def lower(graph: StepGraph, take: OutputCallback, weight_cache: CastWeightCache 
     for node in graph.nodes:
         if node.op == "output" or (weight_cache is not None and is_cached_cast(node) and node not in constants):
             continue
+        is_stored = float8 is not None and float8.is_read(node)
+        if float8 is not None and not casts and node in float8.skipped:
+            if is_stored:
+                root.add_module(f"read_{node.name}", ReadCast(float8.values, node.name))
+                copies[node] = inside.call_module(f"read_{node.name}")
+            continue
         if weight_cache is not None and node in constants:
             root.register_buffer(f"cached_cast_{node.name}", weight_cache.get(constants[node]))
             copies[node] = inside.get_attr(f"cached_cast_{node.name}")
         else:
             copies[node] = inside.node_copy(node, copies.__getitem__)
+        if float8 is not None and is_stored:
+            root.add_module(f"store_{node.name}", StoreCast(float8.values, node.name))
+            inside.call_module(f"store_{node.name}", (copies[node],))
         for index in wanted.get(node, []):
             root.add_module(f"take_{index}", OutputHook(graph.outputs[index], take))
             inside.call_module(f"take_{index}", (copies[node],))

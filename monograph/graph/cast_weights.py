@@ -1,22 +1,29 @@
 """Values that change only when the weights do: casts of parameters, alone or one below the other.
 
-A node with such a value is tagged `once` by the pass cache_cast_weights. The executor may compute it after an
-update instead of in every micro-batch, or let the optimizer write it; running it in every step is right too.
+A node with such a value is tagged `once` by the passes cache_cast_weights and cache_float8_weights. The executor may
+compute a cast to bfloat16 after an update instead of in every micro-batch, or let the optimizer write it, and a cast to
+float8 in the first micro-batch of an update alone; running it in every step is right too.
 """
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from monograph.compat.ops import ATEN
+from monograph.compat.ops import ATEN, UNSAFE_VIEW
 from monograph.graph.query import value_of
 from monograph.graph.signature import PARAMETERS
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import TensorMeta, meta_of
+from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
+
+FLOAT8_CASTS = (FLOAT8_CAST, FLOAT8_CAST_BOTH)
+_SAME_NUMBERS = (ATEN._to_copy.default, ATEN.cat.default, ATEN.view.default, UNSAFE_VIEW)
+"""Ops that make of weights what casts to float8 read."""
 
 
 class CachedCast(NamedTuple):
@@ -61,5 +68,43 @@ def find_cached_casts(graph: StepGraph) -> Iterator[tuple[Node, CachedCast]]:
 
 
 def is_cached_cast(node: Node) -> bool:
-    """Whether a node's value changes only with the weights."""
-    return node.op == "call_function" and tag_of(node).once
+    """Whether a node's value is read from the cache of cast weights."""
+    return node.op == "call_function" and tag_of(node).once and not is_cached_float8(node)
+
+
+def find_weight_values(graph: StepGraph) -> set[Node]:
+    """Parameters, and what copies, views and concatenations make of nothing else."""
+    pairs = zip(graph.placeholders, graph.inputs, strict=True)
+    found = {node for node, spec in pairs if spec.kind in PARAMETERS}
+    for node in graph.nodes:
+        if node.target in _SAME_NUMBERS and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def find_float8_castings(graph: StepGraph) -> list[Node]:
+    """Every cast of weights to float8, each followed by its results."""
+    weights = find_weight_values(graph)
+    casts = [node for node in graph.nodes if node.target in FLOAT8_CASTS and node.args[0] in weights]
+    return [
+        each for cast in casts for each in (cast, *(user for user in cast.users if user.target is operator.getitem))
+    ]
+
+
+def is_cached_float8(node: Node) -> bool:
+    """Whether a node casts weights to float8, or is a result of that, in the first micro-batch of an update alone."""
+    if node.op != "call_function" or not tag_of(node).once:
+        return False
+    owner = node.args[0] if node.target is operator.getitem else node
+    return isinstance(owner, Node) and owner.target in FLOAT8_CASTS
+
+
+def find_float8_only(graph: StepGraph) -> set[Node]:
+    """Cached casts to float8, and what only they read."""
+    weights = find_weight_values(graph)
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        is_unread = node in weights and node.op != "placeholder" and found.issuperset(node.users)
+        if is_cached_float8(node) or is_unread:
+            found.add(node)
+    return found

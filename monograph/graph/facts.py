@@ -58,6 +58,8 @@ class Facts:
     """Gathered parameters are freed after forward and re-gathered for backward."""
     is_single_pass: bool = False
     """Whether the optimizer updates in a single pass: it reads narrow gradients and writes cast copies of weights."""
+    micro_batches: int = 1
+    """Micro-batches of an update, on each data-parallel rank."""
     reduce_dtype: torch.dtype = torch.float32
     """In which gradients are summed over ranks."""
     device: str = "cpu"

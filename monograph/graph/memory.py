@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from torch.fx import Graph, Node
 
-from monograph.graph.cast_weights import CachedCast, find_cached_casts, is_cached_cast
+from monograph.graph.cast_weights import CachedCast, find_cached_casts, is_cached_cast, is_cached_float8
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_launch, value_of
@@ -83,7 +83,7 @@ def find_lasting(graph: StepGraph) -> set[Node]:
     found: dict[CachedCast, Node] = {}
     for node, kept in find_cached_casts(graph):
         found.setdefault(kept, node)
-    return set(found.values())
+    return {*found.values(), *(node for node in graph.nodes if is_cached_float8(node))}
 
 
 def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -> list[LiveMemory]:

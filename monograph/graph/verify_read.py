@@ -17,7 +17,7 @@ from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.compat.ops import READ_SIZE
 from monograph.graph.allowed_ops import FUNCTIONS, find_strings, name_of
-from monograph.graph.cast_weights import find_castings, is_cached_cast
+from monograph.graph.cast_weights import find_castings, find_float8_castings
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.formulas import Numbers, parse_formula
@@ -27,6 +27,7 @@ from monograph.graph.query import is_backward, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.signature import InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 from monograph.graph.verify import check_inputs, check_order, check_outputs, check_purity, check_tags
 from monograph.graph.verify_collectives import check_collectives
@@ -146,9 +147,9 @@ def check_direction(graph: StepGraph, *, is_forward: bool) -> None:
 
 def check_cached_casts(graph: StepGraph) -> None:
     """Only casts of parameters change as seldom as the weights."""
-    castings = find_castings(graph)
+    castings = {*find_castings(graph), *find_float8_castings(graph)}
     for node in graph.nodes:
-        if is_cached_cast(node) and node not in castings:
+        if node.op == "call_function" and tag_of(node).once and node not in castings:
             raise broken(node, "a node is to run once an update", why="it does more than to cast parameters")
 
 

@@ -63,6 +63,12 @@ ORDER = {
     "quantize_matmuls": PassEntry(
         "monograph.passes.compute.quantize_matmuls:QuantizeMatmuls", QuantizeMatmulsConfig, default="float8"
     ),
+    "cache_float8_weights": PassEntry(
+        "monograph.passes.memory.cache_float8_weights:CacheFloat8Weights",
+        default="float8",
+        needs=("quantize_matmuls",),
+        not_with=("compile_whole",),
+    ),
     "cache_cast_weights": PassEntry(
         "monograph.passes.memory.cache_cast_weights:CacheCastWeights", not_with=("compile_whole",)
     ),

@@ -21,6 +21,7 @@ def make_settings(config: TrainerConfig, init_specs: Mapping[str, InitSpec], mac
         reshard=config.parallelism.reshard_after_forward,
         init_specs=init_specs,
         seed=config.debug.seed,
+        micro_batches=max(1, config.training.global_batch_size // config.training.local_batch_size),
         is_single_pass=config.plan_optimizer().is_single_pass,
         update_state=find_update_state(config),
         activations=SavePolicy(

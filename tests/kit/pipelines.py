@@ -21,7 +21,10 @@ from tests.kit.capture import prepare
 
 ASKED = PassesConfig(
     offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
-    on=("narrow_gradients", "merge_matmuls", "cache_cast_weights", "fuse_swiglu_epilogue"),
+    on=(
+        *("narrow_gradients", "merge_matmuls", "cache_cast_weights", "fuse_swiglu_epilogue"),
+        *("quantize_matmuls", "cache_float8_weights"),
+    ),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
 )
 """Options under which every pass but compile_whole has something to do."""

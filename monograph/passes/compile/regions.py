@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from monograph.compat.capture import expression_of
 from monograph.compat.compiler import CompiledCode, compile_graph
 from monograph.compat.flex import FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD
-from monograph.graph.cast_weights import is_cached_cast
+from monograph.graph.cast_weights import is_cached_cast, is_cached_float8
 from monograph.graph.edit import fake_mode
 from monograph.graph.host_use import find_host_use
 from monograph.graph.query import is_compute, is_launch, is_size, is_wait, value_of
@@ -51,8 +51,10 @@ _ATOMIC = (torch.ops.aten.embedding_dense_backward.default,)
 
 def can_compile(node: Node) -> bool:
     """Whether a node may be in a region: collectives and what waits for the host stay visible, sums keep an order."""
-    is_special = is_launch(node) or is_wait(node) or is_size(node) or is_cached_cast(node) or node.target in _ATOMIC
-    return node.op == "call_function" and not is_special and not find_host_use(node) and not is_flex_on_cpu(node)
+    is_special = is_launch(node) or is_wait(node) or is_size(node) or node.target in _ATOMIC
+    is_once = is_cached_cast(node) or is_cached_float8(node)
+    is_allowed = node.op == "call_function" and not is_special and not is_once
+    return is_allowed and not find_host_use(node) and not is_flex_on_cpu(node)
 
 
 def is_flex_on_cpu(node: Node) -> bool:

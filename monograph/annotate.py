@@ -21,6 +21,7 @@ class Role(StrEnum):
     """What a node does for the parallel plan; plain compute has none."""
 
     PARAM_ALL_GATHER = "param_all_gather"
+    PARAM_AMAX = "param_amax"
     GRAD_REDUCE_SCATTER = "grad_reduce_scatter"
     SEQUENCE_ALL_GATHER = "sequence_all_gather"
     SEQUENCE_REDUCE_SCATTER = "sequence_reduce_scatter"

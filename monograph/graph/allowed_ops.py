@@ -163,6 +163,7 @@ EXTRA: Mapping[str, str] = {
         for direction in ("", "_backward")
     },
     **{str(each.op): "a custom op of kernels/catalog.py" for each in find_kernel_ops()},
+    "aten.view.dtype": "weights that are gathered in float8, as bytes",
     **{str(op): "copies of offloaded activations" for op in (TO_HOST, FROM_HOST, WAIT_COPY)},
 }
 """Operator -> why it is allowed although no capture on a CPU may have it."""

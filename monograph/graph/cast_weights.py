@@ -91,6 +91,11 @@ def find_float8_castings(graph: StepGraph) -> list[Node]:
     ]
 
 
+def find_layouts(cast: Node) -> tuple[bool, ...]:
+    """Whether each value and scale that a cast to float8 yields is transposed."""
+    return (False, True) if cast.target is FLOAT8_CAST_BOTH else (bool(cast.args[3]),)
+
+
 def is_cached_float8(node: Node) -> bool:
     """Whether a node casts weights to float8, or is a result of that, in the first micro-batch of an update alone."""
     if node.op != "call_function" or not tag_of(node).once:

@@ -20,6 +20,7 @@ from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT_TENSOR
 from monograph.graph.query import LAUNCHES, group_of, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
+from monograph.kernels.float8_shards import FLOAT8_AMAX, FLOAT8_CAST_KNOWN
 from monograph.kernels.wide import ADD_WIDE
 
 SUMS = (ATEN.add.Tensor, ADD_WIDE)
@@ -68,6 +69,10 @@ _COPIES = frozenset(
     }
 )
 """Ops that hand their first argument's numbers on in other memory, besides views."""
+_OF_SHARDS = frozenset({FLOAT8_AMAX, FLOAT8_CAST_KNOWN})
+"""What may be computed of a shard before shards are gathered: each result is made of the argument in its place."""
+_OF_ALL_SHARDS = (Role.PARAM_ALL_GATHER, Role.PARAM_AMAX)
+"""Collectives after which a module may compute with a parameter, or with its scale."""
 _CUTS = frozenset({ATEN.slice.Tensor, ATEN.select.int, ATEN.as_strided.default})
 """Views of a part: which pieces of a pack they hold is not tracked."""
 
@@ -125,10 +130,12 @@ def _follow(node: Node, of: dict[Node, PathTuple], readers: list[Reader]) -> Pat
     target = node.target
     if target in LAUNCHES:
         role = tag_of(node).role
-        if role is Role.GRAD_REDUCE_SCATTER or role is Role.PARAM_ALL_GATHER or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
+        if role is Role.GRAD_REDUCE_SCATTER or role in _OF_ALL_SHARDS or _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
             return _transfer(node, of)
     elif is_value_preserving(target):
         return _move(node, of)
+    elif target in _OF_SHARDS:
+        return tuple(_join(of.get(each) or (GradientPath(),), node) for each in node.all_input_nodes)
     elif target in _PACKS:
         parts: Any = node.args[0]
         if any(each in of for each in parts) or tag_of(node).direction is Direction.BACKWARD:
@@ -145,7 +152,7 @@ def _transfer(node: Node, of: dict[Node, PathTuple]) -> PathTuple:
     if tag_of(node).slot:
         pieces = (_join(pieces, node),)
     group = ranks_of(group_of(node))
-    is_gather = tag_of(node).role is Role.PARAM_ALL_GATHER
+    is_gather = tag_of(node).role in _OF_ALL_SHARDS
     for piece in pieces:
         if piece.is_known and is_gather and (not piece.slot or piece.is_gradient):
             raise broken(node, "a parameter gather reads something else", why="it may only move, cast and pack inputs")

@@ -28,7 +28,7 @@ from monograph.graph.signature import PARAMETERS, InputKind, OutputKind
 from monograph.graph.step_graph import CommunicationInvariants, StepGraph
 from monograph.graph.tags import set_tag, tag_of
 
-_OF_PARAMETERS = (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER)
+_OF_PARAMETERS = (Role.PARAM_ALL_GATHER, Role.PARAM_AMAX, Role.GRAD_REDUCE_SCATTER)
 
 
 def find_communication_invariants(graph: StepGraph) -> CommunicationInvariants:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from monograph.annotate import Role
 from monograph.axes import POINT_TO_POINT as SEND_GROUPS
 from monograph.compat.capture import is_op
-from monograph.compat.ops import ALL_GATHER, ALL_TO_ALL, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.errors import did_you_mean
 from monograph.graph.facts import Facts
 from monograph.graph.query import (
@@ -114,6 +114,10 @@ def _check_point_to_point(launch: Node, facts: Facts) -> None:
 
 def _check_slot(launch: Node, slots: set[str]) -> None:
     tag = tag_of(launch)
+    if tag.role is Role.PARAM_AMAX and (launch.target is not ALL_REDUCE or launch.args[1] != "max"):
+        raise broken(
+            launch, "largest magnitudes of shards are combined by another collective", why="the whole has their maximum"
+        )
     if tag.role not in (Role.PARAM_ALL_GATHER, Role.GRAD_REDUCE_SCATTER):
         return
     if not tag.slot and tag.made_by == "capture":

@@ -175,6 +175,20 @@ def float8_cast_transposed(x: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple
     return out, scales
 
 
+def float8_amax(x: Tensor) -> Tensor:
+    """The largest magnitude."""
+    amax = torch.zeros(1, dtype=torch.int32, device=x.device)
+    if x.numel():
+        _search(as_stack(x), amax, amax, of_rows=False, of_columns=False)
+    return amax.view(torch.float32)
+
+
+def float8_cast_known(x: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x in float8 and its scale, of which the largest magnitude is known."""
+    out, scale = _cast_tiles(x, dtype, False, has_out=True, has_transposed=False, known=amax.contiguous())
+    return out, scale
+
+
 def as_stack(x: Tensor) -> Tensor:
     """Matrices, of which every row is contiguous."""
     x = with_close_channels(x)
@@ -244,7 +258,10 @@ def _cast_tiles(
     has_transposed: bool,
     known: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The results that are asked for: numbers and scales as they are, then transposed. `known`: amax of columns."""
+    """The results that are asked for: numbers and scales as they are, then transposed.
+
+    `known`: the largest magnitudes of columns, or, with one scale, of everything.
+    """
     flat = as_stack(x)
     batch, rows, columns = flat.shape
     results = []

@@ -63,6 +63,9 @@ ORDER = {
     "quantize_matmuls": PassEntry(
         "monograph.passes.compute.quantize_matmuls:QuantizeMatmuls", QuantizeMatmulsConfig, default="float8"
     ),
+    "gather_float8": PassEntry(
+        "monograph.passes.comm.gather_float8:GatherFloat8", default="float8", needs=("quantize_matmuls",)
+    ),
     "cache_float8_weights": PassEntry(
         "monograph.passes.memory.cache_float8_weights:CacheFloat8Weights",
         default="float8",

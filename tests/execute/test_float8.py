@@ -40,7 +40,8 @@ def test_quantized_steps_have_the_bits_of_eager_quantized_linears(case, tmp_path
     """Every rank quantizes what it has: a scale may belong to a part of a row, in both steps."""
     model, recipe, degrees, changes = CASES[case]
     small = {"parallelism.fsdp": "graph", "model.n_layers": 2, **changes}
-    quantized = {"passes.on": ("quantize_matmuls",), "passes.quantize_matmuls.recipe": recipe}
+    on = ("quantize_matmuls", "gather_float8") if "shard" in degrees else ("quantize_matmuls",)
+    quantized = {"passes.on": on, "passes.quantize_matmuls.recipe": recipe}
     captured = plan(model, tmp_path, {**small, "compile.mode": "graph", **quantized}, **degrees)
     eager_changes = {**small, "compile.mode": "eager"}
     if changes is CUT:

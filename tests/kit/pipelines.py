@@ -23,7 +23,7 @@ ASKED = PassesConfig(
     offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64),
     on=(
         *("narrow_gradients", "merge_matmuls", "cache_cast_weights", "fuse_swiglu_epilogue"),
-        *("quantize_matmuls", "cache_float8_weights"),
+        *("quantize_matmuls", "gather_float8", "cache_float8_weights"),
     ),
     mark_regions=MarkRegionsConfig(regions=("blocks",)),
 )

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from monograph.axes import Axis
 from monograph.compat.ops import ATEN
-from monograph.graph.cast_weights import find_float8_castings
+from monograph.graph.cast_weights import find_float8_castings, find_layouts
 from monograph.graph.edit import call_before, erase, redirect
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward
@@ -62,11 +62,6 @@ class CastWeight:
     def layouts(self) -> set[bool]:
         """Whether it is read transposed: no, yes, or both."""
         return {flag for cast in self.casts for flag in find_layouts(cast)}
-
-
-def find_layouts(cast: Node) -> tuple[bool, ...]:
-    """The layouts that a cast writes, in the order of its results."""
-    return (False, True) if cast.target is FLOAT8_CAST_BOTH else (bool(cast.args[3]),)
 
 
 def plan_weights(graph: StepGraph) -> list[CastWeight]:

@@ -183,10 +183,10 @@ def find_line(mark):
 @pytest.mark.parametrize(
     ("how", "mark", "reason"),
     [
-        ("print", "line 1", "print"),
+        pytest.param("print", "line 1", "print", marks=pytest.mark.long),
         ("branch", "line 2", "branching"),
         ("leave", "line 3", "leave_the_graph"),
-        ("raise", "line 4", "a message of its own"),
+        pytest.param("raise", "line 4", "a message of its own", marks=pytest.mark.long),
     ],
 )
 def test_a_block_that_cannot_be_captured_is_an_error_that_names_the_line(tmp_path, capsys, how, mark, reason):

@@ -64,7 +64,7 @@ def compile_whole(function):
 @pytest.fixture(scope="module")
 def after_moe(tmp_path_factory):
     """Settings before and the changes after a MoE model was compiled and trained, with everything that compiles."""
-    config = small("deepseek_v3", tmp_path_factory.mktemp("runs"), ALL)
+    config = small("deepseek_v3", tmp_path_factory.mktemp("runs"), {**ALL, "model.n_layers": 2})
     before = find_settings()
     with one_rank(config) as groups:
         updates = make_updates(config, groups, routings=[(), (0,)])

@@ -25,8 +25,6 @@ from tests.graph.captures import SPREAD, capture_chunk_nodes, capture_recipe, co
 from tests.graph.mutations_of_values import swap_two_gradients
 from tests.kit.by_hand import ByHand
 
-RECIPES = ("llama3_debugmodel", "qwen3_debugmodel", "qwen3_debugmodel_moe", "deepseek_v3_debugmodel")
-
 
 @pytest.fixture(scope="module")
 def chunk_nodes():
@@ -181,8 +179,19 @@ def test_a_size_must_be_read_before_it_shapes_anything(experts):
         check_graph(graph, facts)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(), SPREAD], ids=["alone", "spread"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "mesh"),
+    [
+        ("llama3_debugmodel", Mesh()),
+        ("qwen3_debugmodel", Mesh()),
+        ("qwen3_debugmodel_moe", SPREAD),
+        ("deepseek_v3_debugmodel", SPREAD),
+        pytest.param("llama3_debugmodel", SPREAD, marks=pytest.mark.long),
+        pytest.param("qwen3_debugmodel", SPREAD, marks=pytest.mark.long),
+        pytest.param("qwen3_debugmodel_moe", Mesh(), marks=pytest.mark.long),
+        pytest.param("deepseek_v3_debugmodel", Mesh(), marks=pytest.mark.long),
+    ],
+)
 def test_captures_of_every_model_are_accepted(recipe, mesh):
     graph, facts = capture_recipe(recipe, mesh)
     check_graph(graph, facts)

@@ -70,7 +70,9 @@ def test_an_all_to_all_whose_result_has_a_size_read_from_data_stays():
     assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "0 collectives removed"
 
 
-@pytest.mark.parametrize("degrees", [{"tp": 2, "etp": 2}, {"dp_shard": 2, "ep": 2}], ids=str)
+@pytest.mark.parametrize(
+    "degrees", [pytest.param({"tp": 2, "etp": 2}, marks=pytest.mark.long), {"dp_shard": 2, "ep": 2}], ids=str
+)
 def test_no_collective_of_a_captured_step_is_left_over_a_group_of_one_rank(degrees):
     graph, facts = capture_small("qwen3_moe", Mesh(**degrees), **{"model.n_layers": 1})
     run_passes(graph, build_passes(PassesConfig()), facts, is_measured=False)

@@ -105,7 +105,11 @@ def running(tmp_path):
     process.join()
 
 
-@pytest.mark.parametrize("changes", [{}, {"checkpoint.load": "latest"}, {"checkpoint.load": "auto"}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"checkpoint.load": "latest"}, pytest.param({"checkpoint.load": "auto"}, marks=pytest.mark.long)],
+    ids=str,
+)
 def test_a_folder_in_use_is_refused_with_process_and_host_and_the_run_goes_on(tmp_path, running, changes):
     folder = tmp_path / "run"
     with pytest.raises(ConfigError, match=rf"job.dump_folder is .*run.* \(process {running.pid} on ") as error:

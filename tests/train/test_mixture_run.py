@@ -36,7 +36,7 @@ def make_run(folder, mixture, **changes):
     return tiny_run(folder, {**settings, **{name.replace("__", "."): value for name, value in changes.items()}})
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.long), "graph"])
 def test_the_loss_of_each_source_is_that_of_its_samples_in_the_update(tmp_path, mixture, mode):
     """Weighted by their tokens they add up to the loss of the update; measuring changes no bit of the training."""
     train(make_run(tmp_path / "run", mixture, compile__mode=mode, training__steps=3))

@@ -11,15 +11,17 @@ from tests.verify.on_ranks import verify_on_ranks, verify_with_other_scales
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "degrees", "tolerance"),
+    ("model", "degrees", "recipe", "tolerance"),
     [
-        ("llama3", {"shard": 2}, 1e-5),
-        pytest.param("deepseek_v3", {"shard": 2, "ep": 2}, 2**-7, marks=pytest.mark.long),
-        pytest.param("llama3", {"pp": 2}, 1e-5, marks=pytest.mark.long),
+        ("llama3", {"shard": 2}, "rowwise", 1e-5),
+        ("llama3", {"shard": 2}, "tensorwise", 1e-5),
+        ("deepseek_v3", {"shard": 2, "ep": 2}, "rowwise", 2**-7),
+        ("llama3", {"pp": 2}, "rowwise", 1e-5),
     ],
 )
-def test_verify_compares_float8_where_a_mesh_has_the_scales_of_one_device(model, degrees, tolerance, tmp_path):
-    verdict = pool.run(2, verify_on_ranks, plan_mesh(model, tmp_path, {"model.n_layers": 2}, **degrees))[0]
+def test_verify_compares_float8_where_a_mesh_has_the_scales_of_one_device(model, degrees, recipe, tolerance, tmp_path):
+    changes = {"model.n_layers": 2, "passes.quantize_matmuls.recipe": recipe}
+    verdict = pool.run(2, verify_on_ranks, plan_mesh(model, tmp_path, changes, **degrees))[0]
     assert verdict.is_equal and not verdict.float8_reason
     assert verdict.tolerance == 1e-5 and "low precision" not in verdict.numerics, "the plan itself, in fp32"
     float8 = verdict.float8

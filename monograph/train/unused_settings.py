@@ -4,6 +4,7 @@ One table. A row names fields, and the setting that decides whether anything rea
 it differs from its default. Loads without torch.
 """
 
+import functools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,7 +35,12 @@ class EffectRule:
 
     def matches(self, path: str) -> bool:
         """Whether a field is one of these."""
-        return any(fnmatchcase(path, pattern) for pattern in self.fields.split())
+        return _is_among(path, self.fields)
+
+
+@functools.cache  # every written field is compared with every rule, whenever a configuration is checked
+def _is_among(path: str, patterns: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns.split())
 
 
 def _while(path: str, *values: Any) -> Callable[[Any], str]:

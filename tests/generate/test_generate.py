@@ -56,7 +56,10 @@ def write_ours(capsys, path, *flags, prompts=PROMPTS):
     return [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3") else ()) for family in FAMILIES],
+)
 def test_greedy_tokens_are_those_of_transformers(folder, capsys, family):
     expected = write_theirs(folder / family)
     assert len({tuple(each) for each in expected}) == len(PROMPTS)

@@ -30,7 +30,7 @@ _UNKNOWN_SIZE = 1024
 UPDATE, SQUARES = "update", "square_sum"
 """The optimizer's kernel, called with the forms of a parameter, its gradient, its moments, its copy and its remainder;
 the norm's, with a gradient's."""
-_LONGEST = ("matmul_swiglu", "matmul_swiglu_backward")
+_LONGEST = ("matmul_swiglu", "matmul_swiglu_backward", "expert_swiglu", "expert_matmul", "expert_matmul_sum")
 """What takes longest to build, and is begun first: half a second of a first step."""
 Argument = TensorMeta | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {

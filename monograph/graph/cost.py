@@ -30,7 +30,15 @@ from monograph.machine.device import Machine
 
 _FREE = (TO_HOST, FROM_HOST, operator.getitem)
 """Copies run on streams of their own, beside compute; taking a value out of a list touches nothing."""
-_GROUPED = ("_grouped_mm", "grouped_matmul", "grouped_matmul_weight_grad", "float8_grouped_matmul")
+_GROUPED = (
+    "_grouped_mm",
+    "grouped_matmul",
+    "grouped_matmul_weight_grad",
+    "float8_grouped_matmul",
+    "expert_matmul",
+    "expert_swiglu",
+    "expert_matmul_sum",
+)
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
 

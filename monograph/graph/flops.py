@@ -106,8 +106,17 @@ def _matmul_transposed(x: Shape, weight: Shape, *_: Shape) -> int:
     return _mm(x, weight[::-1])
 
 
-def _float8_grouped_matmul(rows: Shape, weights: Shape, *_: Shape) -> int:
+def _expert_matmul(rows: Shape, weights: Shape, *_: Shape) -> int:
+    """Weights are [experts, out, in]."""
     return 2 * math.prod(rows) * weights[-2]
+
+
+def _expert_swiglu(rows: Shape, gate: Shape, *_: Shape) -> int:
+    return 2 * _expert_matmul(rows, gate)
+
+
+def _expert_matmul_sum(rows: Shape, weight: Shape, *_: Shape) -> int:
+    return 4 * math.prod(rows) * weight[-1]
 
 
 _KERNELS = ("flash", "efficient", "cudnn", "fused")
@@ -128,7 +137,10 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "chunked_cross_entropy": _chunked_cross_entropy,
     "matmul_swiglu": _matmul_transposed,
     "float8_matmul": _matmul_transposed,
-    "float8_grouped_matmul": _float8_grouped_matmul,
+    "float8_grouped_matmul": _expert_matmul,
+    "expert_matmul": _expert_matmul,
+    "expert_swiglu": _expert_swiglu,
+    "expert_matmul_sum": _expert_matmul_sum,
     "matmul_swiglu_backward": _mm,
     "flex_attention": _attention,
     "flex_attention_backward": _attention_backward,

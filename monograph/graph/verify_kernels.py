@@ -101,6 +101,25 @@ def _matmul_swiglu_backward(given: Arguments) -> bool:
     return (rows, x[-1]) == (grad[0], weight[1])
 
 
+def _expert_matmul(given: Arguments) -> bool:
+    return _fits_experts(given["rows"], given["weight"], given["ends"], 2)
+
+
+def _expert_swiglu(given: Arguments) -> bool:
+    return given["gate"] == given["up"] and _fits_experts(given["rows"], given["gate"], given["ends"], 2)
+
+
+def _expert_matmul_sum(given: Arguments) -> bool:
+    if given["rows"] != given["other_rows"] or given["weight"] != given["other_weight"]:
+        return False
+    return _fits_experts(given["rows"], given["weight"], given["ends"], 1)
+
+
+def _fits_experts(rows: Any, weight: Any, ends: Any, summed: int) -> bool:
+    """Rows by stacked weights, one of whose dims is summed over."""
+    return len(rows) == 2 and len(weight) == 3 and rows[1] == weight[summed] and ends == weight[:1]
+
+
 def _chunked_cross_entropy(given: Arguments) -> bool:
     hidden, weight = given["hidden"], given["weight"]
     if not len(hidden) == len(weight) == 2 or hidden[1] != weight[1] or given["chunk_tokens"] < 1:
@@ -200,6 +219,9 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "float8_swiglu_backward": _same("grad", "x", "up"),
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
+    "expert_matmul": _expert_matmul,
+    "expert_swiglu": _expert_swiglu,
+    "expert_matmul_sum": _expert_matmul_sum,
     "rope": lambda given: len(given["x"]) == 4 and _rotation(given["x"], given["x"][3], given),
     "rope_packed": _rope_packed,
     "attention": _attention,

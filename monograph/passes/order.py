@@ -83,6 +83,7 @@ ORDER = {
     "fuse_swiglu_epilogue": PassEntry(
         "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue", default="fast", needs=("merge_matmuls",)
     ),
+    "fuse_expert_matmuls": PassEntry("monograph.passes.compute.fuse_expert_matmuls:FuseExpertMatmuls", default="fast"),
     "fuse_float8_casts": PassEntry(
         "monograph.passes.compute.fuse_float8_casts:FuseFloat8Casts", default="float8", needs=("quantize_matmuls",)
     ),

@@ -184,6 +184,11 @@ def _float8_cast(given: Arguments) -> bool:
     return len(x) in (2, 3) and given.get("amax", columns) == columns
 
 
+def _float8_of_whole(given: Arguments) -> bool:
+    """A matrix, or a stack; what is known is one number for all of it."""
+    return len(given["x"]) in (2, 3) and given.get("amax", (1,)) == (1,)
+
+
 def _float8_norm(given: Arguments) -> bool:
     """Threads store eight numbers at once."""
     return _norm(given) and given["x"][-1] % 8 == 0
@@ -212,6 +217,8 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "float8_cast_both": _float8_cast,
     "float8_cast_amax": _float8_cast,
     "float8_cast_transposed": _float8_cast,
+    "float8_amax": _float8_of_whole,
+    "float8_cast_known": _float8_of_whole,
     "float8_grouped_matmul": _float8_grouped_matmul,
     "float8_norm": _float8_norm,
     "float8_add_norm": _float8_norm,

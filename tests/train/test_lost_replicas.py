@@ -8,8 +8,11 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,8 @@ import pytest
 from monograph.run import train
 from monograph.train.data.update_reader import UpdateReader
 from monograph.train.replicas.torchft_replicas import QuorumLost
+from tests.kit.paced import find_processes
+from tests.kit.paced import wait_until as wait_for
 from tests.kit.runs import change, differing, read_records, read_step, tiny_run
 from tests.train.processes import KILLED, finish, kill, run, start, wait_until
 
@@ -27,6 +32,7 @@ pytestmark = [
         importlib.util.find_spec("torchft") is None, reason="torchft is not installed: pip install -e '.[ft]'"
     ),
 ]
+ROOT = Path(__file__).parents[2]
 REPLICAS, STEPS, GLOBAL_BATCH = 3, 60, 12
 HEARTBEAT_SECONDS = 1.0
 """After so long without a sign the lighthouse counts a replica as lost."""
@@ -63,14 +69,14 @@ class SampleLog:
 class ReplicatedJob:
     """Three replicas and their lighthouse."""
 
-    def __init__(self, folder, changes, *, model):
+    def __init__(self, folder, changes, *, model, min_replicas=2):
         os.environ.setdefault("RUST_LOG", "error")
         from torchft.coordination import LighthouseServer
 
         self.folder, self.changes, self.model = folder, changes, model
         self.lighthouse = LighthouseServer(
             bind="127.0.0.1:0",
-            min_replicas=2,
+            min_replicas=min_replicas,
             join_timeout_ms=20_000,
             heartbeat_timeout_ms=int(1000 * HEARTBEAT_SECONDS),
         )
@@ -213,3 +219,54 @@ def test_replicas_that_are_too_few_end_in_words_and_continue_together(tmp_path):
     assert [finish(process) for process in replicas] == [0, 0, 0]
     assert [record["step"] for record in merge_records(job)] == list(range(1, STEPS + 1))
     check_equal(job)
+
+
+def test_a_replica_of_two_ranks_is_lost_whole_and_comes_back(tmp_path):
+    job = ReplicatedJob(tmp_path, {}, model="llama3", min_replicas=1)
+    replicas = [start_two_ranks(job, number) for number in range(2)]
+    try:
+        wait_for(lambda: job.count_steps(0) >= 10, 120, "ten steps")
+        assert len(kill_all(job, 1)) == 3
+        lost = job.count_steps(0)
+        wait_for(lambda: job.count_steps(0) >= lost + 3, 60, "steps without the other replica")
+        replicas[1] = start_two_ranks(job, 1)
+        assert [process.wait(timeout=240) for process in replicas] == [0, 0]
+    finally:
+        for number in range(2):
+            kill_all(job, number)
+    records = read_records(job.path(0))
+    assert [record["step"] for record in records] == list(range(records[0]["step"], STEPS + 1))
+    assert {record["replicas"] for record in records} == {1, 2} and records[-1]["replicas"] == 2
+    pauses = sorted(find_pauses(job.path(0)))
+    print(f"longest pause of the survivor {pauses[-1]:.2f} s, median {pauses[len(pauses) // 2]:.2f} s")
+    assert pauses[-1] < PAUSE_SECONDS
+    assert not differing(*(read_step(job.path(number), STEPS) for number in range(2)))
+
+
+def start_two_ranks(job, number):
+    """A replica that is a launcher with two ranks."""
+    flags = {
+        "fault_tolerance.replicas": 2,
+        "fault_tolerance.replica": number,
+        "fault_tolerance.lighthouse": job.address,
+        "fault_tolerance.timeout_seconds": 20,
+        "parallelism.data_parallel_shard_degree": 2,
+        "training.steps": STEPS,
+        "training.global_batch_size": 8,
+        "model.pause_seconds": 0.1,
+        "checkpoint.enabled": "true",
+        "checkpoint.load": "auto",
+        "job.dump_folder": job.path(number),
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "monograph", "train", "tests.kit.paced:paced", "--ranks", "2", *words]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+def kill_all(job, number):
+    """Kill launcher and ranks of a replica; their pids."""
+    found = list(find_processes(str(job.path(number))))
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found

@@ -59,10 +59,14 @@ class Mirror(Replicas):
 
 
 class Refusing(Replicas):
-    """The first try of some updates is not made, after its sums were spoilt."""
+    """Some tries of updates are not made, after their sums were spoilt, nor is the first try to leave."""
 
     def __init__(self, *tries):
-        self.tries, self.count = tries, 0
+        self.tries, self.count, self.settled = tries, 0, 0
+
+    def settle(self):
+        self.settled += 1
+        return self.settled > 1
 
     def add_up(self, tensors):
         if self.count + 1 in self.tries:
@@ -143,8 +147,9 @@ def test_gradients_metrics_and_token_counts_are_summed_over_replicas(tmp_path, m
 
 def test_an_update_that_is_not_made_changes_nothing_and_is_made_again(tmp_path, monkeypatch):
     train(tiny_run(tmp_path / "clean", {"checkpoint.enabled": True}))
-    use(monkeypatch, Refusing(1, 3, 4))
+    use(monkeypatch, replicas := Refusing(1, 3, 4))
     train(tiny_run(tmp_path / "refused", {"checkpoint.enabled": True}))
+    assert (replicas.count, replicas.settled) == (6, 2)
     assert read_exact(tmp_path / "refused") == read_exact(tmp_path / "clean")
     assert not differing(read_step(tmp_path / "refused", 3), read_step(tmp_path / "clean", 3))
 

@@ -56,7 +56,8 @@ class ReplayedOps(CudaGraphRecorder):
         return not find_obstacles(graph, device="cpu")
 
     def warm_up(self, run):
-        run()
+        with torch.no_grad():
+            run()
 
     def record(self, run):
         noted = NotedOps()

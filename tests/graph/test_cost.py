@@ -264,9 +264,9 @@ def test_context_parallel_ranks_take_an_equal_part_of_the_time_of_attention(reci
     ("recipe", "size", "kernel"),
     [
         ("gpt_oss_debugmodel", "window", "auto"),
-        ("llama4_debugmodel", "chunk", "auto"),
+        pytest.param("llama4_debugmodel", "chunk", "auto", marks=pytest.mark.long),
         ("llama4_debugmodel", "chunk", "flex"),
-        ("llama3_debugmodel", "", "flex"),
+        pytest.param("llama3_debugmodel", "", "flex", marks=pytest.mark.long),
     ],
 )
 def test_attention_counts_keys_in_reach_and_takes_the_time_of_those_seen(recipe, size, kernel):

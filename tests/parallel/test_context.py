@@ -83,7 +83,7 @@ ULYSSES, LATENT = {"method": "ulysses"}, {"gather": "latent"}
     ("model", "how", "least", "most"),
     [
         ("llama3", {}, 0.98, 1.02),
-        ("llama3", ULYSSES, 0.98, 1.17),
+        pytest.param("llama3", ULYSSES, 0.98, 1.17, marks=pytest.mark.long),
         pytest.param("deepseek_v3", {"gather": "keys_values"}, 0.98, 1.02, marks=pytest.mark.long),
         pytest.param("deepseek_v3", ULYSSES, 0.98, 1.17, marks=pytest.mark.long),
         pytest.param("deepseek_v3", LATENT, 0.5, 0.98, marks=pytest.mark.long),

@@ -55,7 +55,7 @@ def gradients_of(config):
         return found
 
 
-@pytest.mark.parametrize("model", ["llama3", "qwen3_moe"])
+@pytest.mark.parametrize("model", ["llama3", pytest.param("qwen3_moe", marks=pytest.mark.long)])
 def test_gradients_are_the_same_numbers_also_when_more_are_added(model, tmp_path):
     wide = gradients_of(small(model, tmp_path, BF16, experts="grouped"))
     narrow = gradients_of(small(model, tmp_path, {**BF16, **NARROW}, experts="grouped"))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from monograph.train.replicas.buckets import make_buckets, replace_by_sums
 from monograph.train.replicas.peer_state import PeerState, StateMismatch, copy_tensors
 from monograph.train.replicas.replicas import Replicas
 from monograph.train.replicas.state_server import MANAGER, STATE, USER, StateServer, read_state, write_state
+from monograph.train.replicas.torchft_replicas import TorchftReplicas
 from tests.kit.runs import bits, change, differing, open_trainer, read_exact, read_step, tiny_run
 
 THREE = {
@@ -233,6 +235,19 @@ def test_a_replica_that_is_not_like_the_others_leaves_and_they_stay(tmp_path):
     assert "the settings of replica 1 are not those of replica 0" in str(settings)
     twice = explain_difference([rows[0], rows[1], replace(rows[1], replica=0)], 2)
     assert "fault_tolerance.replica is 0, and another" in str(twice)
+
+
+def test_a_replica_that_cannot_leave_closes_its_connections_and_asks_for_new_ones():
+    replicas = object.__new__(TorchftReplicas)
+    manager, group, groups = Mock(), Mock(), Mock(any_rank=bool)
+    replicas._manager, replicas._group, replicas._groups, replicas._is_last_alone = manager, group, groups, False
+    manager.errored.return_value = Mock(original_exception=RuntimeError("[pair.cc:553] Connection closed. And more"))
+    assert not replicas.settle() and group.abort.called and manager.should_commit.called
+    manager.should_commit.return_value = False
+    assert not replicas.commit() and replicas._describe_failure() == "Connection closed"
+    manager.reset_mock()
+    manager.errored.return_value = None
+    assert replicas.settle() and not manager.should_commit.called
 
 
 def test_torchft_is_an_extra_that_setup_does_not_install():

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from monograph import strict_json
@@ -80,7 +81,9 @@ class StateServer:
         return f"http://{self._host}:{self._server.server_port}/"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta) -> None:
-        """Serve a copy of the state from now on."""
+        """Serve a copy of the state from now on. Called on another thread and stream than the update's."""
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         data = write_state(state_dict[USER][STATE], state_dict[MANAGER])
         with self._changed:
             self._step, self._data = step, data

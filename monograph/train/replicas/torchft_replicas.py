@@ -138,7 +138,10 @@ class TorchftReplicas(Replicas):
         if self._is_last_alone:
             return True
         self._sum(torch.zeros(1))  # nobody passes before all have the state
-        return not self._groups.any_rank(self._has_failed())
+        has_failed = self._groups.any_rank(self._has_failed())
+        if has_failed:
+            self._manager.should_commit()  # a vote that fails: the next quorum connects all of them anew
+        return not has_failed
 
     def close(self) -> None:
         self._manager.shutdown(wait=False)

@@ -11,7 +11,6 @@ import atexit
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -29,13 +28,13 @@ import torch
 import torch.distributed as dist
 
 from monograph.crash import describe_exit
+from tests.kit.preloaded import FORKS
 
 MOST_RANKS = 8
 GRACE_SECONDS = 10.0
 """How long the others may take once one rank has failed: a closed connection ends them in milliseconds."""
 GARBAGE_THRESHOLD = 50_000
 """Objects that Python makes before it looks for garbage, in tests and their ranks; by itself it looks after 700."""
-PRELOADED = ["torch", "torch.distributed.fsdp", "monograph.verify.run"]
 
 
 class RankDied(Exception):
@@ -113,13 +112,11 @@ class RankPool:
         if any(not worker.process.is_alive() for worker in self._workers):
             self.close()
         os.environ["OMP_NUM_THREADS"] = "1"
-        context = multiprocessing.get_context("forkserver")  # imports torch once, for all ranks
-        context.set_forkserver_preload(PRELOADED)
         while len(self._workers) < count:
-            ours, theirs = context.Pipe()
+            ours, theirs = FORKS.Pipe()
             stacks = self._failures / f"stacks-{len(self._workers)}.txt"
             args, name = (theirs, stacks), f"rank-{len(self._workers)}"
-            process = context.Process(target=serve, args=args, daemon=True, name=name)
+            process = FORKS.Process(target=serve, args=args, daemon=True, name=name)
             process.start()
             theirs.close()
             self._workers.append(Worker(process, ours, stacks))

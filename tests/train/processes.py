@@ -1,10 +1,5 @@
-"""Training runs in processes of their own, which tests may kill.
+"""Training runs in processes of their own, which tests may kill."""
 
-Importing torch takes seconds, so a server imports it once and every run is a fork of it.
-"""
-
-import importlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,13 +15,11 @@ from monograph.cli import main
 from monograph.run import train
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.config import TrainerConfig
+from tests.kit.preloaded import FORKS
 
 PATIENCE_SECONDS = 120.0
 """A run that takes longer than this hangs, however busy the machine is."""
 KILLED = -signal.SIGKILL
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.train.processes"])
-importlib.import_module("torch._dynamo")  # which torch's AdamW would import with its first step, another second
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ def wait_until(is_so: Callable[[], bool], process: Any) -> None:
 
 
 def _start(target: Callable[..., None], *args: Any) -> Any:
-    process = _SERVER.Process(target=target, args=args, daemon=True)
+    process = FORKS.Process(target=target, args=args, daemon=True)
     process.start()
     return process
 

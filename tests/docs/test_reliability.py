@@ -24,5 +24,7 @@ def test_a_test_of_the_table_exists_and_runs_where_it_says(where, file, name):
     marks += " ".join(ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign))
     is_fault = "pytest.mark.faults" in marks
     assert is_fault == (where == "N"), where
+    if "P" in where:
+        assert "pytest.mark.long" not in [ast.unparse(each) for each in found.decorator_list], "all of it is long"
     if "L" in where:
         assert "mark.long" in (ROOT / "tests" / file).read_text(encoding="utf-8")

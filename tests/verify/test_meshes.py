@@ -74,6 +74,8 @@ LONG = (
     "llama3-cp4-fsdp2",
     "qwen3-dp2-fsdp2",
     "qwen3-cp2-fsdp2",
+    "qwen3-dp2-tp2-graph",
+    "qwen3_moe-cp2-tp2-graph",
     "qwen3_moe-cp2-ulysses-fsdp2",
     "deepseek_v3-cp2-tp2-latent-fsdp2",
     "deepseek_v3-cp2-tp2-ulysses-fsdp2",

@@ -39,7 +39,7 @@ def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
 
 def test_texts_fold_equal_blocks_and_differences_say_what_changed(inspected):
     assert "forward block 2: like 1" in (inspected / "00-captured.txt").read_text()
-    diff = (inspected / "02-remove_dead_code.diff").read_text()
+    diff = (inspected / "03-remove_dead_code.diff").read_text()
     assert "forward blocks 1..2:" in diff
     assert "\n  - " in diff and "\n  + " not in diff
 

@@ -8,6 +8,7 @@ may grow faster than the number of ranks, and what one rank keeps in memory shou
 """
 
 import argparse
+import math
 import pickle
 import resource
 import time
@@ -32,6 +33,7 @@ from monograph.parallel.param_table import ParamTable, build_table
 from monograph.recipes.catalog import load_recipe
 from monograph.run import build_model
 from monograph.train.checkpoint.manifest import CheckpointManifest, render_manifest
+from monograph.train.checkpoint.reader import SafetensorsReader, ShardLoadPlanner
 from monograph.train.checkpoint.writer import StagedSavePlanner, StoredPiece, describe_tensor, find_spec
 from monograph.train.config import TrainerConfig
 
@@ -42,6 +44,9 @@ NCCL_MIB = 4 * 2 * 16 / 16
 CHANNELS = 16
 HOP_SECONDS = 50e-6
 """One message over TCP between neighbours: making a communicator passes every member's address once around a ring."""
+
+READERS, ITEM_BYTES = 32, 4
+"""Ranks whose plans to load are made, evenly spread; bytes of a number."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class Scale:
     manifest_mib: float
     balance: float
     """The most bytes that a rank writes over the mean."""
+    read_balance: float
+    """The most bytes that a rank reads over the mean, of some ranks."""
+    read_files: int
+    """The most files that one of these ranks opens."""
 
 
 def make_mesh(ranks: int) -> Mesh:
@@ -99,6 +108,16 @@ def plan_as(table: ParamTable, rank: int) -> Any:
     planner = StagedSavePlanner()
     planner.set_up_planner(make_state(table, rank), is_coordinator=rank == 0)
     return planner.create_local_plan()
+
+
+def find_reads(table: ParamTable, rank: int, manifest: CheckpointManifest) -> tuple[int, int]:
+    """Bytes that a rank reads to load the checkpoint on the same mesh, and from how many files."""
+    reader, planner = SafetensorsReader(Path(), manifest), ShardLoadPlanner()
+    planner.set_up_planner(make_state(table, rank), reader.read_metadata())
+    items = planner.create_local_plan().items
+    chunks = {(name, tuple(chunk.offsets)): chunk for name, each in manifest.tensors.items() for chunk in each.chunks}
+    found = {chunks[item.storage_index.fqn, tuple(item.storage_index.offset)].file for item in items}
+    return sum(ITEM_BYTES * math.prod(item.lengths) for item in items), len(found)
 
 
 def find_used_groups(config: TrainerConfig, mesh: Mesh) -> set[str]:
@@ -137,6 +156,7 @@ def measure(config: TrainerConfig, ranks: int) -> Scale:
     names = {piece.file: piece.record for piece in places.values()}
     tensors = {name: describe_tensor(name, entry, places) for name, entry in metadata.state_dict_metadata.items()}
     manifest = CheckpointManifest(step=1, sequence=1, run="", values={}, tensors=tensors, files=names)
+    reads = [find_reads(table, rank, manifest) for rank in range(0, ranks, max(1, ranks // READERS))]
     own = [mesh.members(group, 0) for group in Group]
     sizes = {group.value: len(members) for group, members in zip(Group, own, strict=True) if len(members) > 1}
     used = find_used_groups(config, mesh)
@@ -160,6 +180,8 @@ def measure(config: TrainerConfig, ranks: int) -> Scale:
         files=sum(size > 0 for size in written),
         manifest_mib=len(render_manifest(manifest)) / 2**20,
         balance=max(written) / (sum(written) / len(written)),
+        read_balance=max(size for size, _ in reads) / (sum(size for size, _ in reads) / len(reads)),
+        read_files=max(files for _, files in reads),
     )
 
 
@@ -183,6 +205,8 @@ def render(scales: Sequence[Scale], recipe: str) -> str:
         ("files of a checkpoint", lambda s: f"{s.files:,}"),
         ("its manifest, MiB", lambda s: f"{s.manifest_mib:.1f}"),
         ("most bytes written by a rank over the mean", lambda s: f"{s.balance:.3f}"),
+        (f"most bytes read by one of {READERS} ranks over their mean", lambda s: f"{s.read_balance:.3f}"),
+        ("most files that one of them opens", lambda s: f"{s.read_files}"),
     ]
     lines = [f"| {recipe} | " + " | ".join(f"{scale.ranks:,} ranks" for scale in scales) + " |"]
     lines.append("|" + "---|" * (len(scales) + 1))

@@ -1,4 +1,4 @@
-"""Who multiplies experts' rows on a GPU: kernels of ours where there are some for it, or torch's."""
+"""Launch the experts' matmuls on a GPU: the Hopper kernels where they apply, else torch's grouped matmul."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def expert_matmul_sum(rows: Tensor, weight: Tensor, other_rows: Tensor, other_we
 
 
 def multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """What others than us have for it: torch's grouped kernel where it takes such rows, else a loop over experts."""
+    """torch's grouped matmul where it takes such rows, else a loop over experts."""
     fits = has_grouped_mm(rows.device, rows.dtype) and fits_grouped_mm(rows.dtype, *weights.shape[1:])
     return grouped_mm(rows, weights, ends) if fits else reference_grouped_matmul(rows, weights, ends)
 

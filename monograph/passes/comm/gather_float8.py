@@ -1,4 +1,4 @@
-"""Parameters travel in float8."""
+"""All-gather parameters in float8."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class GatherFloat8(Pass):
             apply_gathers(graph, plan)
             erase(plan_dead(graph))
         count = sum(len(weight.pieces) for gather in plan for weight in gather.weights)
-        return f"{count} parameters in {len(plan)} all_gathers travel in float8"
+        return f"{count} parameters in {len(plan)} all_gathers are sent in float8"
 
 
 def apply_gathers(graph: StepGraph, plan: Sequence[Float8Gather]) -> None:

@@ -1,4 +1,4 @@
-"""Experts compute their gate with the matmuls before it, and the sum of two matmuls as one."""
+"""Fuse experts' grouped matmuls with SwiGLU, and two of them with their sum."""
 
 import operator
 from dataclasses import replace
@@ -24,7 +24,7 @@ _LAST_TWO = ({1, 2}, {-1, -2}, {1, -1}, {2, -2})
 
 
 class FuseExpertMatmuls(Pass):
-    """Grouped matmuls with their gate, two that are added up, and those of rows by weights become ops of ours.
+    """Grouped matmuls of experts become custom ops: with SwiGLU in the epilogue, two added up, or one alone.
 
     Before:  a = _grouped_mm(x, w1.T, ends);  b = _grouped_mm(x, w3.T, ends);  h = swiglu(a, b)
              d = add(_grouped_mm(g, w3, ends), _grouped_mm(f, w1, ends))
@@ -44,7 +44,7 @@ class FuseExpertMatmuls(Pass):
         for each in sums:
             apply_sum(inside, each)
         erase(plan_dead(graph))
-        singles = [single for node in graph.nodes if (single := find_matmul(node)) and single.is_turned]
+        singles = [single for node in graph.nodes if (single := find_matmul(node)) and single.is_transposed]
         for node, *args, _ in singles:
             redirect(node, call_before(inside, node, EXPERT_MATMUL, tuple(args), _made(node)))
         erase(plan_dead(graph))
@@ -59,7 +59,7 @@ class ExpertMatmul(NamedTuple):
     weight: Node
     """As it is stored."""
     ends: Node
-    is_turned: bool
+    is_transposed: bool
     """Whether the weight is transposed, so that its last dim is summed over."""
 
 
@@ -78,12 +78,12 @@ def find_matmul(node: Any) -> ExpertMatmul | None:
     rows, weight, ends = node.args
     if not all(isinstance(each, Node) for each in node.args) or value_of(node).dim() != 2:
         return None
-    is_turned = False
+    is_transposed = False
     while weight.target is ATEN.transpose.int and set(weight.args[1:]) in _LAST_TWO:  # type: ignore[union-attr]
-        weight, is_turned = weight.args[0], not is_turned  # type: ignore[union-attr]
+        weight, is_transposed = weight.args[0], not is_transposed  # type: ignore[union-attr]
     if not value_of(weight).is_contiguous() or value_of(rows).stride(-1) != 1:  # type: ignore[arg-type]
         return None
-    return ExpertMatmul(node, rows, weight, ends, is_turned)  # type: ignore[arg-type]
+    return ExpertMatmul(node, rows, weight, ends, is_transposed)  # type: ignore[arg-type]
 
 
 def plan_gate(node: Node) -> Joined | None:
@@ -91,7 +91,7 @@ def plan_gate(node: Node) -> Joined | None:
     if node.target is not SWIGLU:
         return None
     one, other = (find_matmul(each) for each in node.args[:2])
-    if one is None or other is None or not (one.is_turned and other.is_turned):
+    if one is None or other is None or not (one.is_transposed and other.is_transposed):
         return None
     is_alike = one.rows is other.rows and one.ends is other.ends and one.node is not other.node
     is_alike = is_alike and value_of(one.weight).shape == value_of(other.weight).shape
@@ -103,7 +103,7 @@ def plan_sum(node: Node) -> Joined | None:
     if node.target is not ATEN.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     one, other = (find_matmul(each) for each in node.args)
-    if one is None or other is None or one.is_turned or other.is_turned or one.ends is not other.ends:
+    if one is None or other is None or one.is_transposed or other.is_transposed or one.ends is not other.ends:
         return None
     if len(one.node.users) > 1 or len(other.node.users) > 1 or one.node is other.node:
         return None

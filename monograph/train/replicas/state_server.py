@@ -1,6 +1,6 @@
 """How a replica that is behind gets the state of another one: as a safetensors file over HTTP.
 
-torchft would send a pickle, which can run code where it is read. Here tensors and plain JSON travel, nothing else. The
+torchft would send a pickle, which can run code where it is read. Here only tensors and plain JSON are sent. The
 methods with torchft's names are those that its Manager calls on a checkpoint transport.
 """
 
@@ -22,7 +22,7 @@ _VALUES = "values"
 USER, MANAGER = "user", "torchft"
 """The parts of a state as the Manager hands it over: by the name it was registered with, and its own counts."""
 STATE = "run"
-"""The name of what travels."""
+"""The name of what is sent."""
 
 
 def write_state(state: PeerState, counts: dict[str, int]) -> bytes:

@@ -137,7 +137,7 @@ class TorchftReplicas(Replicas):
     def settle(self) -> bool:
         if self._is_last_alone:
             return True
-        self._sum(torch.zeros(1))  # nobody passes before all have the state
+        self._sum(torch.zeros(1))  # a barrier: all have the state
         has_failed = self._groups.any_rank(self._has_failed())
         if has_failed:
             self._manager.should_commit()  # a vote that fails: the next quorum connects all of them anew

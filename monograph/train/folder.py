@@ -72,6 +72,8 @@ class RunFolder:
 
         With its whole config and the tokenizer's files inside, what was trained can be used from the folder alone.
         """
+        # Read before anything is moved: a run that starts from the model in its own folder has its tokenizer there.
+        assets = find_tokenizer_assets(self.config.tokenizer) if self.lock is not None else {}
         _decide_on_rank_zero(groups, lambda: self._take_over(start))
         self.is_claimed = True
         _make(self.path)
@@ -80,7 +82,6 @@ class RunFolder:
         if self.lock is not None:
             described = to_json(self.config)
             self.files.append(SmallFile(self.path / "config.json", strict_json.dump(described, indent=1) + "\n"))
-            assets = find_tokenizer_assets(self.config.tokenizer)
             self.files += [SmallFile(self.path / ASSETS_FOLDER / name, data) for name, data in assets.items()]
             self._add_to_history(start, described)
             self.retry()

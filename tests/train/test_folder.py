@@ -88,6 +88,16 @@ def test_the_config_that_made_a_run_lies_in_its_folder(tmp_path):
     assert from_json(saved) == config
 
 
+def test_a_run_that_starts_from_its_own_folder_keeps_the_tokenizer(tmp_path):
+    kept = tmp_path / "out" / "tokenizer"
+    kept.mkdir(parents=True)
+    (tmp_path / "out" / "metrics.jsonl").write_text("")
+    (kept / "tokenizer.json").write_text("{}")
+    claim(tmp_path / "out", **{"tokenizer.path": str(kept)})
+    assert not (tmp_path / "out" / "metrics.jsonl").exists(), "the earlier run is moved aside"
+    assert (kept / "tokenizer.json").read_text() == "{}"
+
+
 def last_step(folder):
     try:
         return read_records(folder)[-1]["step"]

@@ -22,24 +22,27 @@ class ValueDifference:
     """How many elements differ."""
     of: int
     shapes: str = ""
-    """Both, where they are not the same; then nothing else is known."""
+    """Both, with their dtypes, where one of these is not the same."""
 
     def __str__(self) -> str:
-        if self.shapes:
+        if not self.of:
             return self.shapes
         where = f" at {list(self.index)}" if self.index else ""
         return (
             f"{self.left!r} and {self.right!r}{where}: {self.count:,} of {self.of:,} elements differ, "
-            f"by at most {self.relative:.1e} of the largest"
+            f"by at most {self.relative:.1e} of the largest" + (f" ({self.shapes})" if self.shapes else "")
         )
 
 
 def find_difference(left: Tensor, right: Tensor, tolerance: float = 0.0) -> ValueDifference | None:
-    """How two tensors differ; None where they are equal: bit for bit without a tolerance, NaN equal to NaN."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        shapes = [f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (left, right)]
-        return ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, " and ".join(shapes))
-    if not left.numel() or torch.equal(left, right):
+    """How two tensors differ; None where they are equal: bit for bit without a tolerance, NaN equal to NaN.
+
+    Numbers of different dtypes are compared as numbers: a gradient that was not widened has lost nothing.
+    """
+    shapes = _describe_shapes(left, right)
+    if left.shape != right.shape or left.is_floating_point() != right.is_floating_point():
+        return ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, shapes)
+    if not left.numel() or (not shapes and torch.equal(left, right)):
         return None
     wide = [value.to(torch.float64) for value in (left, right)]
     is_other = ~((wide[0] == wide[1]) | (wide[0].isnan() & wide[1].isnan()))
@@ -54,8 +57,15 @@ def find_difference(left: Tensor, right: Tensor, tolerance: float = 0.0) -> Valu
         return None
     index = tuple(int(each) for each in torch.unravel_index(torch.tensor(flat), left.shape))
     return ValueDifference(
-        relative, index, left.flatten()[flat].item(), right.flatten()[flat].item(), count, left.numel()
+        relative, index, left.flatten()[flat].item(), right.flatten()[flat].item(), count, left.numel(), shapes
     )
+
+
+def _describe_shapes(left: Tensor, right: Tensor) -> str:
+    """Both dtypes and shapes, where they are not the same."""
+    if left.shape == right.shape and left.dtype == right.dtype:
+        return ""
+    return " and ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (left, right))
 
 
 def find_differences(

@@ -1,20 +1,17 @@
-"""compile.numerics float8 on one device: its kernels against their references, times, steps and loss curves.
+"""compile.numerics float8 on one device: its kernels against their references, times and steps.
 
     python benchmarks/float8.py                                    # a GPU: kernels, times, steps of three models
     python benchmarks/float8.py --only steps --recipes llama3_bench_1b --profile traces
-    python benchmarks/float8.py --only losses --steps 300          # loss curves of bf16 and float8, as table and plot
     python benchmarks/float8.py --device cpu                       # the same with debug models, to try the script
 
 Parts: `kernels` compares every float8 op with its reference, also on large matrices, and what is fused with the same
 kernels one by one; `times` has casts and what is fused with them, with GB/s, and matmuls of 1B and 8B models; `steps`
-the modes layer, fast and float8, one after the other in this process; `losses` trains exact, fast and float8 on the
-built-in corpus. The exit code is 1 where a kernel is not its reference, or where the 20-step means of the losses of
-float8 and fast differ by more than 0.5 % after warm-up.
+the modes layer, fast and float8, one after the other in this process. The exit code is 1 where a kernel is not its
+reference. Losses are compared by benchmarks/float8_losses.py.
 """
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +33,9 @@ from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWAR
 from monograph.kernels.norm import ADD_NORM, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.recipes.catalog import load_recipe
-from monograph.run import train
 from monograph.train.config import TrainerConfig
-from monograph.train.records import read_records
 
-PARTS = ("kernels", "times", "steps", "losses")
+PARTS = ("kernels", "times", "steps")
 RESULTS = [
     f"{op} {part}"
     for op in ("float8_cast_both", "float8_cast")
@@ -50,10 +45,6 @@ RESULTS = [
 RECIPES = ("llama3_bench_1b", "deepseek_v3_bench_moe", "llama3_8b")
 CHANGES: dict[str, dict[str, object]] = {"llama3_8b": {"training.seq_len": 8192, "training.local_batch_size": 1}}
 SHARED: dict[str, object] = {"training.global_batch_size": -1, "validator.interval": 0, "checkpoint.enabled": False}
-MEAN = 20
-"""Steps of a mean."""
-ALLOWED = 0.005
-"""Between means of float8 and of bf16, relative, after warm-up."""
 
 
 def plan_run(recipe: str, device: str, changes: dict[str, object]) -> TrainerConfig:
@@ -180,70 +171,6 @@ def show_steps(recipe: str, rows: Sequence[BenchRow]) -> None:
             print(row.profile)
 
 
-def learn(recipe: str, numerics: str, given: argparse.Namespace) -> list[float]:
-    """The loss of every step on the built-in corpus."""
-    with tempfile.TemporaryDirectory() as folder:
-        changes: dict[str, object] = {
-            "training.steps": given.steps,
-            "compile.mode": "graph",
-            "compile.numerics": numerics,
-            "job.dump_folder": str(Path(folder) / "run"),
-            "optimizer.lr": given.lr,
-        }
-        if given.batch:
-            changes["training.local_batch_size"] = given.batch
-        if given.device == "cpu":
-            changes["training.seq_len"] = 128
-        train(plan_run(recipe, given.device, changes))
-        found = read_records(Path(folder) / "run" / "metrics.jsonl")
-    return [record["loss"] for record in found if "loss" in record]
-
-
-def compare_losses(recipe: str, given: argparse.Namespace) -> list[str]:
-    """Means side by side, and where float8 parts from bf16; how far two forms of bf16 part says what is chance."""
-    curves = {numerics: learn(recipe, numerics, given) for numerics in ("exact", "fast", "float8")}
-    means = {
-        name: [sum(losses[at : at + MEAN]) / MEAN for at in range(0, len(losses) - MEAN + 1, MEAN)]
-        for name, losses in curves.items()
-    }
-    lines = ["| steps | bf16 exact | bf16 fast | of exact | float8 | of fast |", "|---|---|---|---|---|---|"]
-    apart = []
-    for index, (first, one, other) in enumerate(zip(*means.values(), strict=True)):
-        steps = f"{index * MEAN + 1}..{(index + 1) * MEAN}"
-        apart_by = f"{one:.4f} | {100 * (one / first - 1):+.3f} % | {other:.4f} | {100 * (other / one - 1):+.3f} %"
-        lines.append(f"| {steps} | {first:.4f} | {apart_by} |")
-        if index and abs(other / one - 1) > ALLOWED:
-            apart.append(f"{recipe}: means of steps {steps} differ by {100 * (other / one - 1):+.3f} %")
-    print("", recipe, *lines, sep="\n")
-    folder = Path(given.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{given.date}-float8-losses-{recipe}.md").write_text("\n".join([f"# {recipe}", "", *lines, ""]))
-    (folder / f"{given.date}-float8-losses-{recipe}.svg").write_text(draw(recipe, curves))
-    return apart
-
-
-def draw(title: str, curves: dict[str, list[float]]) -> str:
-    """Curves over their steps, as SVG."""
-    width, height, edge = 720, 360, 48
-    values = [value for curve in curves.values() for value in curve]
-    low, high, count = min(values), max(values), max(len(curve) for curve in curves.values())
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">']
-    parts.append(f'<rect width="{width}" height="{height}" fill="white"/><text x="{edge}" y="24">{title}</text>')
-    for at, color in zip(range(len(curves)), ("#3a8f4d", "#1f5fa8", "#d05a1f"), strict=True):
-        name, curve = list(curves.items())[at]
-        points = " ".join(
-            f"{edge + (width - 2 * edge) * step / max(1, count - 1):.1f},"
-            f"{height - edge - (height - 2 * edge) * (value - low) / max(high - low, 1e-9):.1f}"
-            for step, value in enumerate(curve)
-        )
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts.append(f'<text x="{width - 3 * edge}" y="{24 + 18 * at}" fill="{color}">{name}</text>')
-    parts.append(f'<text x="4" y="{edge}" font-size="12">{high:.2f}</text>')
-    parts.append(f'<text x="4" y="{height - edge}" font-size="12">{low:.2f}</text>')
-    parts.append(f'<text x="{width - edge}" y="{height - edge + 18}" font-size="12">{count}</text></svg>')
-    return "\n".join(parts) + "\n"
-
-
 def read_arguments() -> argparse.Namespace:
     """What the command line asks for; a CPU gets debug models and small matrices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -254,12 +181,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--bench-steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--profile", default="", help="folder for a profile of every mode")
-    parser.add_argument("--steps", type=int, default=300, help="of a loss curve")
-    parser.add_argument("--lr", type=float, default=1e-4, help="of loss curves; runs part by chance where it is large")
-    parser.add_argument("--batch", type=int, default=0, help="sequences a step of loss curves; 0 for the recipe's")
     parser.add_argument("--seconds", type=float, default=0.1, help="for each time of a kernel")
-    parser.add_argument("--out", default="benchmarks/results", help="folder for loss curves")
-    parser.add_argument("--date", default="2026-11-18")
     given = parser.parse_args()
     given.recipes = given.recipes or (RECIPES if given.device == "cuda" else ["llama3_debugmodel"])
     return given
@@ -275,8 +197,6 @@ def main() -> int:
     for recipe in given.recipes:
         if "steps" in given.only:
             show_steps(recipe, measure(recipe, given))
-        if "losses" in given.only:
-            problems += compare_losses(recipe, given)
     print("\n".join(["", *problems]) if problems else "\nas promised")
     return 1 if problems else 0
 

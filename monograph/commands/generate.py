@@ -1,13 +1,12 @@
 """`monograph generate FOLDER --prompt TEXT`: what a model writes."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from monograph.commands.model_arguments import GenerateArguments
 from monograph.commands.open_model import find_source, load
 from monograph.commands.terminal import print_plain
-from monograph.generate.load import LoadedModel
+from monograph.generate.load import LoadedModel, build_tokenizer, encode_prompt
 from monograph.generate.loop import Generation, check_lengths, generate
 from monograph.generate.sampling import Sampling
 from monograph.generate.settings import GenerationSettings, read_generation_settings
@@ -23,10 +22,10 @@ def generate_command(arguments: GenerateArguments) -> int:
     settings = read_generation_settings(source.tokenizer)
     for key, value in settings.unserved.items():
         log.warning("generation_config.json says %s is %s, which is not followed here", key, value)
-    loaded = load(arguments, source)
-    prompts = read_prompts(arguments)
-    encoded = [loaded.encode(prompt) for prompt in prompts]
+    prompts, tokenizer = arguments.prompts(), build_tokenizer(source)
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     check_lengths(source.model, encoded, arguments.max_new_tokens)
+    loaded = load(arguments, source, tokenizer)
     for start in range(0, len(prompts), arguments.batch_size):
         part = slice(start, start + arguments.batch_size)
         rows = generate(
@@ -42,14 +41,6 @@ def generate_command(arguments: GenerateArguments) -> int:
         for prompt, row in zip(prompts[part], rows, strict=True):
             print_plain(render(prompt, row, loaded, as_json=arguments.json))
     return 0
-
-
-def read_prompts(arguments: GenerateArguments) -> list[str]:
-    """The prompts, in order; empty lines of a file are none."""
-    if not arguments.prompt_file:
-        return [arguments.prompt]
-    lines = Path(arguments.prompt_file).read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.strip()]
 
 
 def make_sampling(arguments: GenerateArguments, settings: GenerationSettings) -> Sampling:

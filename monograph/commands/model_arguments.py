@@ -80,6 +80,25 @@ class GenerateArguments(ModelArguments):
                 do=f"--temperature 1 --top_p {self.top_p}",
             )
 
+    def prompts(self) -> list[str]:
+        """The prompts, in order; empty lines of a file are none."""
+        if not self.prompt_file:
+            return [self.prompt]
+        try:
+            lines = Path(self.prompt_file).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"prompt_file is {self.prompt_file}",
+                why=f"it cannot be read: {error}",
+                do="write one prompt a line, in UTF-8",
+            ) from None
+        found = [line for line in lines if line.strip()]
+        if not found:
+            raise ConfigError(
+                f"prompt_file is {self.prompt_file}", why="it has no prompt", do="write one prompt a line, in UTF-8"
+            )
+        return found
+
 
 @dataclass(kw_only=True, slots=True)
 class EvaluateArguments(ModelArguments):

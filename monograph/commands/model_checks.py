@@ -1,12 +1,14 @@
 """generate, evaluate, hf import: what can be refused before torch is imported."""
 
 import importlib.util
+from pathlib import Path
 
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.errors import ConfigError
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.arguments import HfImportArguments
 from monograph.train.checkpoint.model_source import open_source
+from monograph.train.data.files import open_files
 
 USUAL_LENGTH = 2048
 
@@ -22,12 +24,13 @@ def check_import(arguments: HfImportArguments) -> None:
 
 
 def check_generate(arguments: GenerateArguments) -> None:
-    """Refuse a folder without a model."""
+    """Refuse a folder without a model, and a file without prompts."""
+    arguments.prompts()
     open_source(arguments.folder)
 
 
 def check_evaluate(arguments: EvaluateArguments) -> None:
-    """Refuse a folder without a model, and tasks without lm-eval."""
+    """Refuse a folder without a model, tasks without lm-eval, and sets whose first document cannot be read."""
     if arguments.tasks and importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
             f"tasks are {', '.join(arguments.tasks)}",
@@ -35,6 +38,8 @@ def check_evaluate(arguments: EvaluateArguments) -> None:
             do="pip install lm-eval",
         )
     find_length(arguments, open_source(arguments.folder).model)
+    for path in arguments.sets().values():
+        next(iter(open_files(Path(path), text_field=arguments.text_field).read()), None)
 
 
 def find_length(arguments: EvaluateArguments, model: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from monograph.execute.device import find_device
 from monograph.generate.load import LoadedModel, load_model
 from monograph.train.checkpoint.model_source import ModelSource, find_tokenizer, open_source
 from monograph.train.checkpoint.tensor_file import find_dtype
+from monograph.train.data.tokenizer import Tokenizer
 
 
 def find_source(arguments: ModelArguments) -> ModelSource:
@@ -20,7 +21,7 @@ def find_source(arguments: ModelArguments) -> ModelSource:
     return replace(source, tokenizer=find_tokenizer(Path(arguments.tokenizer)))
 
 
-def load(arguments: ModelArguments, source: ModelSource) -> LoadedModel:
-    """The model in memory."""
+def load(arguments: ModelArguments, source: ModelSource, tokenizer: Tokenizer | None = None) -> LoadedModel:
+    """The model in memory, with its tokenizer, unless that was built before."""
     dtype: torch.dtype | None = None if arguments.dtype == "stored" else find_dtype(arguments.dtype)
-    return load_model(source, find_device(arguments.device), dtype=dtype)
+    return load_model(source, find_device(arguments.device), dtype=dtype, tokenizer=tokenizer)

@@ -37,9 +37,7 @@ class LoadedModel:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text as a document begins: with bos where the model was trained so."""
-        tokenizer = self.tokenizer
-        head = [tokenizer.bos_id] if tokenizer.config.add_bos and tokenizer.bos_id is not None else []
-        return [*head, *tokenizer.encode(text).tolist()]
+        return encode_prompt(self.tokenizer, text)
 
     def decode_after(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """The text of tokens that follow a prompt; decoders drop a space that begins a text, and this one does not."""
@@ -47,9 +45,21 @@ class LoadedModel:
         return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)
 
 
-def load_model(source: ModelSource, device: torch.device, *, dtype: torch.dtype | None = None) -> LoadedModel:
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text as a document begins."""
+    head = [tokenizer.bos_id] if tokenizer.config.add_bos and tokenizer.bos_id is not None else []
+    return [*head, *tokenizer.encode(text).tolist()]
+
+
+def load_model(
+    source: ModelSource,
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> LoadedModel:
     """The model of a source. Weights are used in the type they are stored in unless `dtype` is given."""
-    tokenizer = build_tokenizer(source)
+    tokenizer = tokenizer or build_tokenizer(source)
     path, reader = open_reader(source)
     with torch.device("meta"):
         model: Model = source.model.build()

@@ -134,12 +134,17 @@ def test_the_type_to_compute_in_can_be_chosen(folder):
         (["llama", "--prompt", "a", "--tokenizer", "texts"], "tokenizer.json"),
         (["llama", "--prompt", "a", "--max_new_tokens", "0"], "max_new_tokens"),
         (["texts", "--prompt", "a"], "holds no model"),
+        (["llama", "--prompt_file", "no_prompts.txt"], "no prompt"),
+        (["llama", "--prompt_file", "latin.txt"], "UTF-8"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_words(folder, capsys, monkeypatch, words, complaint):
     monkeypatch.chdir(folder)
+    Path("no_prompts.txt").write_text("\n \n")
+    Path("latin.txt").write_bytes("é".encode("latin1"))
     assert main(["generate", *words]) == 2
-    assert complaint in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert complaint in said and "loaded" not in said, "refused before weights are read"
 
 
 @pytest.mark.long

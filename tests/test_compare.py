@@ -75,7 +75,8 @@ def test_a_tolerance_is_relative_and_its_border_counts(pretend, capsys):
     words = ["compare", TINY, TINY, "--tolerance", "1e-5"]
     pretend(SAME, near)
     assert main(words) == 0
-    assert "equal within 1e-05" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "equal within 1e-05" in out and "within  grad_norm" in out and "DIFFERS" not in out
     pretend(SAME, far)
     assert main(words) == 1
     assert "different: step 2, loss" in capsys.readouterr().out
@@ -159,4 +160,5 @@ def test_runs_whose_steps_are_not_the_same_cannot_be_compared(pretend, capsys):
 def test_each_line_has_ranks_of_its_own(capsys):
     line = f"{TINY} --training.global_batch_size 2 --training.local_batch_size 1"
     assert main(["compare", line, f"{line} --ranks 2", "--tolerance", "1e-5"]) == 0
-    assert "equal within 1e-05" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "equal within 1e-05" in out and "within  grad_norm" in out and "DIFFERS" not in out

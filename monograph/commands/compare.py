@@ -152,13 +152,17 @@ def is_close(left: float, right: float, tolerance: float) -> bool:
     return math.isclose(left, right, rel_tol=tolerance, abs_tol=0.0)
 
 
+def describe_pair(name: str, left: float, right: float, tolerance: float) -> str:
+    """A number of both runs: once where it is equal, else both, with whether they differ by more than is allowed."""
+    if left == right:
+        return f"{name} {left!r} ="
+    return f"{name} {left!r} / {right!r} {'within' if is_close(left, right, tolerance) else 'DIFFERS'}"
+
+
 def show(runs: list[list[dict[str, float]]], found: MetricDifference | None, arguments: CompareArguments) -> None:
     """Every step, with both values where they differ; then the verdict."""
     for ours, theirs in zip(*runs, strict=True):
-        parts = [
-            f"{name} {ours[name]!r}" + (" =" if ours[name] == theirs[name] else f" / {theirs[name]!r} DIFFERS")
-            for name in COMPARED
-        ]
+        parts = [describe_pair(name, ours[name], theirs[name], arguments.tolerance) for name in COMPARED]
         print_plain(f"step {int(ours['step']):4d}  {'  '.join(parts)}")
     how = f"within {arguments.tolerance:g}" if arguments.tolerance else "bit for bit"
     if found is None:

@@ -177,6 +177,8 @@ def test_sizes_are_read_with_their_unit(text, size):
     assert parse_bytes(text) == size
     with pytest.raises(ConfigError, match="a number and a unit"):
         parse_bytes(f"{text}s")
+    with pytest.raises(ConfigError, match="a number and a unit"):
+        parse_bytes("80")  # of bytes it would never fit, and the plan would say so after minutes
 
 
 REFUSED = {

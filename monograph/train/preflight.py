@@ -18,7 +18,7 @@ from monograph.train.data.stream import check_hub_package
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.lr_plan import plan_lr
 from monograph.train.replicas.config import check_torchft
-from monograph.train.saved_settings import check_model
+from monograph.train.saved_settings import check_model, check_state_form
 from monograph.train.sinks import check_installed
 
 
@@ -60,6 +60,8 @@ def check_checkpoint(config: TrainerConfig) -> None:
     if found is None or manifest is None:
         return
     check_model(manifest.values, config, found, tells=False)
+    if is_continued:
+        check_state_form(manifest.values, config, found)
     if is_continued and isinstance(manifest.values.get("step"), int):
         plan_lr(
             config.lr_scheduler,

@@ -37,6 +37,8 @@ SECTIONS = (
     *("parallelism", "compile", "passes", "activation_checkpoint", "debug"),
 )
 """What decides the numbers of a run besides its model."""
+STATE_FORM = ("training.dtype", "optimizer.store_param_remainders")
+"""Settings that decide in which tensors weights and optimizer state are kept: a run goes on with the same ones only."""
 _SILENT = ("debug.log_level", "debug.device", "compile.artifact_*")
 _ABSENT = "(absent)"
 _SHOWN = 12
@@ -79,6 +81,24 @@ def check_model(values: Mapping[str, Any], config: TrainerConfig, source: Path, 
         )
     for each in changes if tells else ():
         log.warning("saved run -> this run: %s", each)
+
+
+def check_state_form(values: Mapping[str, Any], config: TrainerConfig, source: Path) -> None:
+    """Refuse to go on with state that was saved in another form, before a model is built for it."""
+    changed = {}
+    for path in STATE_FORM:
+        section, _, field = path.partition(".")
+        saved, now = values.get("settings", {}).get(section, {}), getattr(config, section)
+        old, new = saved.get(field, find_defaults(now).get(field)), getattr(now, field, None)
+        if None not in (old, new) and old != new:
+            changed[path] = (old, new)
+    if changed:
+        flags = " ".join(f"--{path} {str(old).lower()}" for path, (old, _) in changed.items())
+        raise CheckpointError(
+            f"{source} was saved with " + ", ".join(f"{path} {old}, not {new}" for path, (old, new) in changed.items()),
+            why="weights and optimizer state are kept in other tensors then, and a run goes on with those it has",
+            do=f"{flags}, or --checkpoint.load_model_only true for the weights alone",
+        )
 
 
 def find_setting_changes(values: Mapping[str, Any], config: TrainerConfig) -> list[str]:

@@ -75,6 +75,11 @@ def test_another_model_and_an_extended_schedule_are_refused_before_anything_is_b
     check_before_start(tiny_run(tmp_path / "run", {"training.steps": 3, "checkpoint.load": "latest"}))
     with pytest.raises(CheckpointError, match=r"model.rope.theta"):
         check_before_start(tiny_run(tmp_path / "run", {"checkpoint.load": "latest", "model.rope.theta": 7.0}))
+    narrow = {"training.dtype": "bfloat16", "training.compute_dtype": "bfloat16", "checkpoint.load": "latest"}
+    narrow |= {"optimizer.store_param_remainders": True}
+    with pytest.raises(CheckpointError, match="--training.dtype float32 --optimizer.store_param_remainders false, or"):
+        check_before_start(tiny_run(tmp_path / "run", narrow))
+    check_before_start(tiny_run(tmp_path / "run", narrow | {"checkpoint.load_model_only": True}))
     for which in ("latest", "auto", "3", str(tmp_path / "run" / "checkpoints")):
         with pytest.raises(ConfigError, match="on_extend"):
             check_before_start(tiny_run(tmp_path / "run", {"training.steps": 6, "checkpoint.load": which}))

@@ -62,9 +62,10 @@ from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
-from monograph.train.preflight import check_before_start
+from monograph.train.preflight import check_before_start, read_continued
 from monograph.train.signals import StoppedOnRequest, stop_at_once
 from monograph.train.startup import Startup
+from monograph.train.state import check_position
 from monograph.train.step_settings import make_settings
 from monograph.train.summary import Summary, print_summary
 from monograph.train.trainer import Trainer
@@ -308,6 +309,7 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
             seed=config.debug.seed,
             split="train",
         )
+        check_position(read_continued(config), data, config.training, parts=groups.mesh.data_parts)
         validation_sets = data.open_validation_sets() if config.validator.interval else {}
     step = build_step(config, groups, startup)
     promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)

@@ -35,6 +35,14 @@ class JobConfig(Configurable.Config):
     description: str = ""
     """Free text, kept with the run."""
 
+    def check(self) -> None:
+        if not self.dump_folder:
+            raise ConfigError(
+                "job: dump_folder is empty",
+                why="the run would leave its files in the folder that it is started in",
+                do="--job.dump_folder outputs/NAME, or . for that folder",
+            )
+
 
 @dataclass(kw_only=True, slots=True)
 class TrainingConfig(Configurable.Config):

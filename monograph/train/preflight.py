@@ -2,7 +2,9 @@
 optional packages, the checkpoint it starts from. Loads without torch.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
@@ -50,12 +52,7 @@ def check_datasets(config: TrainerConfig) -> None:
 
 def check_checkpoint(config: TrainerConfig) -> None:
     """There is a checkpoint to load, of this model, with a schedule that this run can continue."""
-    which = config.checkpoint.load
-    store = Store(Path(config.job.dump_folder) / config.checkpoint.folder)
-    found = find_checkpoint(store, which) if which else None
-    is_continued = found is not None and not config.checkpoint.load_model_only
-    if found is None and config.checkpoint.initial_load_path:
-        found = find_checkpoint(store, config.checkpoint.initial_load_path, is_required=False)
+    found, is_continued = _find_start(config)
     manifest = _read_manifest(found) if found is not None else None
     if found is None or manifest is None:
         return
@@ -70,6 +67,23 @@ def check_checkpoint(config: TrainerConfig) -> None:
             done=manifest.values["step"],
             saved=manifest.values.get("lr_plan"),
         )
+
+
+def read_continued(config: TrainerConfig) -> Mapping[str, Any]:
+    """The values in the checkpoint that this run probably continues; none when it begins anew."""
+    found, is_continued = _find_start(config)
+    manifest = _read_manifest(found) if found is not None and is_continued else None
+    return manifest.values if manifest is not None else {}
+
+
+def _find_start(config: TrainerConfig) -> tuple[Path | None, bool]:
+    """The checkpoint that a run starts from, and whether it goes on from there, with more than the weights."""
+    which = config.checkpoint.load
+    store = Store(Path(config.job.dump_folder) / config.checkpoint.folder)
+    found = find_checkpoint(store, which) if which else None
+    if found is None and config.checkpoint.initial_load_path:
+        return find_checkpoint(store, config.checkpoint.initial_load_path, is_required=False), False
+    return found, found is not None and not config.checkpoint.load_model_only
 
 
 def find_checkpoint(store: Store, which: str, *, is_required: bool = True) -> Path | None:

@@ -62,6 +62,18 @@ def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
 
 
+def check_position(values: Mapping[str, Any], data: DataLoader, training: TrainingConfig, *, parts: int) -> None:
+    """Refuse data and a batch that a checkpoint cannot be continued with, before a model is built to load it into."""
+    if "data" in values:
+        check_global_batch(values, training, now=find_global_batch(training, parts))
+        restore_position(values, data)
+
+
+def find_global_batch(training: TrainingConfig, parts: int) -> int:
+    """Sequences in one update, of which every part of the data has its share."""
+    return training.local_batch_size * parts if training.global_batch_size == -1 else training.global_batch_size
+
+
 def check_global_batch(values: Mapping[str, Any], training: TrainingConfig, *, now: int) -> None:
     """Refuse a global batch that changed by itself: with -1 it follows the number of ranks, and so would the training.
 

@@ -48,6 +48,7 @@ from monograph.train.state import (
     check_global_batch,
     collect_tensors,
     collect_values,
+    find_global_batch,
     restore_position,
     restore_rng,
     seed_rng,
@@ -107,10 +108,7 @@ class Trainer(Configurable):
             )
         interval = config.dataloader.source_loss_interval
         self.source_losses = SourceLosses(data.mixture, interval=interval, step=step, groups=groups)
-        _, parts = step.data_part
-        self.global_batch = training.global_batch_size
-        if self.global_batch == -1:
-            self.global_batch = training.local_batch_size * parts
+        self.global_batch = find_global_batch(training, step.data_part[1])
         self.meter = StepMeter(
             device=step.device, flops=flops, peak_flops=peak_flops, world_size=groups.mesh.world_size
         )

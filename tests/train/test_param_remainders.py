@@ -78,7 +78,7 @@ def test_modes_and_a_resume_have_the_same_bits_and_losses_are_those_of_fp32_weig
     assert differing(whole, read_step(tmp_path / "resumed", 6)) == []
     assert read_exact(tmp_path / "resumed") == read_exact(tmp_path / "eager")[3:]
     start = {"checkpoint.load": str(tmp_path / "wide" / "checkpoints" / "step-00000003")}
-    with pytest.raises(MonographError, match="--training.dtype float32 --optimizer.store_param_remainders false"):
+    with pytest.raises(MonographError, match=r"--training.dtype float32 --optimizer.store_param_remainders false"):
         train(tiny_run(tmp_path / "refused", SPLIT | changes | start))
     losses = [[record["loss"] for record in read_records(tmp_path / name)] for name in ("eager", "wide")]
     assert losses[0] == pytest.approx(losses[1], rel=2e-3), "weights start rounded to bf16, nothing else differs"

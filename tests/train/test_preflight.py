@@ -77,12 +77,26 @@ def test_another_model_and_an_extended_schedule_are_refused_before_anything_is_b
         check_before_start(tiny_run(tmp_path / "run", {"checkpoint.load": "latest", "model.rope.theta": 7.0}))
     narrow = {"training.dtype": "bfloat16", "training.compute_dtype": "bfloat16", "checkpoint.load": "latest"}
     narrow |= {"optimizer.store_param_remainders": True}
-    with pytest.raises(CheckpointError, match="--training.dtype float32 --optimizer.store_param_remainders false, or"):
+    with pytest.raises(CheckpointError, match=r"--training.dtype float32 --optimizer.store_param_remainders false, or"):
         check_before_start(tiny_run(tmp_path / "run", narrow))
     check_before_start(tiny_run(tmp_path / "run", narrow | {"checkpoint.load_model_only": True}))
     for which in ("latest", "auto", "3", str(tmp_path / "run" / "checkpoints")):
         with pytest.raises(ConfigError, match="on_extend"):
             check_before_start(tiny_run(tmp_path / "run", {"training.steps": 6, "checkpoint.load": which}))
+
+
+def test_data_that_a_checkpoint_does_not_fit_is_refused_before_a_model_is_built(tmp_path, monkeypatch):
+    train(tiny_run(tmp_path / "run", {"training.steps": 1}))
+    monkeypatch.setattr("monograph.run.build_step", None)
+    changes = {"training.seq_len": (16, "is 16"), "debug.seed": (7, "is 7"), "training.local_batch_size": (1, "keeps")}
+    for field, (value, reason) in changes.items():
+        with pytest.raises(MonographError, match=reason):
+            train(tiny_run(tmp_path / "run", {"training.steps": 1, "checkpoint.load": "latest", field: value}))
+
+
+def test_a_run_without_a_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the folder that it is started in"):
+        tiny_run(tmp_path, {"job.dump_folder": ""})
 
 
 def test_a_checkpoint_that_a_killed_save_moved_aside_counts(tmp_path):

@@ -12,8 +12,9 @@ from monograph.cli import main
 from monograph.commands.arguments import ConfigOptions
 from monograph.commands.request import read_request
 from monograph.config.json_form import dump_json
-from monograph.errors import ConfigError
+from monograph.errors import CheckpointError, ConfigError
 from monograph.recipes.pretrained import name_recipe, render_run, start_from
+from monograph.run import train
 from monograph.train.records import read_records
 from tests.kit.pretrained import read_json, write_pretrained, write_texts
 
@@ -103,6 +104,21 @@ def test_a_killed_run_continues_with_load_auto_and_a_new_one_begins_with_the_fol
     once = [each["loss"] for each in read_records(folder / "outputs/tiny/metrics.jsonl") if "loss" in each]
     assert len(losses) == 2
     assert losses[0] == once[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--model.rope.theta", "500"], r"model.rope.theta: 12345.0 -> 500.0"),
+        (["--checkpoint.initial_load_path", "outputs/tiny"], r"initial_load_path outputs/tiny/checkpoints"),
+        (["--checkpoint.initial_load_path", "missing"], "no such folder"),
+    ],
+)
+def test_weights_that_are_not_of_the_model_are_refused_before_it_is_built(folder, monkeypatch, words, complaint):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("monograph.run.build_step", None)
+    with pytest.raises(CheckpointError, match=complaint):
+        train(read_request(["--model.from", "tiny", *SMALL.split(), *words], ConfigOptions()).config)
 
 
 def test_the_generated_recipe_makes_the_same_configuration(folder, monkeypatch, capsys):

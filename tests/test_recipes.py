@@ -166,6 +166,8 @@ def test_a_users_own_recipe_is_found_in_the_current_folder(own_module):
         ("_absent:mine", ["No module named"]),
         (".py:mine", ["names a file", ":mine?"]),
         (".mine", [":mine'?"]),
+        (".py", ["is a file", ":FUNCTION"]),
+        ("/config.toml", ["is a file", "Python function"]),
     ],
 )
 def test_what_is_wrong_with_a_users_recipe_is_said_with_its_place(own_module, ending, complaints):

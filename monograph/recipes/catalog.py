@@ -12,6 +12,7 @@ from monograph.train.config import TrainerConfig
 
 Recipe = Callable[[], TrainerConfig]
 
+_FILES = (".py", ".toml", ".json", ".yaml", ".yml")
 LAST = "bench"
 """What is for measuring comes after the families."""
 
@@ -42,6 +43,14 @@ def find_recipe(name: str) -> Recipe:
     """The recipe of that name; ConfigError with the nearest name when there is none."""
     if ":" in name:
         return _import_recipe(name)
+    if "/" in name or name.endswith(_FILES):
+        raise ConfigError(
+            f"'{name}' is a file or folder, not a recipe",
+            why="a recipe is a Python function that returns a configuration, written package.module:function",
+            do=f"{_find_module(name)}:FUNCTION"
+            if name.endswith(".py")
+            else f"see: monograph recipes; or --model.from {name} for a model that lies there",
+        )
     recipes = find_recipes()
     if name in recipes:
         return recipes[name]
@@ -75,13 +84,17 @@ def load_recipe(name: str) -> TrainerConfig:
 def _import_recipe(name: str) -> Recipe:
     module = name.partition(":")[0]
     if module.endswith(".py") or "/" in module:
-        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise ConfigError(
             f"recipe '{name}' names a file",
             why="a recipe of your own is written package.module:function",
-            do=f"did you mean {dotted}:{name.partition(':')[2]}?",
+            do=f"did you mean {_find_module(module)}:{name.partition(':')[2]}?",
         )
     recipe: Callable[[], TrainerConfig] = import_reference(name)
     if not callable(recipe):
         raise ConfigError(f"recipe '{name}' is a value of type {type(recipe).__name__}", why="a recipe is a function")
     return recipe
+
+
+def _find_module(path: str) -> str:
+    """The name that a file has when it is imported from the current folder."""
+    return path.rstrip("/").removesuffix(".py").removeprefix("./").replace("/", ".")

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from monograph.config.json_form import to_json
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from monograph.train.checkpoint.model_source import MODEL_VALUE, open_source
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
 from monograph.train.config import TrainerConfig
 from monograph.train.data.checks import check_vocab
@@ -53,6 +55,8 @@ def check_datasets(config: TrainerConfig) -> None:
 def check_checkpoint(config: TrainerConfig) -> None:
     """There is a checkpoint to load, of this model, with a schedule that this run can continue."""
     found, is_continued = _find_start(config)
+    if found is None and config.checkpoint.initial_load_path:
+        check_pretrained(config, Path(config.checkpoint.initial_load_path))
     manifest = _read_manifest(found) if found is not None else None
     if found is None or manifest is None:
         return
@@ -67,6 +71,21 @@ def check_checkpoint(config: TrainerConfig) -> None:
             done=manifest.values["step"],
             saved=manifest.values.get("lr_plan"),
         )
+
+
+def check_pretrained(config: TrainerConfig, path: Path) -> None:
+    """The folder that weights come from is Hugging Face's, of this model."""
+    if not path.is_dir():
+        reason = "it is a file" if path.exists() else "there is no such folder"
+        raise CheckpointError(f"checkpoint.initial_load_path is {path}", why=reason, do="check the path")
+    source = open_source(str(path))
+    if not source.is_hf:
+        raise CheckpointError(
+            f"checkpoint.initial_load_path is {path}",
+            why="it is the folder of a run, whose checkpoints lie deeper",
+            do=f"--checkpoint.initial_load_path {source.weights}",
+        )
+    check_model({MODEL_VALUE: to_json(source.model)}, config, path, tells=False)
 
 
 def read_continued(config: TrainerConfig) -> Mapping[str, Any]:

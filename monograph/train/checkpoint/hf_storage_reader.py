@@ -3,8 +3,10 @@
 from torch.distributed.checkpoint import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from monograph.config.json_form import to_json
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import CheckpointManifest
+from monograph.train.checkpoint.model_source import MODEL_VALUE
 from monograph.train.checkpoint.reader import SafetensorsReader
 
 
@@ -13,7 +15,8 @@ class HfStorageReader(SafetensorsReader):
 
     def __init__(self, weights: HfWeights) -> None:
         self.weights = weights
-        super().__init__(weights.folder.path, CheckpointManifest(0, 0, "", {}, weights.records(), {}))
+        values = {MODEL_VALUE: to_json(weights.config)}
+        super().__init__(weights.folder.path, CheckpointManifest(0, 0, "", values, weights.records(), {}))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):

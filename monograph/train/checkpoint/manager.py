@@ -189,6 +189,8 @@ class CheckpointManager(Configurable):
         wanted = {name: tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)}
         reader = self._ranks.run_on_all_ranks(lambda: HfStorageReader(HfWeights(source)))
         check_request(source, reader.manifest, self._merge_requests(wanted), model_only=True)
+        if check is not None:
+            check(reader.manifest.values, source, model_only=True)
         self._fill(source, reader, wanted)
         log.info("loaded %s (weights only) in %.1f s", source, time.perf_counter() - begin)
         return Loaded(0, {}, source, True)

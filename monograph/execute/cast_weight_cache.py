@@ -13,7 +13,8 @@ class CastWeightCache:
     """Copies of parameters in the compute dtype, at addresses that never change, shared by all programs of a step.
 
     They are cast again after every update, except those that the optimizer wrote itself. Weights that something else
-    changes, such as loading a checkpoint, are noticed by torch's version counters.
+    changes, such as loading a checkpoint, are noticed by torch's version counters. Parameters that are only joined, in
+    the dtype they are stored in, are not copied: they become views of the buffer.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -21,6 +22,8 @@ class CastWeightCache:
         self._buffers: dict[CachedCast, Tensor] = {}
         self._copies: dict[str, list[Tensor]] = {}
         self._versions: dict[str, int] = {}
+        self._joined: set[str] = set()
+        """Parameters that are views of a buffer."""
         self._written: set[str] = set()
         """By the optimizer since the last refresh."""
 
@@ -31,10 +34,23 @@ class CastWeightCache:
             rows = sum(part.shape[0] for part in parts)
             buffer = torch.empty((rows, *parts[0].shape[1:]), dtype=cast.dtype, device=parts[0].device)
             self._buffers[cast] = buffer
-            for slot, copy in zip(cast.slots, buffer.split([part.shape[0] for part in parts]), strict=True):
-                self._copies.setdefault(slot, []).append(copy)
-                self._versions.pop(slot, None)
+            places = dict(zip(cast.slots, buffer.split([part.shape[0] for part in parts]), strict=True))
+            if self._joined.isdisjoint(places) and {part.dtype for part in parts} == {cast.dtype}:
+                self._store_in(places)
+            else:
+                for slot, copy in places.items():
+                    self._copies.setdefault(slot, []).append(copy)
+                    self._versions.pop(slot, None)
         return self._buffers[cast]
+
+    @torch.no_grad()
+    def _store_in(self, places: Mapping[str, Tensor]) -> None:
+        """Move parameters there: they stay the same objects, so whoever holds them reads and writes the new place."""
+        for slot, place in places.items():
+            parameter = self._parameters[slot]
+            place.copy_(parameter)
+            parameter.data = place
+        self._joined.update(places)
 
     @torch.no_grad()
     def refresh(self, *, is_updated: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
-from monograph.graph.cast_weights import find_cached_casts
+from monograph.graph.cast_weights import find_cached_casts, find_joined
 from monograph.graph.encode import GraphFileError, decode_meta, encode_meta
 from monograph.graph.invariants import find_gradients
 from monograph.graph.query import value_of
@@ -71,7 +71,7 @@ def find_updates(graph: StepGraph, state: StateForm) -> list[KernelCall]:
     have, and the norm's."""
     remainder = torch.int16 if state.has_remainders else None
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
-    casts = {each for _, each in find_cached_casts(graph)}
+    casts = {each for _, each in find_cached_casts(graph)} - find_joined(graph)
     copied = Counter(slot for each in casts for slot in each.slots)
     copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
     gradients = {slot: meta_of(value_of(node)).dtype for slot, node in find_gradients(graph)}

@@ -1,8 +1,9 @@
 """Values that change only when the weights do: casts of parameters, alone or one below the other.
 
-A node with such a value is tagged `once` by the passes cache_cast_weights and cache_float8_weights. The executor may
-compute a cast to bfloat16 after an update instead of in every micro-batch, or let the optimizer write it, and a cast to
-float8 in the first micro-batch of an update alone; running it in every step is right too.
+A node with such a value is tagged `once` by the passes cache_cast_weights, cache_float8_weights and join_parameters.
+The executor may compute a cast to bfloat16 after an update instead of in every micro-batch, or let the optimizer write
+it, and a cast to float8 in the first micro-batch of an update alone; parameters that are only joined it may store that
+way. Running the node in every step is right too.
 """
 
 import math
@@ -26,6 +27,10 @@ _SAME_NUMBERS = (ATEN._to_copy.default, ATEN.cat.default, ATEN.view.default, UNS
 """Ops that make of weights what casts to float8 read."""
 
 
+_ALIGNMENT = 16
+"""Bytes at whose multiples kernels expect a parameter to begin."""
+
+
 class CachedCast(NamedTuple):
     """What a value is made of: parameters of one dtype, one below the other."""
 
@@ -34,9 +39,10 @@ class CachedCast(NamedTuple):
 
 
 def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
-    """Every node that only casts parameters, or puts such casts one below the other."""
+    """Every node that only casts parameters, or puts such casts, or parameters, one below the other."""
     pairs = zip(graph.placeholders, graph.inputs, strict=True)
     slots = {node: spec.name for node, spec in pairs if spec.kind in PARAMETERS}
+    stored = {node: CachedCast((slot,), value_of(node).dtype) for node, slot in slots.items() if can_be_joined(node)}
     found: dict[Node, CachedCast] = {}
     for node in graph.nodes:
         if node.target is ATEN._to_copy.default and set(node.kwargs) == {"dtype"} and node.args[0] in slots:
@@ -44,11 +50,34 @@ def find_castings(graph: StepGraph) -> dict[Node, CachedCast]:
             if form.shape and is_dense(form):
                 found[node] = CachedCast((slots[node.args[0]],), value_of(node).dtype)  # type: ignore[index]
         elif node.target is ATEN.cat.default and (len(node.args) == 1 or node.args[1] == 0):
-            parts = [found.get(each) for each in node.all_input_nodes]
+            parts = [found.get(each) or stored.get(each) for each in node.all_input_nodes]
             known = [part for part in parts if part is not None]
             is_whole = len(known) == len(parts) == len(node.args[0])  # type: ignore[arg-type]
             if is_whole and len({part.dtype for part in known}) == 1 and all(len(part.slots) == 1 for part in known):
                 found[node] = CachedCast(tuple(part.slots[0] for part in known), known[0].dtype)
+    return found
+
+
+def find_stored_dtypes(graph: StepGraph) -> dict[str, torch.dtype]:
+    """Slot -> the dtype its parameter is stored in."""
+    return {spec.name: spec.dtype for spec in graph.inputs if spec.kind in PARAMETERS}
+
+
+def can_be_joined(parameter: Node) -> bool:
+    """Whether another parameter may be stored right after this one."""
+    form = meta_of(value_of(parameter))
+    return bool(form.shape) and is_dense(form) and math.prod(form.shape) * form.dtype.itemsize % _ALIGNMENT == 0
+
+
+def find_joined(graph: StepGraph) -> set[CachedCast]:
+    """Cached values that are no copies: parameters in their own dtype, each stored with the first that has it."""
+    stored = find_stored_dtypes(graph)
+    found: set[CachedCast] = set()
+    joined: set[str] = set()
+    for _, cast in find_cached_casts(graph):
+        if joined.isdisjoint(cast.slots) and {stored[slot] for slot in cast.slots} == {cast.dtype}:
+            found.add(cast)
+            joined.update(cast.slots)
     return found
 
 

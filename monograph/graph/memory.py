@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from torch.fx import Graph, Node
 
-from monograph.graph.cast_weights import CachedCast, find_cached_casts, is_cached_cast, is_cached_float8
+from monograph.graph.cast_weights import CachedCast, find_cached_casts, find_joined, is_cached_cast, is_cached_float8
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.query import find_storages, is_launch, value_of
@@ -79,10 +79,12 @@ def find_memory(graph: StepGraph, sizes: LikelySizes | None = None) -> Memory:
 
 
 def find_lasting(graph: StepGraph) -> set[Node]:
-    """Casts of weights that are kept from one update to the next, each set of weights once."""
+    """Casts of weights that are kept from one update to the next, each set of weights once; no joined parameters."""
     found: dict[CachedCast, Node] = {}
+    joined = find_joined(graph)
     for node, kept in find_cached_casts(graph):
-        found.setdefault(kept, node)
+        if kept not in joined:
+            found.setdefault(kept, node)
     return {*found.values(), *(node for node in graph.nodes if is_cached_float8(node))}
 
 

@@ -37,7 +37,8 @@ class Tag:
     """Whether backward gets this forward value as it is (True) or computes it again (False); None: undecided."""
 
     once: bool = False
-    """Whether the value changes only when the weights do (passes cache_cast_weights, cache_float8_weights)."""
+    """Whether the value changes only when the weights do (passes cache_cast_weights,
+    cache_float8_weights, join_parameters)."""
 
     compile: str = ""
     """The part to be compiled that the node belongs to."""

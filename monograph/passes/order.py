@@ -72,6 +72,7 @@ ORDER = {
         needs=("quantize_matmuls",),
         not_with=("compile_whole",),
     ),
+    "join_parameters": PassEntry("monograph.passes.memory.join_parameters:JoinParameters", not_with=("compile_whole",)),
     "cache_cast_weights": PassEntry(
         "monograph.passes.memory.cache_cast_weights:CacheCastWeights", not_with=("compile_whole",)
     ),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from monograph.graph.cast_weights import find_castings, find_float8_only
+from monograph.graph.cast_weights import find_castings, find_float8_only, find_stored_dtypes
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
@@ -29,8 +29,12 @@ class CacheCastWeights(Pass):
         )
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        unread = find_float8_only(graph)
-        found = {node: kept for node, kept in find_castings(graph).items() if node not in unread}
+        unread, stored = find_float8_only(graph), find_stored_dtypes(graph)
+        found = {
+            node: kept
+            for node, kept in find_castings(graph).items()
+            if node not in unread and any(stored[slot] is not kept.dtype for slot in kept.slots)
+        }
         for node in found:
             set_tag(node, replace(tag_of(node), once=True))
         return f"{len({slot for kept in found.values() for slot in kept.slots})} parameters are cast once an update"

@@ -123,7 +123,8 @@ def find_builder(name: str) -> Callable[..., Any]:
     def squares(gradient: Tensor) -> None:
         square_sum_on_gpu.square_parts([torch.empty(_UNKNOWN_SIZE, dtype=gradient.dtype, device="meta")])
 
-    return update if name == UPDATE else squares
+    builders: dict[str, Callable[..., Any]] = {UPDATE: update, SQUARES: squares}
+    return builders[name]
 
 
 def make_tensor(form: TensorMeta) -> Tensor:

@@ -132,16 +132,6 @@ def json_object(value: Any, path: str) -> None:
     json_value(value, path)
 
 
-def scalar(value: Any, path: str) -> None:
-    """A number, a text, nothing, or a list of texts."""
-    if isinstance(value, list):
-        listing(text())(value, path)
-    elif isinstance(value, dict):
-        raise bad(value, path, "a number or a text")
-    else:
-        json_value(value, path)
-
-
 def dictionary(value: Any, path: str) -> None:
     """Any object."""
     if not isinstance(value, dict):

@@ -17,6 +17,7 @@ from monograph.execute.artifact.folder import read_manifest
 from monograph.execute.artifact.make import make_files, make_sections
 from monograph.execute.artifact.open import find_machine_misfits
 from monograph.machine.table import MACHINES
+from monograph.manifest.fields import ManifestError
 from monograph.parallel.mesh import Mesh
 from monograph.recipes.catalog import load_recipe
 from tests.execute.artifacts import (
@@ -142,6 +143,14 @@ def test_a_graph_that_was_planned_for_a_machine_fits_no_other():
     assert misfits(h100, b200)[0] == "machine.planned_for.name: artifact H100, this run B200"
     (found,) = misfits(h100, replace(h100, link_gb_per_second=449.5))
     assert found == "machine.planned_for.link_gb_per_second: artifact 450, this run 449.5"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_machine_that_a_graph_is_planned_for_can_be_read_again(name):
+    section = describe_machine(CPU, is_compiled=False, planned_for=MACHINES[name])
+    SECTIONS["machine"](section, "machine")
+    with pytest.raises(ManifestError, match=r"machine\.device is missing"):
+        SECTIONS["machine"]({each: section[each] for each in section if each != "device"}, "machine")
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dt
 GPU = torch.device("cuda")
 ROWS = TensorMeta(torch.bfloat16, (3, 4096), (4096, 1), GPU)
 CALLS = [
-    KernelCall("gate", (ROWS, ROWS)),
+    KernelCall("swiglu", (ROWS, ROWS)),
     KernelCall(
         "norm_backward",
         (
@@ -92,15 +92,15 @@ def test_calls_are_read_back_as_they_were_written(graph):
     "damaged",
     [
         {"a": 1},
-        [["gate"]],
+        [["swiglu"]],
         [["system", []]],
-        [["gate", ["x"]]],
-        [["gate", [None, None]]],
-        [["gate", []]],
-        [["gate", [1, 2]]],
-        [["gate", [["bfloat16", [4], [1, 1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
-        [["gate", [["bfloat16", [-4], [1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
-        [[["gate"], []]],
+        [["swiglu", ["x"]]],
+        [["swiglu", [None, None]]],
+        [["swiglu", []]],
+        [["swiglu", [1, 2]]],
+        [["swiglu", [["bfloat16", [4], [1, 1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
+        [["swiglu", [["bfloat16", [-4], [1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
+        [[["swiglu"], []]],
         7,
         None,
     ],

@@ -9,11 +9,11 @@ from monograph.manifest.fields import (
     ManifestError,
     integer,
     json_object,
+    json_value,
     listing,
     mapping,
     read_files,
     record,
-    scalar,
     text,
 )
 
@@ -68,7 +68,7 @@ SECTIONS: Mapping[str, Check] = {
     "parts": by_graph(listing(text(r"compiled(_[0-9]{1,9})?", "compiled or compiled_NUMBER"))),
     "versions": mapping(text()),
     "environment": mapping(text()),
-    "machine": mapping(scalar, needs=("device",)),
+    "machine": mapping(json_value, needs=("device",)),
 }
 """What a manifest says besides its files, in this order."""
 

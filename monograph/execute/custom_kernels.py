@@ -13,13 +13,14 @@ from torch import Tensor
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.graph.cast_weights import find_cached_casts, find_joined
-from monograph.graph.encode import GraphFileError, decode_meta, encode_meta
+from monograph.graph.encode import GraphFileError, decode_meta, encode_meta, find_dtype, name_dtype
 from monograph.graph.invariants import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tensor_meta import TensorMeta, meta_of
 from monograph.kernels import square_sum_on_gpu, update_on_gpu
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
 from monograph.kernels.catalog import find_kernel_ops
 from monograph.kernels.custom_op import CustomOp
 from monograph.kernels.launch import only_built
@@ -32,10 +33,13 @@ UPDATE, SQUARES = "update", "square_sum"
 the norm's, with a gradient's."""
 _LONGEST = ("matmul_swiglu", "matmul_swiglu_backward", "expert_swiglu", "expert_matmul", "expert_matmul_sum")
 """What takes longest to build, and is begun first: half a second of a first step."""
-Argument = TensorMeta | bool | int | float | None
+_TUNED_AS_THEY_RUN = (ATTENTION, ATTENTION_BACKWARD)
+"""Ops that are not built ahead, because others than us have kernels for them, too."""
+Argument = TensorMeta | torch.dtype | bool | int | float | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (TensorMeta,),
     "Optional[Tensor]": (TensorMeta, NoneType),
+    "ScalarType": (torch.dtype,),
     "bool": (bool,),
     "int": (int,),
     "float": (float,),
@@ -52,13 +56,23 @@ class KernelCall(NamedTuple):
 
 def find_calls(graph: StepGraph, *, is_compiled: bool = False) -> list[KernelCall]:
     """Every distinct call of an op of ours; where a compiler follows, only of those that it does not replace."""
-    names = {each.op: each.name for each in find_prebuilt_ops() if not (is_compiled and each.decompose)}
+    return find_op_calls(graph, (each for each in find_prebuilt_ops() if not (is_compiled and each.decompose)))
+
+
+def find_op_calls(graph: StepGraph, ops: Iterable[CustomOp]) -> list[KernelCall]:
+    """Every distinct call of these ops."""
+    names = {each.op: each.name for each in ops}
     found: dict[KernelCall, None] = {}
     for node in graph.nodes:
         if node.target in names:
             args: Any = torch.fx.node.map_arg(node.args, lambda each: meta_of(value_of(each)))
             found[KernelCall(names[node.target], tuple(args))] = None
     return list(found)
+
+
+def find_tunable_calls(graph: StepGraph) -> list[KernelCall]:
+    """Every distinct call of an op whose kernels may have settings to tune."""
+    return find_op_calls(graph, (each for each in find_kernel_ops() if each.prebuild or each.op in _TUNED_AS_THEY_RUN))
 
 
 def find_prebuilt_ops() -> list[CustomOp]:
@@ -137,17 +151,25 @@ def make_tensor(form: TensorMeta) -> Tensor:
 
 def calls_to_data(calls: Iterable[KernelCall]) -> list[Any]:
     """Calls as objects that JSON can write."""
-    return [
-        [call.name, [encode_meta(arg) if isinstance(arg, TensorMeta) else arg for arg in call.args]] for call in calls
-    ]
+    return [[call.name, [_encode(arg) for arg in call.args]] for call in calls]
+
+
+def _encode(arg: Argument) -> Any:
+    if isinstance(arg, TensorMeta):
+        return encode_meta(arg)
+    return name_dtype(arg) if isinstance(arg, torch.dtype) else arg
+
+
+def _decode(data: Any) -> Any:
+    if isinstance(data, list):
+        return decode_meta(data)
+    return find_dtype(data) if isinstance(data, str) else data
 
 
 def calls_from_data(data: Any) -> list[KernelCall]:
     """What `calls_to_data` wrote; anything else is an error."""
     try:
-        found = [
-            (name, tuple(decode_meta(arg) if isinstance(arg, list) else arg for arg in args)) for name, args in data
-        ]
+        found = [(name, tuple(map(_decode, args))) for name, args in data]
         if not all(is_known(name, args) for name, args in found):
             raise GraphFileError("a call of something that is no kernel of ours")
     except (TypeError, ValueError) as error:
@@ -157,7 +179,7 @@ def calls_from_data(data: Any) -> list[KernelCall]:
 
 def is_known(name: str, args: tuple[Any, ...]) -> bool:
     """Whether there is such a kernel, and it takes such arguments."""
-    wanted = {own.name: [str(each.type) for each in own.op._schema.arguments] for own in find_prebuilt_ops()}
+    wanted = {own.name: [str(each.real_type) for each in own.op._schema.arguments] for own in find_prebuilt_ops()}
     wanted |= {UPDATE: ["Tensor"] * 3 + ["Optional[Tensor]"] * 2, SQUARES: ["Tensor"]}
     kinds = wanted.get(name)
     if kinds is None or len(kinds) != len(args):

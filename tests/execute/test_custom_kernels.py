@@ -85,6 +85,7 @@ def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
 
 def test_calls_are_read_back_as_they_were_written(graph):
     calls = [*find_calls(graph), *find_updates(graph, StateForm())]
+    calls.append(KernelCall("float8_cast", (ROWS, torch.float8_e4m3fn, True, False)))
     assert calls_from_data(json.loads(json.dumps(calls_to_data(calls)))) == calls
 
 
@@ -98,6 +99,8 @@ def test_calls_are_read_back_as_they_were_written(graph):
         [["swiglu", [None, None]]],
         [["swiglu", []]],
         [["swiglu", [1, 2]]],
+        [["float8_cast", [["bfloat16", [4, 4], [4, 1], "cuda"], 24, True, False]]],
+        [["float8_cast", [["bfloat16", [4, 4], [4, 1], "cuda"], "float7", True, False]]],
         [["swiglu", [["bfloat16", [4], [1, 1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
         [["swiglu", [["bfloat16", [-4], [1], "cuda"], ["bfloat16", [4], [1], "cuda"]]]],
         [[["swiglu"], []]],

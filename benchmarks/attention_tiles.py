@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from monograph.kernels.attention_on_gpu import CUDNN, FLASH, attention, attention_backward
-from monograph.kernels.segment_attention_backward_on_gpu import choose_backward_tiles, run_segments_backward
-from monograph.kernels.segment_attention_on_gpu import Tiles, choose_tiles, run_segments
+from monograph.kernels.attention_tiles import Tiles, choose_tiles
+from monograph.kernels.segment_attention_backward_on_gpu import run_segments_backward
+from monograph.kernels.segment_attention_on_gpu import run_segments
 
 FORWARD = [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3)]
 FORWARD += [(128, 64, 4, 2), (128, 64, 8, 2), (128, 32, 4, 3)]
@@ -104,7 +105,7 @@ def list_runs(shape: Shape, is_quick: bool) -> dict[str, dict[Tiles, Callable[[]
     (q, k, v, grad), table = make_inputs(shape)
     rule: dict[str, Any] = {"scale": shape.channels**-0.5, "causal": True, "window": 0}
     out, lse = run_segments(q, k, v, table, **rule)
-    used, (used_q, used_k) = choose_tiles(shape.channels), choose_backward_tiles(shape.channels)
+    used, used_q, used_k = choose_tiles(shape.channels, shape.value_channels)
 
     def forward(tiles: Tiles) -> Callable[[], Any]:
         return lambda: run_segments(q, k, v, table, **rule, tiles=tiles)

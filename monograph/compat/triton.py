@@ -45,6 +45,14 @@ except ModuleNotFoundError:
     triton, tl = MissingTriton("triton"), MissingTriton("triton.language")
 
 try:
+    from triton.errors import TritonError
+except ModuleNotFoundError:
+
+    class TritonError(Exception):  # type: ignore[no-redef]
+        """What Triton raises where it is installed: kernels that do not compile, or need more than the GPU has."""
+
+
+try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait

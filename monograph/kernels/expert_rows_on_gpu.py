@@ -9,9 +9,13 @@ from torch import Tensor
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
+from monograph.kernels.tuning import Tunable
 
-_COLUMNS = 1024
-"""Of a token's sum that one program computes."""
+_BLOCKS = [
+    {"block": block, "num_warps": warps} for block, warps in ((1024, 4), (512, 2), (512, 4), (2048, 4), (2048, 8))
+]
+"""Columns of a token's sum that one program computes, at most."""
+_SUM, _COMBINE = Tunable("sum_rows", *_BLOCKS), Tunable("combine_rows", *_BLOCKS)
 _WIDE = 2048
 """Columns of a row that backward reads at a time."""
 
@@ -80,10 +84,11 @@ def sum_rows(rows: Tensor, indices: Tensor) -> Tensor:
     (tokens, top_k), columns = indices.shape, rows.shape[1]
     out = rows.new_empty(tokens, columns)
     if out.numel():
-        rows, block = with_close_channels(rows), min(_COLUMNS, triton.next_power_of_2(columns))
-        grid = (tokens, triton.cdiv(columns, block))
-        sizes = {"columns": columns, "top_k": top_k, "block": block}
-        launch(sum_kernel, grid, rows, indices.contiguous(), out, rows.stride(0), **sizes)
+        rows, settings = with_close_channels(rows), _SUM.choose(tokens, columns, top_k, rows.element_size())
+        settings["block"] = min(settings["block"], triton.next_power_of_2(columns))
+        grid = (tokens, triton.cdiv(columns, settings["block"]))
+        settings |= {"columns": columns, "top_k": top_k}
+        launch(sum_kernel, grid, rows, indices.contiguous(), out, rows.stride(0), **settings)
     return out
 
 
@@ -92,10 +97,11 @@ def combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
     (tokens, top_k), columns = weights.shape, rows.shape[1]
     out = rows.new_empty(tokens, columns)
     if out.numel():
-        rows, block = with_close_channels(rows), min(_COLUMNS, triton.next_power_of_2(columns))
-        grid = (tokens, triton.cdiv(columns, block))
-        sizes = {"columns": columns, "top_k": top_k, "block": block}
-        launch(combine_kernel, grid, rows, weights.contiguous(), inverse.contiguous(), out, rows.stride(0), **sizes)
+        rows, settings = with_close_channels(rows), _COMBINE.choose(tokens, columns, top_k, rows.element_size())
+        settings["block"] = min(settings["block"], triton.next_power_of_2(columns))
+        grid = (tokens, triton.cdiv(columns, settings["block"]))
+        settings |= {"columns": columns, "top_k": top_k}
+        launch(combine_kernel, grid, rows, weights.contiguous(), inverse.contiguous(), out, rows.stride(0), **settings)
     return out
 
 

@@ -14,10 +14,11 @@ from monograph.kernels.experts_on_hopper import (
     expert_tiles_kernel,
 )
 from monograph.kernels.grouped_matmul import reference_grouped_matmul
-from monograph.kernels.launch import launch
+from monograph.kernels.launch import call, is_only_built, launch
 from monograph.kernels.matmul_swiglu_on_gpu import can_read, cut
 from monograph.kernels.swiglu_on_gpu import swiglu
 from monograph.kernels.tiles_on_hopper import COLUMNS, DEPTH, PIECE, REGISTERS, ROWS, STAGES
+from monograph.kernels.tuning import Tunable
 
 _HOPPER = 9
 """The compute capability that the kernels are written for."""
@@ -25,8 +26,9 @@ _KNOWN = 16
 """What Triton asks of a size: only of a multiple does it know that rows can be written so."""
 _TILES = 64
 """Tiles that one program of the table's kernel writes."""
-GROUP = 16
+_GROUPS = [{"group": group} for group in (16, 4, 8, 32)]
 """Tiles of rows that are computed one after the other."""
+_SWIGLU, _MATMUL, _SUM = (Tunable(name, *_GROUPS) for name in ("expert_swiglu", "expert_matmul", "expert_matmul_sum"))
 
 
 def find_expert_tiles(rows: int, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +50,8 @@ def expert_swiglu(rows: Tensor, gate: Tensor, up: Tensor, ends: Tensor) -> tuple
     found = [rows.new_empty((rows.shape[0], hidden)) for _ in range(3)]
     operands = cut(rows, ROWS, DEPTH), *(cut(each.flatten(0, 1), COLUMNS // 2, DEPTH) for each in (gate, up))
     sizes = hidden, triton.cdiv(hidden, COLUMNS // 2), triton.cdiv(rows.shape[1], DEPTH)
-    start(expert_swiglu_kernel, *operands, *found, *find_expert_tiles(rows.shape[0], ends), *sizes)
+    settings = _SWIGLU.choose(*rows.shape, hidden, ends.shape[0])
+    start(expert_swiglu_kernel, *operands, *found, *find_expert_tiles(rows.shape[0], ends), *sizes, **settings)
     return found[0], found[1], found[2]
 
 
@@ -62,26 +65,32 @@ def expert_matmul(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     tiles = find_expert_tiles(rows.shape[0], ends)
     columns = weight.shape[1]
     sizes = columns, columns, triton.cdiv(columns, COLUMNS), triton.cdiv(rows.shape[1], DEPTH)
-    start(expert_matmul_kernel, left, left, right, right, out, *tiles, *sizes, parts=1)
+    settings = _MATMUL.choose(*rows.shape, columns, ends.shape[0])
+    start(expert_matmul_kernel, left, left, right, right, out, *tiles, *sizes, parts=1, **settings)
     return out
 
 
 def expert_matmul_sum(rows: Tensor, weight: Tensor, other_rows: Tensor, other_weight: Tensor, ends: Tensor) -> Tensor:
     """rows @ weight + other_rows @ other_weight, expert by expert; weights are [experts, in, out]."""
     if not (is_served(rows, weight) and is_served(other_rows, other_weight)):
-        return multiply(rows, weight, ends) + multiply(other_rows, other_weight, ends)
+        total = multiply(rows, weight, ends)
+        call(total.add_, multiply(other_rows, other_weight, ends))
+        return total
     out = rows.new_empty((rows.shape[0], weight.shape[2]))
     lefts = [cut(each, ROWS, DEPTH) for each in (rows, other_rows)]
     rights = [cut(each.flatten(0, 1), DEPTH, COLUMNS) for each in (weight, other_weight)]
     tiles = find_expert_tiles(rows.shape[0], ends)
     columns, depth = weight.shape[2], weight.shape[1]
     sizes = columns, depth, triton.cdiv(columns, COLUMNS), triton.cdiv(depth, DEPTH)
-    start(expert_matmul_kernel, *lefts, *rights, out, *tiles, *sizes, parts=2)
+    settings = _SUM.choose(*rows.shape, columns, ends.shape[0])
+    start(expert_matmul_kernel, *lefts, *rights, out, *tiles, *sizes, parts=2, **settings)
     return out
 
 
 def multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """torch's grouped matmul where it takes such rows, else a loop over experts."""
+    if is_only_built():
+        return rows.new_empty((rows.shape[0], weights.shape[2]))
     fits = has_grouped_mm(rows.device, rows.dtype) and fits_grouped_mm(rows.dtype, *weights.shape[1:])
     return grouped_mm(rows, weights, ends) if fits else reference_grouped_matmul(rows, weights, ends)
 
@@ -100,8 +109,8 @@ def is_served(rows: Tensor, *weights: Tensor) -> bool:
     return fits and rows.shape[0] >= ROWS * device.multi_processor_count // 2
 
 
-def start(kernel: Any, *args: Any, **flags: Any) -> None:
+def start(kernel: Any, *args: Any, **others: int) -> None:
     """Run a kernel with a program on every processor; they take turns with the tiles."""
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    settings = {"entry": ENTRY, "group": GROUP, "stages": STAGES, "piece": PIECE, "registers": REGISTERS, **flags}
+    settings = {"entry": ENTRY, "stages": STAGES, "piece": PIECE, "registers": REGISTERS, **others}
     launch(kernel, (processors,), *args, **settings, num_warps=4)

@@ -20,15 +20,25 @@ from monograph.kernels.float8_store_on_gpu import (
 )
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
+from monograph.kernels.tuning import Tunable
 
 _NUMBERS = 2048
 """That one program of whole rows reads at a time: several rows, where these are short."""
 _FEWEST = 512
 """Programs that cast whole rows and find largest magnitudes of columns, at least."""
-_TILE = 128
-"""Rows and columns of the tiles that are transposed."""
-_HEIGHT = 64
-"""Rows of the tiles in which largest magnitudes are found: few, so that several programs fit a multiprocessor."""
+_WIDTH = 128
+"""Columns of the tiles in which largest magnitudes are found."""
+_ROWS = Tunable("float8_cast_rows", {}, *({"num_warps": warps} for warps in (4, 8, 16)))
+_SEARCH = Tunable(
+    "float8_amax",
+    *({"height": height, "num_warps": warps} for height, warps in ((64, 8), (32, 4), (64, 4), (32, 8), (128, 8))),
+)
+"""height: rows of a tile; few, so that several programs fit a multiprocessor."""
+_TILES = Tunable(
+    "float8_cast_tiles",
+    *({"tile": tile, "num_warps": warps} for tile, warps in ((128, 8), (64, 4), (64, 8), (128, 16))),
+)
+"""tile: rows and columns of what is transposed at once."""
 
 
 @triton.jit
@@ -205,6 +215,8 @@ def _cast_rows(x: Tensor, dtype: torch.dtype, amax: Tensor | None) -> tuple[Tens
     block = triton.next_power_of_2(columns)
     together = max(1, _NUMBERS // block)
     steps = 1 if amax is None else count_steps(triton.cdiv(rows, together) * batch, _FEWEST)
+    sizes = (batch, rows, columns, x.element_size(), int(amax is not None))
+    settings = {"num_warps": count_warps(together * block), **_ROWS.choose(*sizes)}
     launch(
         cast_rows_kernel,
         (triton.cdiv(rows, together * steps), batch),
@@ -221,7 +233,7 @@ def _cast_rows(x: Tensor, dtype: torch.dtype, amax: Tensor | None) -> tuple[Tens
         smallest=SMALLEST,
         together=together,
         block=block,
-        num_warps=count_warps(together * block),
+        **settings,
     )
     return out, scales
 
@@ -229,11 +241,12 @@ def _cast_rows(x: Tensor, dtype: torch.dtype, amax: Tensor | None) -> tuple[Tens
 def _search(flat: Tensor, row_amax: Tensor, column_amax: Tensor, *, of_rows: bool, of_columns: bool) -> None:
     """Find largest magnitudes of rows and columns, or of the whole in the first number."""
     batch, rows, columns = flat.shape
-    across = triton.cdiv(columns, _TILE)
-    steps = count_steps(triton.cdiv(rows, _HEIGHT) * across * batch)
+    across = triton.cdiv(columns, _WIDTH)
+    settings = _SEARCH.choose(batch, rows, columns, flat.element_size(), int(of_rows), int(of_columns))
+    steps = count_steps(triton.cdiv(rows, settings["height"]) * across * batch)
     launch(
         amax_kernel,
-        (triton.cdiv(rows, _HEIGHT * steps), across, batch),
+        (triton.cdiv(rows, settings["height"] * steps), across, batch),
         flat,
         row_amax,
         column_amax,
@@ -242,10 +255,9 @@ def _search(flat: Tensor, row_amax: Tensor, column_amax: Tensor, *, of_rows: boo
         *flat.stride()[:2],
         of_rows=of_rows,
         of_columns=of_columns,
-        height=_HEIGHT,
-        width=_TILE,
+        width=_WIDTH,
         steps=steps,
-        num_warps=8,
+        **settings,
     )
 
 
@@ -279,9 +291,10 @@ def _cast_tiles(
         _search(flat, of_rows, of_columns, **wanted)
     else:
         of_rows = of_columns = known.view(torch.int32)
+    settings = _TILES.choose(batch, rows, columns, x.element_size(), int(has_out), int(has_transposed))
     launch(
         cast_tiles_kernel,
-        (triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE), batch),
+        (triton.cdiv(rows, settings["tile"]), triton.cdiv(columns, settings["tile"]), batch),
         flat,
         results[0],
         results[-2],
@@ -297,7 +310,6 @@ def _cast_tiles(
         by=int(is_rowwise),
         largest=torch.finfo(dtype).max,
         smallest=SMALLEST,
-        tile=_TILE,
-        num_warps=8,
+        **settings,
     )
     return tuple(results)

@@ -5,6 +5,8 @@ first kernel finds the largest magnitudes, a second computes the same values aga
 Reading the inputs twice moves fewer bytes than writing the results in bfloat16, searching and casting them.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,21 @@ from monograph.kernels.float8_store_on_gpu import (
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
 from monograph.kernels.swiglu_on_gpu import SETTINGS, compute_swiglu, compute_swiglu_backward, swiglu
+from monograph.kernels.tuning import Tunable
 
 _NUMBERS = 2048
 """That one program of whole rows computes at a time: several rows, where these are short."""
-_SEARCHED = (32, 64)
+_FORWARD = Tunable("float8_swiglu", {}, *({"num_warps": warps} for warps in (4, 8, 16)))
+
+
+def _tiles(*candidates: tuple[int, int, int]) -> Iterator[dict[str, int]]:
+    return ({"height": height, "width": width, "num_warps": warps} for height, width, warps in candidates)
+
+
+_SEARCH = Tunable("float8_swiglu_backward_amax", *_tiles((32, 64, 8), (32, 64, 4), (64, 64, 8), (32, 128, 8)))
 """Rows and columns of the tiles in which largest magnitudes are found: few, so that several programs fit a
 multiprocessor and one reads while another computes."""
-_CAST = (128, 32)
+_CAST = Tunable("float8_swiglu_backward_cast", *_tiles((128, 32, 8), (128, 32, 4), (128, 64, 8), (64, 64, 8)))
 """Rows and columns of the tiles that are cast: columns become rows, in pieces as long as a cache line."""
 
 
@@ -161,6 +171,7 @@ def float8_swiglu(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         return out, scales
     block = triton.next_power_of_2(columns)
     together = max(1, _NUMBERS // block)
+    settings = {"num_warps": count_warps(together * block), **_FORWARD.choose(rows, columns, x.element_size())}
     launch(
         float8_swiglu_kernel,
         (triton.cdiv(rows, together),),
@@ -176,7 +187,7 @@ def float8_swiglu(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         smallest=SMALLEST,
         together=together,
         block=block,
-        num_warps=count_warps(together * block),
+        **settings,
         **SETTINGS,
     )
     return out, scales
@@ -195,29 +206,27 @@ def float8_swiglu_backward(
         return numbers[0], scales[0], numbers[1], scales[1].zero_(), numbers[2], scales[2].zero_()
     amax = torch.zeros(rows + 3 * columns, dtype=torch.int32, device=x.device)
     given = (rows, columns, g.stride(0), a.stride(0), b.stride(0))
-    height, width = _SEARCHED
-    across = triton.cdiv(columns, width)
-    steps = count_steps(triton.cdiv(rows, height) * across)
+    tile = _SEARCH.choose(rows, columns, x.element_size())
+    across = triton.cdiv(columns, tile["width"])
+    steps = count_steps(triton.cdiv(rows, tile["height"]) * across)
     launch(
         swiglu_backward_amax_kernel,
-        (triton.cdiv(rows, height * steps), across),
+        (triton.cdiv(rows, tile["height"] * steps), across),
         g,
         a,
         b,
         amax,
         amax[rows:],
         *given,
-        height=height,
-        width=width,
         steps=steps,
-        num_warps=8,
+        **tile,
         **SETTINGS,
     )
-    height, width = _CAST
+    tile = _CAST.choose(rows, columns, x.element_size())
     results = [each for pair in zip(numbers, scales, strict=True) for each in pair]
     launch(
         swiglu_backward_cast_kernel,
-        (triton.cdiv(columns, width), triton.cdiv(rows, height)),
+        (triton.cdiv(columns, tile["width"]), triton.cdiv(rows, tile["height"])),
         g,
         a,
         b,
@@ -227,9 +236,7 @@ def float8_swiglu_backward(
         *given,
         largest=LARGEST,
         smallest=SMALLEST,
-        height=height,
-        width=width,
-        num_warps=8,
+        **tile,
         **SETTINGS,
     )
     return results[0], results[1], results[2], results[3], results[4], results[5]

@@ -10,9 +10,11 @@ from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rope_on_gpu import turn_heads
 from monograph.kernels.rows import with_close_channels
+from monograph.kernels.tuning import Tunable
 
 _CHANNELS = 2048
 """Of several heads of a token that are handled at a time."""
+_JOIN = Tunable("join_heads", *({"num_warps": warps} for warps in (4, 2, 8)))
 
 
 def count_together(heads: int, channels: int) -> int:
@@ -88,6 +90,7 @@ def join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved:
             together=together,
             interleaved=interleaved,
             inverse=inverse,
+            **_JOIN.choose(*own.shape, rope, own.element_size()),
         )
     return out
 

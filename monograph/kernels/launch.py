@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat.triton import triton
+from monograph.compat.triton import TritonError, triton
 
 _built: ContextVar[list[Any] | None] = ContextVar("built", default=None)
 _THREADS = 8
@@ -17,30 +17,41 @@ _THREADS = 8
 
 
 @contextmanager
-def only_built() -> Iterator[None]:
+def only_built(*, ignore_errors: bool = False) -> Iterator[None]:
     """Inside, kernels are built (or found where Triton keeps them), several at a time, but not run; tensors need
-    no memory. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler."""
+    no memory. At the end all of them are loaded, with what launches them, for which Triton calls a C compiler.
+
+    With `ignore_errors`, a kernel that cannot be built or loaded here raises when it is launched, and not before."""
     found: list[Any] = []
     token = _built.set(found)
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
-            with triton.AsyncCompileMode(pool):
+            with triton.AsyncCompileMode(pool, ignore_errors=ignore_errors):
                 yield
         finally:
             _built.reset(token)
         device = torch.cuda.current_device()
 
         def load(built: Any) -> None:
-            kernel = built.result() if isinstance(built, triton.FutureKernel) else built
-            with torch.cuda.device(device):  # every thread starts on the first
-                getattr(kernel, "run", None)  # asking for it does the work
+            try:
+                kernel = built.result() if isinstance(built, triton.FutureKernel) else built
+                with torch.cuda.device(device):  # every thread starts on the first
+                    getattr(kernel, "run", None)  # asking for it does the work
+            except (TritonError, RuntimeError):
+                if not ignore_errors:
+                    raise
 
         list(pool.map(load, found))
 
 
+def is_only_built() -> bool:
+    """Whether kernels are built and nothing runs: tensors may have no values."""
+    return _built.get() is not None
+
+
 def call(function: Callable[..., Any], *args: Any, **settings: Any) -> None:
     """What torch computes in place between two launches; nothing while kernels are only built."""
-    if _built.get() is None:
+    if not is_only_built():
         function(*args, **settings)
 
 

@@ -7,15 +7,11 @@ from torch import Tensor
 
 from monograph.compat.triton import TensorDescriptor, gl
 from monograph.kernels.launch import call, launch
-from monograph.kernels.matmul_swiglu_on_hopper import (
-    BACKWARD_GROUP,
-    FORWARD_GROUP,
-    matmul_swiglu_backward_kernel,
-    matmul_swiglu_kernel,
-)
+from monograph.kernels.matmul_swiglu_on_hopper import matmul_swiglu_backward_kernel, matmul_swiglu_kernel
 from monograph.kernels.rows import as_rows
 from monograph.kernels.swiglu_on_gpu import swiglu, swiglu_backward_packed_recompute
 from monograph.kernels.tiles_on_hopper import COLUMNS, DEPTH, PIECE, REGISTERS, ROWS, STAGES
+from monograph.kernels.tuning import Tunable
 
 _HOPPER = 9
 """The compute capability that the kernels are written for."""
@@ -23,6 +19,9 @@ _TOGETHER = 8
 """Numbers of 16 bits that memory moves at once: rows have to begin at a multiple of them."""
 _KNOWN = 16
 """What Triton asks of a size: only of a multiple does it know that rows can be written so."""
+_FORWARD = Tunable("matmul_swiglu", *({"group": group} for group in (16, 4, 8, 32)))
+_BACKWARD = Tunable("matmul_swiglu_backward", *({"group": group} for group in (8, 4, 16, 32)))
+"""group: tiles below each other that are computed one after the other."""
 
 
 def matmul_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +34,8 @@ def matmul_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     gated = x.new_empty((rows, columns))
     left, right = cut(x, ROWS, DEPTH), cut(weight.view(2, columns, depth), 2, COLUMNS // 2, DEPTH)
     tiles = count_tiles(rows, columns, depth, COLUMNS // 2)
-    start(matmul_swiglu_kernel, left, right, both, gated, rows, columns, *tiles, group=FORWARD_GROUP)
+    settings = _FORWARD.choose(rows, columns, depth)
+    start(matmul_swiglu_kernel, left, right, both, gated, rows, columns, *tiles, **settings)
     return both, gated
 
 
@@ -52,7 +52,8 @@ def matmul_swiglu_backward(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) 
     left, right = cut(grad, ROWS, DEPTH), cut(weight, DEPTH, COLUMNS)
     inputs = [cut(each, ROWS // 2, PIECE) for each in (a, b)]
     sizes = (rows, columns, *count_tiles(rows, columns, depth, COLUMNS))
-    start(matmul_swiglu_backward_kernel, left, right, *inputs, of_both, gated, *sizes, group=BACKWARD_GROUP)
+    settings = _BACKWARD.choose(rows, columns, depth)
+    start(matmul_swiglu_backward_kernel, left, right, *inputs, of_both, gated, *sizes, **settings)
     return of_both, gated
 
 

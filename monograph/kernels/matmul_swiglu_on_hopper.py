@@ -14,9 +14,6 @@ from monograph.kernels.tiles_on_hopper import (
     run_load_partition,
 )
 
-FORWARD_GROUP, BACKWARD_GROUP = 16, 8
-"""Tiles below each other that are computed one after the other."""
-
 
 @gluon.jit
 def matmul_swiglu_kernel(

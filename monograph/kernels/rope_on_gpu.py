@@ -5,9 +5,12 @@ from torch import Tensor
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import with_close_channels
+from monograph.kernels.tuning import Tunable
 
 _PAIRS = 1024
 """Largest number of channel pairs of one program."""
+_WARPS = [{"num_warps": warps} for warps in (4, 2, 8)]
+_ALONE, _PACKED = Tunable("rope", *_WARPS), Tunable("rope_packed", *_WARPS)
 
 
 @triton.jit
@@ -157,6 +160,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) 
         together=together,
         interleaved=interleaved,
         inverse=inverse,
+        **_ALONE.choose(*x.shape, x.element_size()),
         **_AS_OPS,
     )
     return out
@@ -196,6 +200,7 @@ def rope_packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, inter
         v_together=triton.next_power_of_2(v_heads * v_dim),
         interleaved=interleaved,
         inverse=inverse,
+        **_PACKED.choose(*q.shape, k_heads, v_heads, v_dim, q.element_size()),
         **_AS_OPS,
     )
     return out

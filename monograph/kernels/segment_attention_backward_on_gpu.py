@@ -9,16 +9,23 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import tl, triton
+from monograph.kernels.attention_tiles import Tiles, choose_tiles
 from monograph.kernels.launch import launch
 from monograph.kernels.segment_attention_on_gpu import (
     LOG2_E,
-    Tiles,
     dense_channels,
     describe_rule,
+    find_sizes,
     load_tile,
     split_channels,
 )
+from monograph.kernels.tuning import Tunable
 from monograph.kernels.visible_keys_on_gpu import find_keys, find_loop, find_queries
+
+_QUERY_STAGES, _KEY_STAGES = (
+    Tunable(name, {}, *({"num_stages": stages} for stages in (2, 3, 4)))
+    for name in ("attention_backward_queries", "attention_backward_keys")
+)
 
 
 @triton.jit
@@ -211,13 +218,10 @@ def key_gradient_kernel(
     tl.store(of_v + at * value_channels + column, found_v.to(of_v.dtype.element_ty), is_in)
 
 
-def choose_backward_tiles(channels: int) -> tuple[Tiles, Tiles]:
-    """For the gradient of queries, and of keys and values: what was fastest on an H200."""
-    if channels <= 64:
-        return Tiles(64, 64, 4, 3), Tiles(64, 32, 4, 3)
-    if channels <= 128:
-        return Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)
-    return Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 3)
+def choose_backward_tiles(channels: int, value_channels: int, *sizes: int) -> tuple[Tiles, Tiles]:
+    """For the gradient of queries, and of keys and values."""
+    _, queries, keys = choose_tiles(channels, value_channels)
+    return queries._replace(**_QUERY_STAGES.choose(*sizes)), keys._replace(**_KEY_STAGES.choose(*sizes))
 
 
 def run_segments_backward(
@@ -241,7 +245,7 @@ def run_segments_backward(
         return of_q, of_k.zero_(), of_v.zero_()
     if not k.numel():
         return of_q.zero_(), of_k, of_v
-    batch, n_queries, heads, channels = q.shape
+    shape = batch, n_queries, heads, channels, *_ = find_sizes(q, k, v, segments)
     widths = split_channels(channels, v.shape[-1])
     dots, lse = lse.new_empty(lse.shape), lse.contiguous()
     n_rows, rows = batch * n_queries * heads, 32
@@ -261,7 +265,7 @@ def run_segments_backward(
         **describe_rule(q, k, segments, causal=causal, window=window),
         **widths._asdict(),
     }
-    of_queries, of_keys = tiles or choose_backward_tiles(channels)
+    of_queries, of_keys = tiles or choose_backward_tiles(channels, v.shape[-1], *shape, int(causal), window)
     inputs, scales = (q, k, v, table, grad, lse, dots), (scale, scale * LOG2_E)
     grid = (triton.cdiv(n_queries, of_queries.rows), heads, batch)
     launch(query_gradient_kernel, grid, *inputs, of_q, *sizes, *scales, **settings, **of_queries._asdict())

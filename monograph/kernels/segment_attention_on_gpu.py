@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import tl, triton
+from monograph.kernels.attention_tiles import Tiles, choose_tiles
 from monograph.kernels.launch import launch
+from monograph.kernels.tuning import Tunable
 from monograph.kernels.visible_keys_on_gpu import find_keys, find_loop
 
 LOG2_E = 1.4426950408889634
 LEAST = 16
 """Channels that the tensor cores multiply at once."""
+_STAGES = Tunable("attention", {}, *({"num_stages": stages} for stages in (2, 3, 4)))
 
 
 @triton.jit
@@ -117,20 +120,6 @@ def attention_kernel(
     tl.store(sums_at, (most + tl.log2(total)) * 0.6931471805599453, is_query)  # ln(2): to natural logarithms
 
 
-class Tiles(NamedTuple):
-    """Sizes of a kernel's blocks, and how it runs."""
-
-    rows: int
-    block: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_tiles(channels: int) -> Tiles:
-    """What was fastest on an H200, first of all with packed documents (benchmarks/attention_tiles.py)."""
-    return Tiles(64, 64, 4, 3) if channels <= 128 else Tiles(128, 64, 8, 3)
-
-
 class Widths(NamedTuple):
     """Channels as powers of two: of q and k in two parts, of v in one."""
 
@@ -153,6 +142,11 @@ def split_channels(channels: int, value_channels: int) -> Widths:
 def dense_channels(x: Tensor) -> Tensor:
     """The tensor with its channels next to each other."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def find_sizes(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tuple[int, ...]:
+    """What settings are chosen for; `q` and `k` are [batch, sequence, heads, channels]."""
+    return *q.shape, *k.shape[1:3], v.shape[-1], 0 if segments is None else segments.shape[-1]
 
 
 def describe_rule(q: Tensor, k: Tensor, segments: Tensor | None, *, causal: bool, window: int) -> dict[str, Any]:
@@ -185,7 +179,9 @@ def run_segments(
     lse = q.new_empty((batch, heads, n_queries), dtype=torch.float32)
     if not out.numel():
         return out, lse
-    tiles = tiles or choose_tiles(channels)
+    if tiles is None:
+        stages = _STAGES.choose(*find_sizes(q, k, v, segments), int(causal), window)
+        tiles = choose_tiles(channels, v.shape[-1]).forward._replace(**stages)
     table = lse if segments is None else segments.contiguous()
     launch(
         attention_kernel,

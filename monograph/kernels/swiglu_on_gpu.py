@@ -9,9 +9,13 @@ from torch import Tensor
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
 from monograph.kernels.rows import as_rows
+from monograph.kernels.tuning import Tunable
 
-_COLUMNS = 4096
-"""Of a gate that one program computes, at most."""
+_BLOCKS = [
+    {"block": block, "num_warps": warps} for block, warps in ((4096, 4), (4096, 8), (2048, 4), (2048, 8), (1024, 4))
+]
+"""Columns of a gate that one program computes, at most."""
+_FORWARD, _BACKWARD = Tunable("swiglu", *_BLOCKS), Tunable("swiglu_backward", *_BLOCKS)
 SETTINGS = {"enable_fp_fusion": False}
 """No fused multiply-add, so that every kernel computes the same bits of a gate."""
 
@@ -75,9 +79,10 @@ def swiglu(x: Tensor, up: Tensor) -> Tensor:
     if out.numel():
         a, b = as_rows(x), as_rows(up)
         rows, columns = a.shape
-        block = min(_COLUMNS, triton.next_power_of_2(columns))
-        grid = (rows, triton.cdiv(columns, block))
-        launch(swiglu_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), block=block, **SETTINGS)
+        settings = _FORWARD.choose(rows, columns, x.element_size())
+        settings["block"] = min(settings["block"], triton.next_power_of_2(columns))
+        grid = (rows, triton.cdiv(columns, settings["block"]))
+        launch(swiglu_kernel, grid, a, b, out, columns, a.stride(0), b.stride(0), **settings, **SETTINGS)
     return out
 
 
@@ -115,10 +120,11 @@ def _swiglu_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: T
     if x.numel():
         g, a, b = as_rows(grad), as_rows(x), as_rows(up)
         rows, columns = a.shape
-        block = min(_COLUMNS, triton.next_power_of_2(columns))
+        settings = _BACKWARD.choose(rows, columns, x.element_size(), int(again is not None))
+        settings["block"] = min(settings["block"], triton.next_power_of_2(columns))
         launch(
             swiglu_backward_kernel,
-            (rows, triton.cdiv(columns, block)),
+            (rows, triton.cdiv(columns, settings["block"])),
             g,
             a,
             b,
@@ -131,6 +137,6 @@ def _swiglu_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: T
             b.stride(0),
             of_x.stride(0),
             has_again=again is not None,
-            block=block,
+            **settings,
             **SETTINGS,
         )

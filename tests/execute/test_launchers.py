@@ -40,7 +40,7 @@ triton, language = types.ModuleType("triton"), types.ModuleType("triton.language
 triton.jit = lambda function=None, **_: Kernel(function) if function else Kernel
 triton.cdiv = lambda a, b: -(-a // b)
 triton.next_power_of_2 = lambda n: 1 << (n - 1).bit_length()
-triton.AsyncCompileMode = lambda pool: nullcontext()
+triton.AsyncCompileMode = lambda pool, ignore_errors: nullcontext()
 triton.FutureKernel = ()
 triton.language, language.constexpr = language, int
 
@@ -67,11 +67,13 @@ OF_ALL = {"norm_kernel", "norm_backward_kernel", "swiglu_kernel", "swiglu_backwa
 OF_UPDATES = {"update_kernel", "square_sum_kernel"}
 OF_ROWS = {"sum_kernel", "combine_kernel", "combine_backward_kernel"}
 OF_HOPPER = {"matmul_swiglu_kernel", "matmul_swiglu_backward_kernel"}
+OF_EXPERTS = {"expert_matmul_kernel", "expert_tiles_kernel"}
 LLAMA = OF_ALL | OF_UPDATES | {"rope_kernel", "rope_packed_kernel"}
 KERNELS = {
     ("llama3", 8): LLAMA,
     ("llama3", 9): LLAMA - {"swiglu_kernel", "swiglu_backward_kernel"} | OF_HOPPER,
-    ("deepseek_v3", 9): OF_ALL | OF_UPDATES | OF_ROWS | OF_HOPPER | {"join_kernel", "split_kernel"},
+    ("deepseek_v3", 8): OF_ALL | OF_UPDATES | OF_ROWS | {"join_kernel", "split_kernel"},
+    ("deepseek_v3", 9): OF_ALL | OF_UPDATES | OF_ROWS | OF_HOPPER | OF_EXPERTS | {"join_kernel", "split_kernel"},
 }
 """Of a model on a GPU of a compute capability."""
 
@@ -98,5 +100,5 @@ def test_kernels_are_built_from_forms_alone_and_without_torchs_compiler(model, c
     built, is_compiler_imported = json.loads(done.stdout)
     assert set(built) == KERNELS[model, capability]
     assert not is_compiler_imported
-    are_long = [name in OF_HOPPER for name in built]
+    are_long = [name in OF_HOPPER for name in built if name in OF_HOPPER or name.startswith("norm")]
     assert are_long == sorted(are_long, reverse=True), "what takes longest is begun first"

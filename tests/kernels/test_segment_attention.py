@@ -9,8 +9,9 @@ import torch
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.kernels.attention_reference import attend_backward_densely, attend_densely
+from monograph.kernels.attention_tiles import Tiles, find_tiles
 from monograph.kernels.segment_attention_backward_on_gpu import run_segments_backward
-from monograph.kernels.segment_attention_on_gpu import Tiles, run_segments, split_channels
+from monograph.kernels.segment_attention_on_gpu import run_segments, split_channels
 
 DOCUMENTS = [0, 20, 50, 51, 100, 100, 100]
 TABLES = {
@@ -68,7 +69,7 @@ def test_the_interpreted_kernels_equal_naive_attention():
 def test_the_kernels_equal_naive_attention_on_a_gpu():
     check_cases("cuda", torch.bfloat16, 2e-2, [(64, 64)])
     table, n_queries, n_keys = TABLES["documents"]
-    for sizes in ((128, 128), (192, 128), (72, 40)):
+    for sizes in ((128, 128), (192, 128), (72, 40), (256, 256)):
         rule = {"causal": True, "window": 0}
         errors = find_errors(table, n_queries, n_keys, **rule, sizes=sizes, device="cuda", dtype=torch.bfloat16)
         assert max(errors) < 2e-2, (sizes, errors)
@@ -100,3 +101,21 @@ def test_two_calls_have_the_same_bits():
 )
 def test_channels_are_split_into_powers_of_two(channels, values, widths):
     assert split_channels(channels, values) == widths
+
+
+@pytest.mark.parametrize(
+    ("channels", "shared_kib", "rows"),
+    [
+        (64, 99, (64, 64, 64)),
+        (128, 99, (64, 64, 64)),
+        (192, 227, (128, 128, 128)),
+        (192, 163, (128, 128, 128)),
+        (192, 99, (64, 64, 64)),
+        (256, 227, (128, 64, 64)),
+        (256, 163, (128, 64, 64)),
+        (256, 99, (64, 32, 32)),
+    ],
+)
+def test_tiles_fit_the_shared_memory_of_a_gpu(channels, shared_kib, rows):
+    """Of an H200, an A100 and a GPU of compute capability 8.6 or 8.9."""
+    assert tuple(each.rows for each in find_tiles(channels, shared_kib << 10)) == rows

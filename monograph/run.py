@@ -20,9 +20,8 @@ from monograph.config.json_form import dump_json
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.open import WantedGraph, open_artifact, read_graphs
 from monograph.execute.base import MeshStep, MetricSums, StepSettings, find_sequence_part
-from monograph.execute.build import build_program, find_custom_calls, make_gradients, make_recorder
+from monograph.execute.build import build_program, load_or_build_kernels, make_gradients, make_recorder
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.custom_kernels import build_calls
 from monograph.execute.device import deterministic_kernels, find_device, warn_of_slow_matmuls
 from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
@@ -38,6 +37,7 @@ from monograph.execute.pipeline.build import (
 )
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.execute.sharded import ShardedStep, make_shards
+from monograph.execute.tuned_kernels import load_tuned_kernels
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
@@ -94,6 +94,7 @@ def build_step(
     A captured step has the tensors that `probe` finds as further outputs.
     """
     startup = startup or Startup()
+    load_tuned_kernels(groups.device)
     if groups.mesh.pp > 1:
         return build_pipeline(config, groups, startup)
     if config.compile.mode == "graph":
@@ -136,8 +137,7 @@ def build_graph_step(
             }
         for kind, found in graphs.items():
             groups.check_same(f"the graph of the {kind}", found.graph.digest(), text=found.graph.text)
-        if artifact is None or not artifact.load_custom_kernels():
-            build_calls(find_custom_calls(graphs["step"].graph, settings))
+        load_or_build_kernels([graphs["step"].graph], settings, groups, artifact)
         cache = CastWeightCache(source.parameters)
         outputs = StepOutputBuffers(make_gradients(source.parameters, graphs["step"]), MetricSums())
         recorder = make_recorder(settings, groups)
@@ -180,8 +180,8 @@ def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> P
                 graphs.append(capture_and_optimize(*given, kind=each.kind, is_measured=is_measured))
         recorder = make_recorder(settings, groups) if graphs else None
         add_stages(step, sources, group_by_stage(wanted, graphs), settings, groups, recorder)
-        if graphs and (artifact is None or not artifact.load_custom_kernels()):
-            build_calls([call for found in step.captured for call in find_custom_calls(found.graph, settings)])
+        if graphs:
+            load_or_build_kernels([found.graph for found in step.captured], settings, groups, artifact)
         step.artifact = artifact
     log.info("pipeline: %s over stages %s", pipeline.schedule.name, pipeline.plan.describe())
     return step

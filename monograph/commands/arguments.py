@@ -124,6 +124,18 @@ class PrecompileOptions(Configurable.Config):
 
 
 @dataclass(kw_only=True, slots=True)
+class TuneOptions(Configurable.Config):
+    """`monograph tune`."""
+
+    ranks: int = 0
+    """Ranks that will train, none of which is started; 0 takes as many as the degrees say."""
+
+    def check(self) -> None:
+        if self.ranks < 0:
+            raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts ranks", do="--ranks 256")
+
+
+@dataclass(kw_only=True, slots=True)
 class LaunchOptions(Configurable.Config):
     """`monograph launch`."""
 

@@ -70,6 +70,17 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
     check_target(Path(out), overwrite=overwrite)
 
 
+def check_tune(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
+    """tune: there is a step to capture for this mesh."""
+    if config.compile.mode != "graph":
+        raise ConfigError(
+            f"compile.mode is {config.compile.mode}",
+            why="what a step launches is read from the captured step",
+            do="--compile.mode graph",
+        )
+    plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+
+
 def check_bench(config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, **_: Any) -> None:
     """bench: one device; routing can be balanced only where there is a router, documents matter only to their mask."""
     for field in dataclasses.fields(config.parallelism):

@@ -23,9 +23,10 @@ from monograph.execute.artifact.make import (
     make_sections,
 )
 from monograph.execute.base import StepSettings
-from monograph.execute.custom_kernels import KernelCall, find_calls, find_updates
+from monograph.execute.custom_kernels import KernelCall, find_calls, find_tunable_calls, find_updates
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.pipeline.build import StageSource, make_sources
+from monograph.execute.tuned_kernels import render_for_artifact, tune_kernels
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
@@ -60,6 +61,8 @@ class RankCapture:
     facts: Facts
     calls: Sequence[KernelCall] = ()
     """Of kernels of our own, by the step and by the optimizer."""
+    tunable: Sequence[KernelCall] = ()
+    """Of ops whose kernels may have settings to tune."""
 
 
 def precompile_command(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, words: list[str]) -> int:
@@ -120,6 +123,7 @@ def precompile(
     graphs: dict[str, OptimizedGraph] = {}
     files: dict[str, bytes] = {}
     calls: list[KernelCall] = []
+    tunable: list[KernelCall] = []
     with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
         compiler = compiler_folder(Path(folder)) if has_compiler(config, device.type) else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
@@ -132,7 +136,10 @@ def precompile(
                 graphs |= captured.graphs
                 files |= make_files(captured.graphs, captured.facts, Path(folder))
                 calls += captured.calls
-        files |= make_custom_kernels(list(dict.fromkeys(calls)))
+                tunable += captured.tunable
+        if config.compile.tune_kernels:
+            tune_kernels(dict.fromkeys(tunable), device)
+        files |= make_custom_kernels(list(dict.fromkeys(calls)), render_for_artifact(device))
         sections = make_sections(config, mesh, captured.table, device, graphs, captured.facts.machine)
     key = read_key(config.compile.artifact_key_file)
     write_artifact(target, sections, files, key=key, overwrite=overwrite)
@@ -176,7 +183,7 @@ def capture_as(
         calls += find_calls(step)
         if config.plan_optimizer().is_single_pass:
             calls += find_updates(step, settings.update_state)
-        return RankCapture(graphs, texts, table, facts, list(dict.fromkeys(calls)))
+        return RankCapture(graphs, texts, table, facts, list(dict.fromkeys(calls)), find_tunable_calls(step))
 
 
 def find_source(

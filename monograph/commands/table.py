@@ -22,6 +22,7 @@ from monograph.commands.arguments import (
     PrecompileOptions,
     RankOptions,
     TrainOptions,
+    TuneOptions,
 )
 from monograph.commands.bisect_lines import check_bisect
 from monograph.commands.checks import (
@@ -31,6 +32,7 @@ from monograph.commands.checks import (
     check_plan_options,
     check_precompile,
     check_ranks,
+    check_tune,
 )
 from monograph.commands.insight_arguments import (
     BisectArguments,
@@ -126,6 +128,15 @@ COMMANDS = (
         takes_recipe=True,
         needs=("words",),
         arguments=BenchOptions,
+    ),
+    Command(
+        name="tune",
+        usage="RECIPE [--ranks N] [--section.field value ...]",
+        summary="Time the settings of a step's custom kernels on this GPU, and keep the fastest for later runs.",
+        function="monograph.commands.tune:tune",
+        check=check_tune,
+        takes_recipe=True,
+        arguments=TuneOptions,
     ),
     Command(
         name="plan",

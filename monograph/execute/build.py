@@ -1,17 +1,26 @@
 """From a graph to something that runs: op by op, or as one CUDA graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from monograph.execute.artifact.load import Artifact
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.cudagraph import CudaGraphProgram, CudaGraphRecorder
-from monograph.execute.custom_kernels import UPDATE, KernelCall, find_calls, find_updates
+from monograph.execute.custom_kernels import (
+    UPDATE,
+    KernelCall,
+    build_calls,
+    find_calls,
+    find_tunable_calls,
+    find_updates,
+)
 from monograph.execute.gradients import Gradients
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
+from monograph.execute.tuned_kernels import tune_kernels
 from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
@@ -51,6 +60,19 @@ def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder |
 def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gradients:
     """Where the gradients of a step are added up: in the dtype it returns them in, if a pass made them narrow."""
     return Gradients(parameters, keeps_dtype="narrow_gradients" in step.ran)
+
+
+def load_or_build_kernels(
+    graphs: Sequence[StepGraph], settings: StepSettings, groups: Groups, artifact: Artifact | None
+) -> None:
+    """Have the custom kernels of steps ready before they run: tuned, if that is asked for, then taken from the artifact
+    or built here."""
+    if artifact is not None:
+        artifact.use_tuned_settings(groups.device)
+    if settings.compile.tune_kernels:
+        tune_kernels(dict.fromkeys(call for graph in graphs for call in find_tunable_calls(graph)), groups.device)
+    if artifact is None or not artifact.load_custom_kernels():
+        build_calls([call for graph in graphs for call in find_custom_calls(graph, settings)])
 
 
 def find_custom_calls(graph: StepGraph, settings: StepSettings) -> list[KernelCall]:

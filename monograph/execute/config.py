@@ -30,6 +30,10 @@ class CompileConfig(Configurable.Config):
     """graph mode: record the step as a CUDA graph; auto: on a GPU, where every node
     can be recorded; require: or an error that lists the reasons."""
 
+    tune_kernels: bool = False
+    """graph mode: time the settings of custom kernels on this GPU before the first step, once for every new size; found
+    settings change no bit, and later runs on such a GPU use them without this flag."""
+
     artifact: str = ""
     """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""
     artifact_on_mismatch: Literal["error", "compile"] = "error"

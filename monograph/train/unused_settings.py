@@ -207,7 +207,11 @@ RULES = (
         "--model.moe.router.expert_bias true",
     ),
     EffectRule("compile.backend compile.components", _unless("compile.mode", "layer"), "--compile.mode layer"),
-    EffectRule("compile.numerics compile.cuda_graph", _unless("compile.mode", "graph"), "--compile.mode graph"),
+    EffectRule(
+        "compile.numerics compile.cuda_graph compile.tune_kernels",
+        _unless("compile.mode", "graph"),
+        "--compile.mode graph",
+    ),
     EffectRule("compile.artifact_on_mismatch", _while("compile.artifact", ""), "--compile.artifact DIR"),
     EffectRule(
         "compile.artifact_key_file compile.artifact_trust_shared_folder",

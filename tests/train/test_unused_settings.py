@@ -84,6 +84,7 @@ REFUSED = [
     (LLAMA, "--compile.numerics fast", "--compile.mode eager", "compile.mode", ""),
     (LLAMA, "--compile.numerics fast", "--compile.mode layer", "compile.mode", ""),
     (LLAMA, "--compile.cuda_graph require", "--compile.mode eager", "compile.mode", ""),
+    (LLAMA, "--compile.tune_kernels true", "--compile.mode eager", "compile.mode", ""),
     (LLAMA, "--compile.cuda_graph off", "--compile.mode layer", "compile.mode", ""),
     (DEEPSEEK, "--passes.overlap_experts.max_extra_bytes 9", "--compile.mode graph", f"{OVERLAP}.strategy", ""),
     (DEEPSEEK, "--passes.overlap_experts.max_extra_bytes 9",

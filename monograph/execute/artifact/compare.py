@@ -28,6 +28,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "compile.artifact_on_mismatch": "what to do with the answer of this comparison",
     "compile.artifact_key_file": "who vouches for the artifact, which is checked before it is compared",
     "compile.artifact_trust_shared_folder": "whose code may run, which is checked before it is loaded",
+    "compile.tune_kernels": "how fast kernels are, and no bit of their results",
     "compile.cuda_graph": "recorded by every rank after the artifact was loaded",
     "optimizer.*": "the update happens after the step",
     "lr_scheduler.*": "the learning rate is the optimizer's",

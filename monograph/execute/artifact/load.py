@@ -18,11 +18,12 @@ from monograph.execute.artifact.compare import find_differences
 from monograph.execute.artifact.describe import describe_inputs, describe_table
 from monograph.execute.artifact.fields import KERNELS, OWN_KERNELS, is_step, name_part
 from monograph.execute.artifact.folder import read_file
-from monograph.execute.artifact.make import CUSTOM_CALLS
+from monograph.execute.artifact.make import CUSTOM_CALLS, TUNED
 from monograph.execute.artifact.manifest import ArtifactError, ArtifactManifest
 from monograph.execute.artifact.trust import Trust
 from monograph.execute.custom_kernels import build_calls, calls_from_data
 from monograph.execute.memory_limits import find_memory_limits
+from monograph.execute.tuned_kernels import use_from_artifact
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
 from monograph.graph.file import graph_from_data, parse_graph_file
@@ -111,6 +112,15 @@ class Artifact:
                 why=str(error),
                 do="precompile it on a machine with the same compiler, Python and torch in the same places",
             ) from None
+
+    def use_tuned_settings(self, device: torch.device) -> None:
+        """Launch kernels with the settings they were built with, on the kind of GPU that these were tuned for."""
+        if CUSTOM_CALLS not in self.manifest.files:
+            return
+        try:
+            use_from_artifact(self.read(TUNED) if TUNED in self.manifest.files else None, device)
+        except ValueError as error:
+            raise ArtifactError("the artifact's tuned settings cannot be read", why=str(error)) from None
 
     def load_custom_kernels(self) -> bool:
         """Load the kernels of custom ops; False when they have to be built here, because there are none or nobody

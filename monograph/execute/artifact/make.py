@@ -39,14 +39,17 @@ KERNELS = (".so",)
 
 CUSTOM_CALLS = "own/calls.json"
 """What the kernels of custom ops are called with."""
+TUNED = "own/tuned.json"
+"""The settings that kernels of custom ops were tuned to, and for which kind of GPU."""
 
 
 class CannotPrecompile(MonographError):
     """A step that cannot be written down."""
 
 
-def make_custom_kernels(calls: Sequence[KernelCall]) -> dict[str, bytes]:
-    """Name -> content: the kernels of our own ops, and what they are called with; nothing where there is no GPU."""
+def make_custom_kernels(calls: Sequence[KernelCall], tuned: bytes | None = None) -> dict[str, bytes]:
+    """Name -> content: the kernels of our own ops, what they are called with, and the settings in use, which they are
+    built for; nothing where there is no GPU."""
     with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
         with triton_folder(Path(folder)):
             build_calls(calls)
@@ -54,7 +57,8 @@ def make_custom_kernels(calls: Sequence[KernelCall]) -> dict[str, bytes]:
     if not kernels:
         return {}
     content = json.dumps(calls_to_data(calls), separators=(",", ":"), allow_nan=False).encode()
-    return {CUSTOM_CALLS: content, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
+    settings = {} if tuned is None else {TUNED: tuned}
+    return {CUSTOM_CALLS: content, **settings, **{f"{OWN_KERNELS}{name}": kernel for name, kernel in kernels.items()}}
 
 
 def make_files(graphs: Mapping[str, OptimizedGraph], facts: Facts, compiler_folder: Path) -> dict[str, bytes]:

@@ -31,12 +31,12 @@ _WIDTH = 128
 _ROWS = Tunable("float8_cast_rows", {}, *({"num_warps": warps} for warps in (4, 8, 16)))
 _SEARCH = Tunable(
     "float8_amax",
-    *({"height": height, "num_warps": warps} for height, warps in ((64, 8), (32, 4), (64, 4), (32, 8), (128, 8))),
+    *({"height": height, "num_warps": warps} for height, warps in ((128, 8), (64, 8), (32, 4), (64, 4), (32, 8))),
 )
-"""height: rows of a tile; few, so that several programs fit a multiprocessor."""
+"""height: rows of a tile."""
 _TILES = Tunable(
     "float8_cast_tiles",
-    *({"tile": tile, "num_warps": warps} for tile, warps in ((128, 8), (64, 4), (64, 8), (128, 16))),
+    *({"tile": tile, "num_warps": warps} for tile, warps in ((64, 4), (128, 8), (64, 8), (128, 16))),
 )
 """tile: rows and columns of what is transposed at once."""
 

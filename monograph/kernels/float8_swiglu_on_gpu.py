@@ -41,7 +41,7 @@ def _tiles(*candidates: tuple[int, int, int]) -> Iterator[dict[str, int]]:
 _SEARCH = Tunable("float8_swiglu_backward_amax", *_tiles((32, 64, 8), (32, 64, 4), (64, 64, 8), (32, 128, 8)))
 """Rows and columns of the tiles in which largest magnitudes are found: few, so that several programs fit a
 multiprocessor and one reads while another computes."""
-_CAST = Tunable("float8_swiglu_backward_cast", *_tiles((128, 32, 8), (128, 32, 4), (128, 64, 8), (64, 64, 8)))
+_CAST = Tunable("float8_swiglu_backward_cast", *_tiles((64, 64, 8), (128, 32, 8), (128, 32, 4), (128, 64, 8)))
 """Rows and columns of the tiles that are cast: columns become rows, in pieces as long as a cache line."""
 
 

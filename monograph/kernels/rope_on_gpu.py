@@ -9,8 +9,8 @@ from monograph.kernels.tuning import Tunable
 
 _PAIRS = 1024
 """Largest number of channel pairs of one program."""
-_WARPS = [{"num_warps": warps} for warps in (4, 2, 8)]
-_ALONE, _PACKED = Tunable("rope", *_WARPS), Tunable("rope_packed", *_WARPS)
+_ALONE = Tunable("rope", *({"num_warps": warps} for warps in (4, 2, 8)))
+_PACKED = Tunable("rope_packed", *({"num_warps": warps} for warps in (2, 4, 8)))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from monograph import __version__
 from monograph.commands.request import make_quiet, read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
 from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
-from monograph.commands.terminal import drop_output, make_console, print_error, print_plain
+from monograph.commands.terminal import allow_any_text, drop_output, make_console, print_error, print_plain
 from monograph.config.configurable import BaseConfig
 from monograph.config.references import import_named, load_reference
 from monograph.errors import ConfigError, MonographError
@@ -34,6 +34,7 @@ _IMPORT = "--import"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    allow_any_text()
     try:
         code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

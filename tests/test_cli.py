@@ -297,6 +297,21 @@ def test_a_reader_that_goes_away_is_no_error(words):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_name_that_the_terminal_cannot_show_is_no_error():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "monograph", "config", "llama3_8b", "--job.dump_folder", "\u00fc"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and r"dump_folder = '\xfc'" in done.stdout
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "two"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+def test_what_is_wrong_with_a_launchers_variables_is_said_at_once(variables, monkeypatch, capsys):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["train", "llama3_debugmodel"]) == 2
+    assert "the environment has RANK" in capsys.readouterr().err
+
+
 def test_data_pack_writes_shards_and_says_how_to_use_them(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("hello")
     assert cli.main(["data", "pack", str(tmp_path / "a.txt"), str(tmp_path / "out")]) == 0

@@ -18,7 +18,7 @@ from monograph.train.layout import count_ranks, plan_run_mesh
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     """train, verify: the mesh fits the ranks, and an artifact fits both."""
-    launched = int(os.environ.get("WORLD_SIZE", "0"))
+    launched = count_launched()
     if launched and ranks > 0:
         raise ConfigError(
             f"--ranks {ranks} under a launcher that started {launched} ranks",
@@ -28,6 +28,20 @@ def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     mesh = plan_run_mesh(config, launched or max(ranks, 1))
     if config.compile.artifact and not launched:
         check_before_start(config, config.compile, mesh)
+
+
+def count_launched() -> int:
+    """The ranks that a launcher started, by its variables; 0 without one."""
+    words = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
+    if not all(word.isascii() and word.isdigit() for word in words.values()) or (
+        "WORLD_SIZE" in os.environ and int(words["RANK"]) >= int(words["WORLD_SIZE"])
+    ):
+        raise ConfigError(
+            f"the environment has RANK {words['RANK']!r} and WORLD_SIZE {words['WORLD_SIZE']!r}",
+            why="ranks are counted from 0, and there are WORLD_SIZE of them",
+            do="start under torchrun, which sets both, or unset both for one process",
+        )
+    return int(words["WORLD_SIZE"])
 
 
 def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> None:

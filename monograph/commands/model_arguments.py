@@ -66,6 +66,12 @@ class GenerateArguments(ModelArguments):
                 why="the model continues a text",
                 do='--prompt "Once upon a time", or --prompt_file FILE',
             )
+        if self.prompt.encode(errors="ignore").decode() != self.prompt:
+            raise ConfigError(
+                f"prompt is {self.prompt!a}",
+                why="it is not UTF-8",
+                do="write it to a file, for --prompt_file FILE",
+            )
         if self.prompt_file and not Path(self.prompt_file).is_file():
             raise ConfigError(f"prompt_file is {self.prompt_file}", why="there is no such file")
         if self.max_new_tokens < 1:

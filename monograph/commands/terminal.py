@@ -1,5 +1,6 @@
 """Writing to a person or to a pipe: tables with colour on a terminal, one plain line per row anywhere else."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,13 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def allow_any_text() -> None:
+    """Print what the terminal has no character for as an escape: no run ends because of a name that it prints."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def make_console(*, stderr: bool = False) -> Console:

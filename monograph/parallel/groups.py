@@ -253,7 +253,7 @@ def joined_groups(
     """
     rank = int(os.environ.get("RANK", "0"))
     set_up_flight(flight_folder)
-    started_here = not dist.is_initialized()
+    started_here, excepthook = not dist.is_initialized(), sys.excepthook
     _free_groups_at_exit()
     if started_here:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _can_use_nccl() else "gloo"
@@ -275,6 +275,8 @@ def joined_groups(
         write_flight(flight_folder, rank, mesh.world_size, error)
         leave = abort_process_groups  # destroying waits for kernels, which may wait for a peer that is gone
         raise
+    else:
+        sys.excepthook = excepthook  # torch's begins every line of every later traceback with the rank
     finally:
         groups.close()
         if started_here:

@@ -136,6 +136,7 @@ def test_the_type_to_compute_in_can_be_chosen(folder):
         (["texts", "--prompt", "a"], "holds no model"),
         (["llama", "--prompt_file", "no_prompts.txt"], "no prompt"),
         (["llama", "--prompt_file", "latin.txt"], "UTF-8"),
+        (["llama", "--prompt", "caf\udce9"], "UTF-8"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_words(folder, capsys, monkeypatch, words, complaint):

@@ -71,6 +71,13 @@ def test_leaving_takes_the_names_back():
     assert pool.run(2, join_twice_and_look_for_leftovers) == [True, True]
 
 
+def test_a_traceback_after_a_run_is_pythons_own():
+    before = sys.excepthook
+    with joined_groups(Mesh(), CPU, timeout_seconds=30):
+        assert sys.excepthook is not before, "torch names the rank in every line"
+    assert sys.excepthook is before
+
+
 def test_one_process_can_pretend_to_be_any_rank_of_a_large_world():
     mesh = Mesh(dp_replicate=4, dp_shard=32, tp=8, ep=64)
     for rank in (0, 777):

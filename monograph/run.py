@@ -58,6 +58,7 @@ from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import check_flex_device, has_compiler
+from monograph.train.float8_limits import check_quantized
 from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
@@ -135,6 +136,7 @@ def build_graph_step(
                 kind: capture_and_optimize(source, inputs, facts, passes, kind=kind, is_measured=is_measured)
                 for kind in kinds
             }
+            check_quantized(config, graphs["step"].records)
         for kind, found in graphs.items():
             groups.check_same(f"the graph of the {kind}", found.graph.digest(), text=found.graph.text)
         load_or_build_kernels([graphs["step"].graph], settings, groups, artifact)

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from monograph.machine.table import MACHINES
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
 from monograph.passes.config import PassesConfig
+from monograph.run import train
+from monograph.train.float8_limits import check_quantized
 from tests.execute.updates import small
 from tests.kit.pipelines import capture_small, make_pass
 
@@ -100,3 +104,15 @@ def test_a_run_that_computes_in_fp32_is_refused(asked, tmp_path):
     with pytest.raises(ConfigError, match=r"float8|quantize_matmuls") as caught:
         small("llama3", tmp_path, {"compile.mode": "graph", "training.compute_dtype": "float32", **asked})
     assert "training.compute_dtype is float32" in str(caught.value)
+
+
+def test_a_run_in_which_no_matmul_is_quantized_is_refused_or_told(tmp_path, monkeypatch):
+    narrow = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "compile.numerics": "float8"}
+    config = small("llama3", tmp_path, narrow | {"passes.quantize_matmuls.only": ("layers.*.nothing",)})
+    with pytest.raises(ConfigError, match="no matmul of the step can be computed in float8"):
+        train(config)
+    record = SimpleNamespace(name="quantize_matmuls", status="ran", added=0, note="2: slower with its casts")
+    told = mock.Mock()
+    monkeypatch.setattr("monograph.train.float8_limits.log", told)
+    check_quantized(config, [record])
+    assert told.warning.called, "what costs decide is no mistake"

@@ -10,7 +10,13 @@ from examples.own_pass import ShareEqualValues
 from monograph.commands.precompile import CannotPrecompile, RankCapture, capture_as, check_rank_free, describe_device
 from monograph.config.configurable import BaseConfig
 from monograph.config.leaves import find_leaves, replace_leaf
-from monograph.execute.artifact.compare import MAY_DIFFER, find_differences, reason_to_differ, resolve_config
+from monograph.execute.artifact.compare import (
+    MAY_DIFFER,
+    find_differences,
+    find_optimizer_misfit,
+    reason_to_differ,
+    resolve_config,
+)
 from monograph.execute.artifact.describe import describe_machine
 from monograph.execute.artifact.fields import SECTIONS
 from monograph.execute.artifact.folder import read_manifest
@@ -127,6 +133,18 @@ def test_every_field_is_compared_or_has_a_reason_not_to_be(recipe):
         else:
             one = len(found) == 1 or leaf.path == "passes.extra"  # with a pass come its options
             assert one and all(each.startswith(leaf.path) for each in found), (leaf.path, found)
+
+
+def test_a_step_for_a_single_pass_optimizer_fits_no_other():
+    """Its gradients are narrow: torch's loops would stop at them, and an optimizer of one's own would not."""
+    config = load_recipe("llama3_debugmodel")
+    config.compile.numerics = "fast"
+    theirs = resolve_config(config, Mesh())
+    config.optimizer.state_dtype = "bfloat16"
+    assert find_optimizer_misfit(theirs, resolve_config(config, Mesh())) == [], "also a single pass"
+    config.optimizer = config.optimizer.replace(state_dtype="auto", implementation="fused")
+    (misfit,) = find_optimizer_misfit(theirs, resolve_config(config, Mesh()))
+    assert misfit == "optimizer.implementation: artifact single_pass, this run another"
 
 
 def test_a_graph_that_was_planned_for_a_machine_fits_no_other():

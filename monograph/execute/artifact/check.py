@@ -5,7 +5,13 @@ from typing import Any
 
 from monograph.config.configurable import BaseConfig
 from monograph.errors import ConfigError
-from monograph.execute.artifact.compare import describe_groups, find_differences, find_extra_passes, resolve_config
+from monograph.execute.artifact.compare import (
+    describe_groups,
+    find_differences,
+    find_extra_passes,
+    find_optimizer_misfit,
+    resolve_config,
+)
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.machine import describe_here
@@ -22,7 +28,9 @@ SHOWN = 8
 def find_misfits(manifest: ArtifactManifest, config: BaseConfig, mesh: Mesh) -> list[str]:
     """Every field in which the artifact was made for something else, with both values."""
     sections = manifest.sections
-    found = find_differences(sections["config"], resolve_config(config, mesh))
+    resolved = resolve_config(config, mesh)
+    found = find_differences(sections["config"], resolved)
+    found += find_optimizer_misfit(sections["config"], resolved)
     found += find_differences(sections["mesh"]["world"], mesh.world_size, "ranks")
     found += find_differences(sections["groups"], describe_groups(mesh), "groups")
     here = describe_here(find_extra_passes(config))

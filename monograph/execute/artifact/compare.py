@@ -30,7 +30,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "compile.artifact_trust_shared_folder": "whose code may run, which is checked before it is loaded",
     "compile.tune_kernels": "how fast kernels are, and no bit of their results",
     "compile.cuda_graph": "recorded by every rank after the artifact was loaded",
-    "optimizer.*": "the update happens after the step",
+    "optimizer.*": "the update happens after the step; whether it is a single pass is compared on its own",
     "lr_scheduler.*": "the learning rate is the optimizer's",
     "dataloader.*": "which data is read; the form of a batch is compared as the step's inputs",
     "tokenizer.*": "how text becomes numbers; the size of the vocabulary is the model's",
@@ -46,6 +46,8 @@ MAY_DIFFER: Mapping[str, str] = {
 """Pattern of fields that may differ -> why they cannot change the step."""
 
 ABSENT = "(nothing)"
+IS_SINGLE_PASS = "is_single_pass"
+"""Beside the optimizer's fields: whether it is a single pass, which may read gradients as they were computed."""
 
 
 def reason_to_differ(path: str) -> str:
@@ -54,8 +56,22 @@ def reason_to_differ(path: str) -> str:
 
 
 def resolve_config(config: BaseConfig, mesh: Mesh) -> dict[str, Any]:
-    """The configuration as it is compared: with the shard degree that -1 stands for on this mesh."""
-    return to_json(replace_leaf(config, "parallelism.data_parallel_shard_degree", mesh.dp_shard))
+    """The configuration as it is compared: with the shard degree that -1 stands for on this mesh, and whether the
+    optimizer is a single pass, which passes know."""
+    resolved = to_json(replace_leaf(config, "parallelism.data_parallel_shard_degree", mesh.dp_shard))
+    plan_optimizer: Any = getattr(config, "plan_optimizer", None)  # of the trainer's config, which is not known here
+    if plan_optimizer is not None:
+        resolved["optimizer"][IS_SINGLE_PASS] = plan_optimizer().is_single_pass
+    return resolved
+
+
+def find_optimizer_misfit(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Whether a step leaves gradients and casts of weights for another kind of update than this run's."""
+    kinds = [each.get("optimizer", {}).get(IS_SINGLE_PASS) for each in (theirs, ours)]
+    if None in kinds or kinds[0] == kinds[1]:
+        return []
+    one, other = ("single_pass" if each else "another" for each in kinds)
+    return [f"optimizer.implementation: artifact {one}, this run {other}"]
 
 
 def find_extra_passes(config: BaseConfig) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from monograph.execute.float8_weights import Float8Weights, ReadCast, StoreCast
 from monograph.execute.outputs import LossBuffer
 from monograph.graph.cast_weights import find_cached_casts, is_cached_cast
 from monograph.graph.inputs import StepInputs
+from monograph.graph.pieces import IN_PLACE, find_in_place
 from monograph.graph.signature import PARAMETERS, InputKind, InputSpec, OutputSpec
 from monograph.graph.step_graph import StepGraph
 
@@ -119,7 +120,8 @@ def lower(
     *,
     casts: bool = True,
 ) -> GraphModule:
-    """The graph as a module without results: each goes to its taker right after it was computed.
+    """The graph as a module without results: each goes to its taker right after it was computed, and ops that can run
+    in place do.
 
     What changes only with the weights is read from the cast weight cache, if there is one. Casts of weights to float8
     leave their results in `float8`, or, without `casts`, are read from there.
@@ -136,6 +138,7 @@ def lower(
     inside = Graph()
     copies: dict[Node, Node] = {}
     constants = dict(find_cached_casts(graph)) if weight_cache is not None else {}
+    in_place = find_in_place(graph.module.graph)
     for node in graph.nodes:
         if node.op == "output" or (weight_cache is not None and is_cached_cast(node) and node not in constants):
             continue
@@ -150,6 +153,8 @@ def lower(
             copies[node] = inside.get_attr(f"cached_cast_{node.name}")
         else:
             copies[node] = inside.node_copy(node, copies.__getitem__)
+            if node in in_place:
+                copies[node].target = IN_PLACE[node.target]
         if float8 is not None and is_stored:
             root.add_module(f"store_{node.name}", StoreCast(float8.values, node.name))
             inside.call_module(f"store_{node.name}", (copies[node],))

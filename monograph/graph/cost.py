@@ -41,6 +41,8 @@ _GROUPED = (
 )
 _LOOKUPS = ("embedding", "index", "gather", "index_select")
 """Ops that read only the rows they return, however large the table is."""
+_ROW_SUMS = ("add_embedding_rows",)
+"""Ops that read and write only the rows of a table that they add to, where they are given them."""
 
 _OWN_ATTENTION = 1.4
 """What our attention kernels, and FlexAttention, take of the time of cuDNN's for the same scores: on an H200 1.3 to 1.6
@@ -193,4 +195,6 @@ def count_touched(node: Node, sizes: LikelySizes) -> int:
     if name_of(node) in _LOOKUPS:
         rest = [each for each in node.all_input_nodes if each is not node.args[0]]
         return 2 * written + sum(sizes.bytes(value_of(each)) for each in rest)
+    if name_of(node) in _ROW_SUMS:
+        return 3 * sizes.bytes(value_of(node.args[1]))  # type: ignore[arg-type]
     return written + sum(sizes.bytes(value_of(each)) for each in node.all_input_nodes)

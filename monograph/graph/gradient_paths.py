@@ -20,6 +20,7 @@ from monograph.compat.ops import ATEN, UNSAFE_VIEW, WAIT_TENSOR
 from monograph.graph.query import LAUNCHES, group_of, value_of
 from monograph.graph.refuse import broken
 from monograph.graph.tags import tag_of
+from monograph.kernels.embedding_rows import ADD_EMBEDDING_ROWS
 from monograph.kernels.float8_shards import FLOAT8_AMAX, FLOAT8_CAST_KNOWN
 from monograph.kernels.wide import ADD_WIDE
 
@@ -141,7 +142,9 @@ def _follow(node: Node, of: dict[Node, PathTuple], readers: list[Reader]) -> Pat
         if any(each in of for each in parts) or tag_of(node).direction is Direction.BACKWARD:
             return tuple(_join(of.get(each) or (_start(each),), node) for each in parts)
     elif target in SUMS and any(_is_gradient(of.get(each)) for each in node.all_input_nodes):
-        return _add(node, of)
+        return _add(node, [of.get(each) or (_start(each),) for each in node.args[:2]])  # type: ignore[arg-type]
+    elif target is ADD_EMBEDDING_ROWS and _is_gradient(of.get(node.args[0])):  # type: ignore[arg-type]
+        return _add(node, [of[node.args[0]], (_start(node),)])  # type: ignore[index]
     _read(node, of, readers)
     return None
 
@@ -187,9 +190,9 @@ def _move(node: Node, of: dict[Node, PathTuple]) -> PathTuple | None:
     return UNKNOWN
 
 
-def _add(node: Node, of: dict[Node, PathTuple]) -> PathTuple:
+def _add(node: Node, addends: list[PathTuple]) -> PathTuple:
     """A sum of two gradients of one parameter, which both must have seen the same collectives."""
-    one, other = (_join(of.get(each) or (_start(each),), node) for each in node.args[:2])  # type: ignore[arg-type]
+    one, other = (_join(each, node) for each in addends)
     if node.args[0] is node.args[1]:
         raise broken(node, f"a gradient of {one.slot or 'a bucket'} is added to itself", why="each part counts once")
     if not (one.is_known and other.is_known):

@@ -6,7 +6,6 @@ waited for. What a kernel takes for itself counts while it runs (workspace.py). 
 allocator's rounding and the optimizer's state are not counted.
 """
 
-import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -16,12 +15,10 @@ from torch.fx import Graph, Node
 from monograph.graph.cast_weights import CachedCast, find_cached_casts, find_joined, is_cached_cast, is_cached_float8
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.query import find_storages, is_launch, value_of
+from monograph.graph.pieces import Piece, find_owners
+from monograph.graph.query import is_launch
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.workspace import count_workspace
-
-Piece = tuple[Node, int]
-"""A piece of memory: who made it, and which of its values it is."""
 
 
 class KnowsBytes(Protocol):
@@ -112,18 +109,3 @@ def find_held(graph: Graph, sizes: KnowsBytes, lasting: Collection[Node] = ()) -
             span = (0, end) if node.op == "placeholder" or node in lasting else (indices[node], needed)
             found.append(LiveMemory(node, part, size, *span))
     return found
-
-
-def find_owners(graph: Graph) -> dict[Node, tuple[Piece, ...]]:
-    """For every node the pieces of memory its value lives in."""
-    owners: dict[Node, tuple[Piece, ...]] = {}
-    for node, root in find_storages(graph).items():
-        if root is not node:
-            owners[node] = owners[root]
-        elif node.target is operator.getitem and isinstance(node.args[0], Node):
-            owners[node] = (owners[node.args[0]][node.args[1]],)  # type: ignore[index]
-        else:
-            value = value_of(node)
-            parts = len(value) if isinstance(value, (list, tuple)) else 1
-            owners[node] = ((node, 0),) if parts == 1 else tuple((node, part) for part in range(parts))
-    return owners

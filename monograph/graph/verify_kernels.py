@@ -101,6 +101,12 @@ def _matmul_swiglu_backward(given: Arguments) -> bool:
     return (rows, x[-1]) == (grad[0], weight[1])
 
 
+def _add_embedding_rows(given: Arguments) -> bool:
+    """A row of the gradient for every id; ids beyond the base are left out."""
+    base, grad = given["base"], given["grad"]
+    return len(base) == 2 and bool(grad) and grad[-1] == base[1] and given["ids"] == grad[:-1]
+
+
 def _expert_matmul(given: Arguments) -> bool:
     return _fits_experts(given["rows"], given["weight"], given["ends"], 2)
 
@@ -226,6 +232,7 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "float8_swiglu_backward": _same("grad", "x", "up"),
     "matmul_swiglu": _matmul_swiglu,
     "matmul_swiglu_backward": _matmul_swiglu_backward,
+    "add_embedding_rows": _add_embedding_rows,
     "expert_matmul": _expert_matmul,
     "expert_swiglu": _expert_swiglu,
     "expert_matmul_sum": _expert_matmul_sum,

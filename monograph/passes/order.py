@@ -80,6 +80,9 @@ ORDER = {
     "compile_regions": PassEntry("monograph.passes.compile.compile_regions:CompileRegions", needs=("mark_regions",)),
     "compile_whole": PassEntry("monograph.passes.compile.compile_whole:CompileWhole", default="off"),
     "compile_flex": PassEntry("monograph.passes.compile.compile_flex:CompileFlex"),
+    "fuse_embedding_gradient": PassEntry(
+        "monograph.passes.compute.fuse_embedding_gradient:FuseEmbeddingGradient", default="fast"
+    ),
     "fuse_kernels": PassEntry("monograph.passes.compute.fuse_kernels:FuseKernels"),
     "fuse_swiglu_epilogue": PassEntry(
         "monograph.passes.compute.fuse_swiglu_epilogue:FuseSwigluEpilogue", default="fast", needs=("merge_matmuls",)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.memory import LiveMemory, find_held, find_lasting, find_owners
+from monograph.graph.memory import LiveMemory, find_held, find_lasting
+from monograph.graph.pieces import find_owners
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.signature import InputKind, InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph

@@ -9,7 +9,7 @@ from torch.fx import Node
 from monograph.execute.pipeline.partition import find_ancestors
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.memory import Piece, find_owners
+from monograph.graph.pieces import Piece, find_owners
 from monograph.graph.query import group_of, is_backward, is_compute, is_launch, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag

@@ -5,7 +5,7 @@ from typing import Any
 from torch.fx import Node
 
 from monograph.graph.likely_sizes import LikelySizes
-from monograph.graph.memory import find_owners
+from monograph.graph.pieces import find_owners
 from monograph.graph.query import is_backward, is_compute, name_of, value_of
 from monograph.graph.sources import source_of
 from monograph.graph.step_graph import StepGraph

@@ -7,8 +7,10 @@ import torch
 from monograph.annotate import Role
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, ATEN, READ_SIZE, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.edit import call_after, call_before, redirect
+from monograph.graph.invariants import find_gradients
 from monograph.graph.query import group_of, is_compute, is_wait, value_of, wait_of
 from monograph.graph.tags import set_tag, tag_of
+from monograph.kernels.embedding_rows import ADD_EMBEDDING_ROWS
 from tests.graph.breaking import (
     Mutations,
     bypass,
@@ -187,3 +189,15 @@ def name_no_parameter(graph, facts, rng):
 def read_a_launch_next_to_its_wait(graph, facts, rng):
     wait = pick(rng, (node for node in graph.nodes if is_wait(node) and len(node.users) > 0))
     redirect(wait, wait.args[0], users=list(wait.users)[:1])
+
+
+@mutation
+def add_embedding_rows_of_one_rank_to_the_sum_over_ranks(graph, facts, rng):
+    rows = pick(rng, calls(graph, ATEN.embedding_dense_backward.default))
+    sums = [node for slot, node in find_gradients(graph) if slot == tag_of(rows).gradient_of]
+    if not sums or sums[0].target is not ATEN.add.Tensor:
+        return False  # nothing else is added to the embedding's gradient
+    total, tag = sums[0], replace(tag_of(rows), made_by="a mutation")
+    args = total.args[0], *rows.args[:2]
+    redirect(total, call_before(graph.module.graph, total, ADD_EMBEDDING_ROWS, args, tag))
+    return True

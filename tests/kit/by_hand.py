@@ -51,7 +51,7 @@ class ByHand:
 
     def done(self, loss, **gradients):
         """The finished graph: a loss, and gradients by slot name (with `__` for a dot)."""
-        output = self.graph.output((loss, *gradients.values()))
+        output = self.graph.output([loss, *gradients.values()])
         set_tag(output, Tag(direction=Direction.BACKWARD))
         specs = [OutputSpec(kind=OutputKind.GRADIENT, name=name.replace("__", ".")) for name in gradients]
         module = GraphModule(Module(), self.graph)

@@ -4,8 +4,6 @@ from monograph.compat.ops import ATEN
 from monograph.graph.edit import erase
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
-from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
-from monograph.kernels.catalog import find_kernel_ops
 from monograph.kernels.norm import NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.swiglu import SWIGLU_BACKWARD
 from monograph.passes.base import Pass
@@ -17,6 +15,7 @@ from monograph.passes.compute.fusions import (
     fuse_rotations,
     fuse_sum_after,
     fuse_sum_before,
+    has_fusible_ops,
 )
 
 
@@ -32,8 +31,7 @@ class FuseKernels(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        fusible = {each.op for each in find_kernel_ops()} - {ATTENTION, ATTENTION_BACKWARD}
-        if not any(node.target in fusible for node in graph.nodes):
+        if not has_fusible_ops(graph):
             return "no custom ops to fuse"
         stages = (
             (fuse_recompute, (NORM_BACKWARD, SWIGLU_BACKWARD)),

@@ -11,7 +11,10 @@ from torch.fx import Graph, Node
 from monograph.compat.ops import ATEN, UNSAFE_VIEW
 from monograph.graph.edit import call_before, redirect
 from monograph.graph.query import has_symbols, is_compute, is_launch, is_mutation, is_wait, value_of
+from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
+from monograph.kernels.catalog import find_kernel_ops
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD_RECOMPUTE
 from monograph.kernels.rope import ROPE, ROPE_PACKED
 from monograph.kernels.swiglu import (
@@ -26,6 +29,12 @@ from monograph.kernels.wide import ADD_WIDE
 VIEWS = (ATEN.view.default, UNSAFE_VIEW)
 """Ops that only give a value another shape."""
 _NAME = "fuse_kernels"
+
+
+def has_fusible_ops(graph: StepGraph) -> bool:
+    """Whether a step has custom ops besides attention: one without them (`model.kernels`) stays without."""
+    fusible = {each.op for each in find_kernel_ops()} - {ATTENTION, ATTENTION_BACKWARD}
+    return any(node.target in fusible for node in graph.nodes)
 
 
 def fuse_recompute(graph: Graph, back: Node) -> bool:

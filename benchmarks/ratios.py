@@ -52,6 +52,8 @@ SMALL_LOSS: Changes = {"model.loss.chunk_tokens": 4096}
 SMALLER_LOSS: Changes = {"model.loss.chunk_tokens": 2048}
 BUDGETS: dict[tuple[str, str], Changes] = {
     ("llama3_bench_1b", "lean"): {**SMALLER_LOSS, "passes.offload_activations.budget_gib": 1.2},
+    ("llama3_8b", "lean"): {"passes.offload_activations.budget_gib": 5.0},
+    ("llama3_8b", "lean_moments"): {"passes.offload_activations.budget_gib": 3.0},
     ("deepseek_v3_bench_moe", "lean"): SMALLER_LOSS,
     ("deepseek_v3_bench_moe", "lean_moments"): SMALL_LOSS,
 }

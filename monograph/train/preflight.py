@@ -12,7 +12,7 @@ from monograph.manifest.fields import ManifestError
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
 from monograph.train.checkpoint.model_source import MODEL_VALUE, open_source
-from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
+from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint, refuse_path
 from monograph.train.config import TrainerConfig
 from monograph.train.data.checks import check_vocab
 from monograph.train.data.config import BUILTIN, HUB_PREFIX
@@ -124,10 +124,7 @@ def find_checkpoint(store: Store, which: str, *, is_required: bool = True) -> Pa
     path = Path(which)
     found = path if is_checkpoint(path) else _find_newest(Store(path))
     if found is None and is_required:
-        reason = "it is not a checkpoint and contains none" if path.exists() else "it does not exist"
-        raise CheckpointError(
-            f"cannot load {path}", why=reason, do=f"write latest, a step number or a path; {describe_choices(store)}"
-        )
+        raise refuse_path(store, path)
     return found
 
 

@@ -32,6 +32,7 @@ MISSING = {
     "a checkpoint": (("--checkpoint.load", "latest"), "there are no checkpoints in"),
     "a step": (("--checkpoint.load", "7"), "there is no checkpoint of step 7"),
     "a path": (("--checkpoint.load", "elsewhere"), "cannot load elsewhere"),
+    "a path to a run": (("--checkpoint.load", "run"), "--checkpoint.load run/checkpoints"),
     "a device by its name": (("--debug.device", "gpu"), "did you mean --debug.device cuda?"),
     "an optimizer by its name": (("--optimizer.name", "muon"), "--optimizer package.module:Class"),
     "ranks of a mesh": (("--ranks", "3", "--parallelism.tensor_parallel_degree", "2"), "--ranks 4"),
@@ -48,6 +49,7 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("empty")
     (folder / "texts").mkdir()
     (folder / "texts" / "one.txt").write_text("some text " * 1000)
+    (folder / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
     lines = [[*RECIPE, "--validator.interval", "5", *flags] for flags, _ in MISSING.values()]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(
@@ -59,7 +61,7 @@ def answers(tmp_path_factory):
         env=environment,
         check=True,
     )
-    assert sorted(path.name for path in folder.iterdir()) == ["texts"], "nothing was made"
+    assert sorted(path.name for path in folder.iterdir()) == ["run", "texts"], "nothing was made"
     return {name: (code, err) for name, (code, _, err, _) in zip(MISSING, json.loads(done.stdout), strict=True)}
 
 

@@ -9,7 +9,7 @@ from monograph.log import get_log
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks
-from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint
+from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint, refuse_path
 from monograph.train.checkpoint.verify import DamagedError, read_manifest, verify_checkpoint
 
 log = get_log(__name__)
@@ -40,10 +40,7 @@ def find_candidates(store: Store, which: str | int | Path) -> Candidates:
     nested = _order_newest_first(Store(path))
     if nested.paths or nested.rejected:
         return nested
-    reason = "it is not a checkpoint and contains none" if path.exists() else "it does not exist"
-    raise CheckpointError(
-        f"cannot load {path}", why=reason, do=f"write latest, a step number or a path; {describe_choices(store)}"
-    )
+    raise refuse_path(store, path)
 
 
 def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, CheckpointManifest]:

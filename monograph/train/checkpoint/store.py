@@ -178,3 +178,16 @@ def describe_choices(store: Store) -> str:
         return f"there are no checkpoints in {store.folder}"
     shown = names if len(names) <= 8 else ["...", *names[-8:]]
     return f"in {store.folder} there are: {', '.join(shown)}"
+
+
+def refuse_path(store: Store, path: Path) -> CheckpointError:
+    """The error about a path that has nothing to load; a folder in it may have, such as that of another run."""
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    nested = next((each for each in inside if Store(each).find_all()), None)
+    return CheckpointError(
+        f"cannot load {path}",
+        why="it is not a checkpoint and contains none" if path.exists() else "it does not exist",
+        do=f"--checkpoint.load {nested}"
+        if nested
+        else f"write latest, a step number or a path; {describe_choices(store)}",
+    )

@@ -131,8 +131,10 @@ class AdamWConfig(OptimizerConfig):
             )
 
     def for_fp32(self) -> Self:
-        """Without remainders: fp32 weights lack nothing."""
-        return self.replace(store_param_remainders=False)
+        """Without remainders, which fp32 weights do not need, and with moments in fp32: bf16 ones are rounded
+        stochastically, and the last bit of a gradient may decide which way."""
+        state_dtype = "float32" if self.state_dtype == "bfloat16" else self.state_dtype
+        return self.replace(store_param_remainders=False, state_dtype=state_dtype)
 
     def describe(self) -> str:
         """Which of its loops it is, and what it keeps its moments in."""

@@ -27,6 +27,7 @@ from monograph.verify.verdict import Verdict
 from monograph.verify.watch import can_record
 
 log = get_log("verify")
+_ROUNDED_SUM = "fuse_embedding_gradient"
 BF16_ROUNDING = 2.0**-7
 """Largest relative difference that rounding sums to bf16 in other places explains."""
 
@@ -46,8 +47,14 @@ def find_scale_split(mesh: Mesh) -> str:
 
 
 def in_float8(config: TrainerConfig) -> TrainerConfig:
-    """The config with its float8 matmuls; what is added over ranks and micro-batches is added in fp32."""
+    """The config with its float8 matmuls; what is added over ranks and micro-batches is added in fp32.
+
+    So is what tied weights have of several gradients, which fuse_embedding_gradient rounds to bf16 on one device.
+    """
+    passes = config.passes
+    on = tuple(name for name in passes.on if name != _ROUNDED_SUM)
     return config.replace(
+        passes=passes.replace(on=on, off=tuple(dict.fromkeys([*passes.off, _ROUNDED_SUM]))),
         training=config.training.replace(dtype="float32"),
         optimizer=config.optimizer.for_fp32(),
         parallelism=config.parallelism.replace(reduce_dtype="float32"),

@@ -157,7 +157,7 @@ class _PartBuilder:
         if node.op == "placeholder":
             spec = self.placeholders[node]
             if spec.kind not in PER_CALL_INPUTS:
-                return self.hold(node.name, check_fits(spec, self.inputs.get(spec)).detach(), root, inside)
+                return self.hold(node.name, check_fits(spec, self.inputs.get(spec)), root, inside)
             is_last = self.is_last_reader(node, kind)
             return inside.call_function(take_value if is_last else read_value, (live, name_input(spec.kind, spec.name)))
         if node.op == "get_attr":
@@ -179,7 +179,7 @@ class _PartBuilder:
         return not any(node in each.all_input_nodes for part in later for each in part.nodes)
 
     def hold(self, name: str, value: Tensor, root: nn.Module, inside: Graph) -> Node:
-        """A tensor that stays where it is: a parameter, a buffer, a cast weight."""
+        """A tensor that stays the same object: a parameter, which a cache may still move, a buffer, a cast weight."""
         root.register_buffer(f"held_{name}", value, persistent=False)
         return inside.get_attr(f"held_{name}")
 

@@ -26,6 +26,7 @@ CASES = {
         (("passes.offload_activations.budget_gib", 1e-3), ("passes.offload_activations.min_bytes", 64)),
     ),
     "fast, tied": ("qwen3_moe", {}, (FAST,)),
+    "fast, biases": ("gpt_oss", {}, (FAST,)),
     "fast in bf16": ("llama3", {}, (FAST, BF16)),
     "float8": ("llama3", {}, (("compile.numerics", "float8"), BF16)),
     "bf16 moments": ("llama3", {}, (("optimizer.state_dtype", "bfloat16"),)),

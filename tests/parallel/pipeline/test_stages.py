@@ -6,9 +6,17 @@ import random
 import pytest
 import torch
 
+from monograph.compat.ops import ATEN
 from monograph.errors import ConfigError
+from monograph.execute.cast_weight_cache import CastWeightCache
+from monograph.execute.pipeline.stage_program import StageProgram
+from monograph.graph.facts import Facts
+from monograph.graph.inputs import StepInputs
+from monograph.parallel.pipeline.actions import Action, ActionKind
 from monograph.parallel.pipeline.stages import balance, plan_stages
 from monograph.recipes.catalog import find_recipes, load_recipe
+from tests.kit.by_hand import ByHand
+from tests.kit.pipelines import make_pass
 
 UNITS = ["embedding", *(f"layers.{n}" for n in range(6)), "head"]
 
@@ -63,3 +71,23 @@ def test_a_config_knows_the_units_of_its_model_before_it_is_built(name):
     with torch.device("meta"):
         model = config.build()
     assert config.find_units() == tuple(unit.path for unit in model.units())
+
+
+def test_a_stage_reads_parameters_that_are_moved_while_its_parts_are_built():
+    """Merged matmuls let the cache store parameters side by side, after a part that reads one of them was built."""
+    hand = ByHand()
+    first, second = hand.input("first", 4, 4), hand.input("second", 4, 4)
+    alone = hand.call(ATEN.sum.default, first)
+    joined = hand.call(ATEN.sum.default, hand.call(ATEN.cat.default, [first, second], 0))
+    graph = hand.done(hand.call(ATEN.add.Tensor, alone, joined))
+    make_pass("join_parameters").run(graph, Facts())
+    parameters = {name: torch.nn.Parameter(torch.zeros(4, 4)) for name in ("first", "second")}
+    inputs = StepInputs(parameters, {}, {}, torch.zeros(0, dtype=torch.int64), {})
+    losses = []
+    program = StageProgram(
+        graph, inputs, lambda _, value: losses.append(value.item()), CastWeightCache(parameters), is_split=False
+    )
+    with torch.no_grad():
+        parameters["first"].fill_(1.0)
+    program.run(Action(0, ActionKind.FORWARD, 0), {})
+    assert losses == [32.0]

@@ -25,6 +25,16 @@ def find_device(wanted: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
+def check_recordable(cuda_graph: str, device: torch.device) -> None:
+    """Refuse a CUDA graph that is required where there is no GPU, before a step is captured."""
+    if cuda_graph == "require" and device.type != "cuda":
+        raise ConfigError(
+            "compile.cuda_graph is require",
+            why=f"CUDA graphs are recorded on a GPU, and this run is on the {device.type}",
+            do="--compile.cuda_graph auto",
+        )
+
+
 def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
     """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
     if has_native_matmul(device, dtype):

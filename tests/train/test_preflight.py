@@ -96,6 +96,13 @@ def test_data_that_a_checkpoint_does_not_fit_is_refused_before_a_model_is_built(
             train(tiny_run(tmp_path / "run", {"training.steps": 1, "checkpoint.load": "latest", field: value}))
 
 
+def test_a_cuda_graph_that_is_required_without_a_gpu_is_refused_before_a_model_is_built(tmp_path, monkeypatch):
+    monkeypatch.setattr("monograph.run.build_step", None)
+    changes = {"compile.mode": "graph", "compile.cuda_graph": "require", "debug.device": "cpu"}
+    with pytest.raises(ConfigError, match=r"compile.cuda_graph is require"):
+        train(tiny_run(tmp_path / "run", changes))
+
+
 def test_a_run_without_a_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the folder that it is started in"):
         tiny_run(tmp_path, {"job.dump_folder": ""})

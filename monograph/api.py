@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from monograph.capture.capture import capture as capture_graph
+from monograph.config.configurable import check_config
 from monograph.execute.device import deterministic_kernels, find_device
 from monograph.execute.facts import make_facts
 from monograph.graph.cost import Cost, measure
@@ -55,6 +56,7 @@ def capture(config: TrainerConfig, *, ranks: int = 0) -> CapturedStep:
 
     `ranks` is the size of the mesh; 0 takes what the degrees in `config.parallelism` multiply to.
     """
+    check_config(config)
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     with fake_groups(mesh, 0, find_device(config.debug.device)) as groups:
         source, settings = build_source(config, groups)
@@ -80,6 +82,7 @@ def verify(config: TrainerConfig, *, steps: int = 2) -> Verdict | None:
 
 @contextmanager
 def _joined(config: TrainerConfig) -> Iterator[Groups]:
+    check_config(config)
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
     device, limit = find_device(config.debug.device), config.parallelism.timeout_seconds
     with (

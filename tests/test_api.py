@@ -72,6 +72,15 @@ def test_a_run_is_verified_and_trained_from_python(tmp_path):
     assert summary.is_rank_zero
 
 
+@pytest.mark.parametrize("function", [mg.capture, mg.verify, mg.train])
+def test_what_is_no_configuration_or_a_wrong_one_is_refused_in_words(function, tmp_path):
+    config = tiny("llama3", tmp_path)
+    config.model.n_layers = 0
+    for wrong, complaint in (("llama3_8b", "load_recipe"), (config, "n_layers is 0")):
+        with pytest.raises(mg.ConfigError, match=complaint):
+            function(wrong)
+
+
 def test_a_promised_function_can_be_called_although_a_folder_has_its_name():
     code = "import monograph as mg, monograph.train.config, monograph.verify.run\n"
     code += "for name in ('train', 'verify', 'capture', 'annotate'): assert callable(getattr(mg, name)), name\n"

@@ -132,6 +132,12 @@ def check_config(config: BaseConfig) -> None:
 
     Types first, so that a `check` may rely on them. Innermost first, so that the most specific complaint is shown.
     """
+    if not isinstance(config, BaseConfig):
+        raise ConfigError(
+            f"{config!r} is not a configuration",
+            why="it is an object with sections and fields",
+            do="monograph.load_recipe(NAME) returns one, and so does calling a recipe of your own",
+        )
     nested = list(walk_configs(config))
     for path, section in nested:
         check_types(section, path)

@@ -318,3 +318,6 @@ def test_data_pack_writes_shards_and_says_how_to_use_them(tmp_path, capsys):
     assert f"--dataloader.dataset {tmp_path / 'out'}" in capsys.readouterr().out
     assert cli.main(["data", "pack", str(tmp_path / "a.txt"), str(tmp_path / "out")]) == 2
     assert "exists already" in capsys.readouterr().err
+    (tmp_path / "b.jsonl").write_text('{"body": "hello"}\n')
+    assert cli.main(["data", "pack", str(tmp_path / "b.jsonl"), str(tmp_path / "other")]) == 2
+    assert "do:  --text_field NAME" in capsys.readouterr().err, "the flag that this command has"

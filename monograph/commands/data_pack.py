@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.commands.arguments import DataPackArguments
+from monograph.commands.data_flags import flags_without_section
 from monograph.commands.terminal import print_plain
 from monograph.config.configurable import Configurable, check_config
 from monograph.errors import ConfigError
@@ -42,7 +43,7 @@ def data_pack(arguments: DataPackArguments) -> int:
             why=f"{name} would have no effect",
             do=f"leave --{name} out",
         )
-    with locked_output(Path(arguments.out)):
+    with flags_without_section(), locked_output(Path(arguments.out)):
         summary = pack(
             dataset,
             arguments.tokenizer,

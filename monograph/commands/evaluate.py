@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from monograph import strict_json
+from monograph.commands.data_flags import flags_without_section
 from monograph.commands.model_arguments import EvaluateArguments
 from monograph.commands.model_checks import find_length
 from monograph.commands.open_model import find_source, load
@@ -26,7 +27,8 @@ def evaluate_command(arguments: EvaluateArguments) -> int:
     source = find_source(arguments)
     seq_len = find_length(arguments, source.model)
     loaded = load(arguments, source)
-    sets = {name: measure_set(loaded, path, arguments, seq_len) for name, path in arguments.sets().items()}
+    with flags_without_section():
+        sets = {name: measure_set(loaded, path, arguments, seq_len) for name, path in arguments.sets().items()}
     tasks: dict[str, dict[str, Any]] = {}
     if arguments.tasks:
         tasks = run_tasks(

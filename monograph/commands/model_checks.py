@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+from monograph.commands.data_flags import flags_without_section
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.errors import ConfigError
 from monograph.models.model_config import ModelConfig
@@ -39,7 +40,8 @@ def check_evaluate(arguments: EvaluateArguments) -> None:
         )
     find_length(arguments, open_source(arguments.folder).model)
     for path in arguments.sets().values():
-        next(iter(open_files(Path(path), text_field=arguments.text_field).read()), None)
+        with flags_without_section():
+            next(iter(open_files(Path(path), text_field=arguments.text_field).read()), None)
 
 
 def find_length(arguments: EvaluateArguments, model: ModelConfig) -> int:

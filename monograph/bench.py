@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from monograph import strict_json
+from monograph.compat.cuda_memory import free_matmul_workspaces
 from monograph.config.configurable import check_config
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
@@ -117,6 +118,7 @@ def run_modes(
             rows.append(run_mode(mode, config, groups, **counts, trace=trace))
             gc.collect()
             if device.type == "cuda":
+                free_matmul_workspaces()  # else each mode would start with those of the modes before it
                 torch.cuda.empty_cache()
     return rows
 

@@ -7,6 +7,7 @@ import pytest
 from monograph.config.configurable import check_config
 from monograph.machine.table import MACHINES
 from monograph.parallel.mesh import Mesh
+from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.plan.axes import check_choice, list_choices, list_pipelines
 from monograph.plan.choice import PipelineChoice, RunChoice, configure
 from monograph.plan.ranking import Guessed, Ranking
@@ -40,7 +41,11 @@ def test_every_axis_policy_and_schedule_is_searched():
         assert len({getattr(each.mesh, axis) for each in found}) > 1, axis
     assert {each.mesh.cp_method for each in found if each.mesh.cp > 1} == {"all_gather", "ulysses"}
     assert {each.policy for each in found} == {"none", "selective", "full"}
-    assert {each.reshard for each in found} == {each.offload for each in found} == {True, False}
+    assert {each.reshard for each in found} == {True, False}
+    assert {each.offload for each in found} == {False}, "copies to the host were measured to be slow"
+    offloading = OffloadActivationsConfig(budget_gib=1.0)
+    asked = config.replace(passes=config.passes.replace(offload_activations=offloading))
+    assert {each.offload for each in list_choices(asked, 16, H100, {})} == {True}
     assert {each.overlap for each in found} == {False}, "chunks round differently, and the recipe is exact"
     fast = config.replace(compile=config.compile.replace(numerics="fast"))
     searched = list(list_choices(fast, 16, H100, {}))

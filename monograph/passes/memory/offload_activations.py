@@ -37,7 +37,8 @@ class OffloadActivations(Pass):
     Before:  a = mm(x, w)                       backward: g = mul(a, d)
     After:   a = mm(x, w);  h = to_host(a)      backward: r = from_host(h);  ...  b = wait_copy(r);  g = mul(b, d)
     Why:     between its forward and its backward a block's values only take up memory. Copies run beside compute;
-             every order that matters is a value that one node hands to the next.
+             every order that matters is a value that one node hands to the next. Such a step is not recorded as a CUDA
+             graph: try a budget of what is saved (`activation_checkpoint.mode budget`) first.
     """
 
     Config = OffloadActivationsConfig

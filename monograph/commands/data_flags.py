@@ -1,4 +1,4 @@
-"""Advice about data in the flags of commands that are no runs, whose fields have no section. Loads without torch."""
+"""Data errors of `data pack` and `evaluate`: their flags have no `dataloader.` prefix. Loads without torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -31,7 +31,7 @@ def check_generate(arguments: GenerateArguments) -> None:
 
 
 def check_evaluate(arguments: EvaluateArguments) -> None:
-    """Refuse a folder without a model, tasks without lm-eval, and sets whose first document cannot be read."""
+    """Refuse a folder without a model, tasks without lm-eval, and sets with an unreadable first document."""
     if arguments.tasks and importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
             f"tasks are {', '.join(arguments.tasks)}",

@@ -62,7 +62,7 @@ class RankCapture:
     calls: Sequence[KernelCall] = ()
     """Of kernels of our own, by the step and by the optimizer."""
     tunable: Sequence[KernelCall] = ()
-    """Of ops whose kernels may have settings to tune."""
+    """Of ops with kernels that may have settings to tune."""
 
 
 def precompile_command(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, words: list[str]) -> int:

@@ -71,7 +71,7 @@ def find_op_calls(graph: StepGraph, ops: Iterable[CustomOp]) -> list[KernelCall]
 
 
 def find_tunable_calls(graph: StepGraph) -> list[KernelCall]:
-    """Every distinct call of an op whose kernels may have settings to tune."""
+    """Every distinct call of an op with kernels that may have settings to tune."""
     return find_op_calls(graph, (each for each in find_kernel_ops() if each.prebuild or each.op in _TUNED_AS_THEY_RUN))
 
 

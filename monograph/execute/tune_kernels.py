@@ -1,7 +1,7 @@
 """Tune the custom kernels of a step: try all candidates of their settings, keep the fastest with equal bits.
 
 The default stays unless another candidate is faster by more than noise. A candidate that cannot be built or launched is
-skipped; one whose results differ from the default's in one bit is discarded with a warning.
+skipped; one with results that differ from the default's in one bit is discarded with a warning.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -97,7 +97,7 @@ def has_known_sizes(call: KernelCall) -> bool:
 
 
 def tune_kernel(run: Run, key: TunedKey, tunable: Tunable, device: TuningDevice) -> TunedKernel:
-    """The fastest of a kernel's settings whose results have the default's bits."""
+    """The fastest of a kernel's settings that give the default's bits."""
     with chosen(key, tunable.candidates[0]):
         wanted = run()
     sound = [

@@ -14,7 +14,7 @@ _DOCUMENTS = 4
 
 
 def make_arguments(names: Sequence[str], args: Sequence[Argument], device: torch.device) -> list[Any]:
-    """Arguments of an op, whose names decide what integers mean; the same values each time."""
+    """Arguments of an op; an argument's name decides what its integers mean. The same values each time."""
     generator = torch.Generator(device).manual_seed(0)
     forms = {name: arg for name, arg in zip(names, args, strict=True) if isinstance(arg, TensorMeta)}
     return [

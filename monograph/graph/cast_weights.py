@@ -8,7 +8,7 @@ way. Running the node in every step is right too.
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ _SAME_NUMBERS = (ATEN._to_copy.default, ATEN.cat.default, ATEN.view.default, UNS
 
 
 _ALIGNMENT = 16
-"""Bytes at whose multiples kernels expect a parameter to begin."""
+"""Kernels expect a parameter to begin at a multiple of so many bytes."""
 
 
 class CachedCast(NamedTuple):
@@ -71,13 +71,19 @@ def can_be_joined(parameter: Node) -> bool:
 
 def find_joined(graph: StepGraph) -> set[CachedCast]:
     """Cached values that are no copies: parameters in their own dtype, each stored with the first that has it."""
+    return set(pick_joined(graph, find_cached_casts(graph)).values())
+
+
+def pick_joined(graph: StepGraph, casts: Iterable[tuple[Node, CachedCast]]) -> dict[Node, CachedCast]:
+    """Of these, the nodes that only join parameters; a parameter can be a view of one buffer, the first it is in."""
     stored = find_stored_dtypes(graph)
-    found: set[CachedCast] = set()
-    joined: set[str] = set()
-    for _, cast in find_cached_casts(graph):
-        if joined.isdisjoint(cast.slots) and {stored[slot] for slot in cast.slots} == {cast.dtype}:
-            found.add(cast)
-            joined.update(cast.slots)
+    found: dict[Node, CachedCast] = {}
+    buffers: dict[str, CachedCast] = {}
+    for node, cast in casts:
+        is_plain = {stored[slot] for slot in cast.slots} == {cast.dtype}
+        if is_plain and all(buffers.get(slot, cast) == cast for slot in cast.slots):
+            found[node] = cast
+            buffers |= dict.fromkeys(cast.slots, cast)
     return found
 
 

@@ -81,7 +81,7 @@ def _is_free(node: Node, piece: Piece, readers: list[Node]) -> bool:
     """Whether a step makes a piece of memory itself, and nothing else can read it when this node runs or later.
 
     Collectives and copies to the host read beside compute; casts of weights may be computed once for several steps.
-    Only ops say whose memory their results live in: compiled code may return views of what it was given.
+    Only the schema of an op tells which results are views of its arguments: compiled code may return views too.
     """
     (maker, _), form = piece, meta_of(value_of(node.args[0]))  # type: ignore[arg-type]
     if not is_op(maker.target) or is_launch(maker) or is_cached_cast(maker) or is_cached_float8(maker):

@@ -61,7 +61,7 @@ def choose_tiles(channels: int, value_channels: int) -> AttentionTiles:
 
 
 def find_tiles(channels: int, shared_bytes: int) -> AttentionTiles:
-    """The first that are for so many channels and fit; where none fit, the smallest, whose launch says so."""
+    """The first for so many channels that fit; if none fit, the smallest: launching it fails with the reason."""
     wide_enough = [each for each in CHOICES if channels <= each.channels]
     fitting = [each for each in wide_enough if each.channels == wide_enough[0].channels]
     return next((each for each in fitting if each.shared_kib << 10 <= shared_bytes), fitting[-1]).tiles

@@ -28,7 +28,7 @@ def check_float8_limits(config: Any) -> None:
 
 
 def check_quantized(config: Any, records: Iterable[Any]) -> None:
-    """Refuse a step whose sizes or options leave no matmul in float8; where it would only be slower, say so."""
+    """Refuse a step in which sizes or options leave no matmul in float8; warn where float8 would only be slower."""
     for record in records:
         if record.name != QUANTIZE or record.status != "ran" or record.added:
             continue

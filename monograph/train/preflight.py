@@ -82,7 +82,7 @@ def check_pretrained(config: TrainerConfig, path: Path) -> None:
     if not source.is_hf:
         raise CheckpointError(
             f"checkpoint.initial_load_path is {path}",
-            why="it is the folder of a run, whose checkpoints lie deeper",
+            why="it is the folder of a run; its checkpoints are in a folder inside",
             do=f"--checkpoint.initial_load_path {source.weights}",
         )
     check_model({MODEL_VALUE: to_json(source.model)}, config, path, tells=False)

@@ -38,7 +38,7 @@ SECTIONS = (
 )
 """What decides the numbers of a run besides its model."""
 STATE_FORM = ("training.dtype", "optimizer.store_param_remainders")
-"""Settings that decide in which tensors weights and optimizer state are kept: a run goes on with the same ones only."""
+"""Settings that decide which tensors hold weights and optimizer state: a run can be resumed with the same ones only."""
 _SILENT = ("debug.log_level", "debug.device", "compile.artifact_*")
 _ABSENT = "(absent)"
 _SHOWN = 12
@@ -96,7 +96,7 @@ def check_state_form(values: Mapping[str, Any], config: TrainerConfig, source: P
         flags = " ".join(f"--{path} {str(old).lower()}" for path, (old, _) in changed.items())
         raise CheckpointError(
             f"{source} was saved with " + ", ".join(f"{path} {old}, not {new}" for path, (old, new) in changed.items()),
-            why="weights and optimizer state are kept in other tensors then, and a run goes on with those it has",
+            why="other tensors hold weights and optimizer state then, and the checkpoint does not have these",
             do=f"{flags}, or --checkpoint.load_model_only true for the weights alone",
         )
 

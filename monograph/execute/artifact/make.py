@@ -48,7 +48,7 @@ class CannotPrecompile(MonographError):
 
 
 def make_custom_kernels(calls: Sequence[KernelCall], tuned: bytes | None = None) -> dict[str, bytes]:
-    """Name -> content: the kernels of our own ops, what they are called with, and the settings in use, which they are
+    """Name -> content: the kernels of custom ops, what they are called with, and the settings in use, which they are
     built for; nothing where there is no GPU."""
     with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
         with triton_folder(Path(folder)):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from monograph.graph.cast_weights import CachedCast, find_castings, find_stored_dtypes
+from monograph.graph.cast_weights import find_castings, pick_joined
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
@@ -20,13 +20,8 @@ class JoinParameters(Pass):
     """
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
-        stored = find_stored_dtypes(graph)
-        buffers: set[CachedCast] = set()
-        joined: set[str] = set()
-        for node, cast in find_castings(graph).items():
-            is_plain = {stored[slot] for slot in cast.slots} == {cast.dtype}
-            if is_plain and (cast in buffers or joined.isdisjoint(cast.slots)):
-                set_tag(node, replace(tag_of(node), once=True))
-                buffers.add(cast)
-                joined.update(cast.slots)
-        return f"{len(joined)} parameters are stored in {len(buffers)} buffers"
+        plan = pick_joined(graph, find_castings(graph).items())
+        for node in plan:
+            set_tag(node, replace(tag_of(node), once=True))
+        buffers = set(plan.values())
+        return f"{sum(len(each.slots) for each in buffers)} parameters are stored in {len(buffers)} buffers"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from monograph.axes import Group
 from monograph.compat.ops import all_reduce
 from monograph.execute.base import find_sequence_part
-from monograph.execute.device import find_device
+from monograph.execute.device import use_device
 from monograph.kernels.attention_reference import attend_densely
 from monograph.models.attention_core import AttentionCore
 from monograph.models.attention_kind import CAUSAL, AttentionKind
@@ -64,7 +64,7 @@ KINDS = {
 def measure_kinds(device: str, method: str, shape: Shape) -> dict[str, float]:
     """By kind, the largest distance of this rank's values from those of one device."""
     mesh = Mesh(cp=int(os.environ["WORLD_SIZE"]), cp_method=method)  # type: ignore[arg-type]
-    with joined_groups(mesh, find_device(device), timeout_seconds=60) as groups:
+    with joined_groups(mesh, use_device(device), timeout_seconds=60) as groups:
         return {name: measure(shape, case, groups) for name, case in KINDS.items()}
 
 

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from monograph.execute.device import find_device
+from monograph.execute.device import use_device
 from monograph.generate.loop import generate
 from monograph.models.init import initialize, materialize
 from monograph.models.model import Model
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
-    device = find_device(given.device)
+    device = use_device(given.device)
     print(f"torch {torch.__version__}, {device}, {given.dtype}, dim {given.dim}")
     print(f"a prompt of {given.prompt} tokens, then {given.tokens} new ones")
     print("| recipe | tokens/s with a cache | without | ratio |\n|---|---|---|---|")

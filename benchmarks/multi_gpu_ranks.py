@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from monograph.axes import POINT_TO_POINT, Axis, Group
 from monograph.capture.stage import CarrySpec
 from monograph.compat.ops import all_gather, all_reduce, all_to_all, reduce_scatter
-from monograph.execute.device import find_device
+from monograph.execute.device import use_device
 from monograph.execute.pipeline.links import Links
 from monograph.log import find_rank
 from monograph.parallel.groups import Groups, joined_groups
@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    device = find_device(given.device)
+    device = use_device(given.device)
     world = int(os.environ["WORLD_SIZE"])
     with joined_groups(Mesh(dp_shard=world), device, timeout_seconds=120) as groups, torch.no_grad():
         rows = [check_groups(groups), *check_collectives(groups), *measure_bandwidth(groups), measure_overlap(groups)]

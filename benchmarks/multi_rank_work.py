@@ -14,7 +14,7 @@ from monograph.commands.precompile import precompile
 from monograph.config.configurable import check_config
 from monograph.config.leaves import replace_leaf
 from monograph.errors import MonographError
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.graph_step import GraphStep
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.recipes.catalog import load_recipe
@@ -105,7 +105,7 @@ def run_updates(config: TrainerConfig, groups: Groups) -> tuple[dict[str, Any], 
 def on_rank(mesh: str, device: str) -> Iterator[Groups]:
     """This rank's groups."""
     planned = plan_run_mesh(make_config(DEEPSEEK, mesh, device, {}), int(os.environ["WORLD_SIZE"]))
-    with deterministic_kernels(True), joined_groups(planned, find_device(device), timeout_seconds=60) as groups:
+    with deterministic_kernels(True), joined_groups(planned, use_device(device), timeout_seconds=60) as groups:
         yield groups
 
 

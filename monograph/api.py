@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from monograph.capture.capture import capture as capture_graph
 from monograph.config.configurable import check_config
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.facts import make_facts
 from monograph.graph.cost import Cost, measure
 from monograph.graph.facts import Facts
@@ -58,7 +58,7 @@ def capture(config: TrainerConfig, *, ranks: int = 0) -> CapturedStep:
     """
     check_config(config)
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    with fake_groups(mesh, 0, find_device(config.debug.device)) as groups:
+    with fake_groups(mesh, 0, use_device(config.debug.device)) as groups:
         source, settings = build_source(config, groups)
         graph = capture_graph(source, make_example(config, source), has_sources=True)
         return CapturedStep(config, graph, make_facts(source.table, groups, settings))
@@ -84,7 +84,7 @@ def verify(config: TrainerConfig, *, steps: int = 2) -> Verdict | None:
 def _joined(config: TrainerConfig) -> Iterator[Groups]:
     check_config(config)
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    device, limit = find_device(config.debug.device), config.parallelism.timeout_seconds
+    device, limit = use_device(config.debug.device), config.parallelism.timeout_seconds
     with (
         deterministic_kernels(config.debug.deterministic),
         joined_groups(mesh, device, timeout_seconds=limit) as groups,

@@ -23,7 +23,7 @@ from monograph.compat.cuda_memory import free_matmul_workspaces
 from monograph.config.configurable import check_config
 from monograph.execute.base import MeshStep
 from monograph.execute.cudagraph import CudaGraphProgram
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.graph_step import GraphStep
 from monograph.execute.profile import Profile, profile_step
 from monograph.graph.cost import measure
@@ -108,7 +108,7 @@ def run_modes(
     """Measure every mode; with a folder for it, profile each as well. Sequences are one document each, or documents of
     `document_tokens`."""
     first = next(iter(configs.values()))
-    device = find_device(first.debug.device)
+    device = use_device(first.debug.device)
     rows = []
     with deterministic_kernels(first.debug.deterministic), joined_groups(Mesh(), device) as groups:
         for mode, config in configs.items():

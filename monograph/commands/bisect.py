@@ -11,7 +11,7 @@ from monograph.commands.insight_arguments import BisectArguments
 from monograph.commands.on_ranks import start_rank
 from monograph.commands.terminal import print_plain
 from monograph.errors import EXIT_FAILED
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.launch.local import launch
 from monograph.log import set_up_log
 from monograph.parallel.groups import joined_groups
@@ -43,7 +43,7 @@ def run(lines: BisectLines, arguments: BisectArguments) -> tuple[list[Outcome], 
     limit = left.parallelism.timeout_seconds
     with (
         deterministic_kernels(left.debug.deterministic),
-        joined_groups(mesh, find_device(left.debug.device), timeout_seconds=limit) as groups,
+        joined_groups(mesh, use_device(left.debug.device), timeout_seconds=limit) as groups,
     ):
         outcome = bisect(left, lines.right, groups, steps=arguments.steps, tolerance=arguments.tolerance)
         outcomes: list[Outcome] = groups.all_gather_object(outcome)

@@ -14,7 +14,7 @@ from monograph.capture.capture import capture
 from monograph.commands.inspect_pipeline import inspect_pipeline
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
 from monograph.errors import ConfigError
-from monograph.execute.device import find_device
+from monograph.execute.device import use_device
 from monograph.execute.facts import make_facts
 from monograph.graph.cost import Cost, find_node_costs, measure
 from monograph.graph.diff import diff_texts
@@ -78,7 +78,7 @@ def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: 
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", out])
     set_up_log(level=config.debug.log_level)
-    device = find_device(config.debug.device)
+    device = use_device(config.debug.device)
     is_elsewhere = config.machine == AUTO and device.type == "cpu"
     if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
         config = config.replace(machine=FALLBACK)

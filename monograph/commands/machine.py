@@ -11,7 +11,7 @@ from monograph.commands.insight_arguments import MachineMeasureArguments, Machin
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.config.docs import find_field_docs
 from monograph.errors import ConfigError
-from monograph.execute.device import find_device
+from monograph.execute.device import find_device, use_device
 from monograph.machine.choose import find_machine
 from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
@@ -41,7 +41,8 @@ def _format(value: object) -> str:
 
 def measure_machine(arguments: MachineMeasureArguments) -> int:
     """Measure, on one rank or on several at once, and write the file."""
-    out, device = Path(arguments.out), find_device(arguments.device)
+    out = Path(arguments.out)
+    find_device(arguments.device)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}", why=f"there is no folder {out.parent}", do="make it, or choose another")
     if arguments.ranks > 1:
@@ -52,7 +53,7 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
             store = Path(folder) / "store"
             multiprocessing.spawn(_measure_rank, (arguments, store), nprocs=arguments.ranks)
     else:
-        found = measure(device, name=arguments.name)
+        found = measure(use_device(arguments.device), name=arguments.name)
         if found is not None:
             write_machine(found, out)
     if int(os.environ.get("RANK", "0")) == 0:
@@ -66,6 +67,6 @@ def _measure_rank(rank: int, arguments: MachineMeasureArguments, store: Path) ->
     ranks = arguments.ranks
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    found = measure(find_device(arguments.device), name=arguments.name, store=store)
+    found = measure(use_device(arguments.device), name=arguments.name, store=store)
     if found is not None:
         write_machine(found, Path(arguments.out))

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from monograph.commands.model_arguments import ModelArguments
-from monograph.execute.device import find_device
+from monograph.execute.device import use_device
 from monograph.generate.load import LoadedModel, load_model
 from monograph.train.checkpoint.model_source import ModelSource, find_tokenizer, open_source
 from monograph.train.checkpoint.tensor_file import find_dtype
@@ -24,4 +24,4 @@ def find_source(arguments: ModelArguments) -> ModelSource:
 def load(arguments: ModelArguments, source: ModelSource, tokenizer: Tokenizer | None = None) -> LoadedModel:
     """The model in memory, with its tokenizer, unless that was built before."""
     dtype: torch.dtype | None = None if arguments.dtype == "stored" else find_dtype(arguments.dtype)
-    return load_model(source, find_device(arguments.device), dtype=dtype, tokenizer=tokenizer)
+    return load_model(source, use_device(arguments.device), dtype=dtype, tokenizer=tokenizer)

@@ -24,7 +24,7 @@ from monograph.execute.artifact.make import (
 )
 from monograph.execute.base import StepSettings
 from monograph.execute.custom_kernels import KernelCall, find_calls, find_tunable_calls, find_updates
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, find_device, use_device
 from monograph.execute.pipeline.build import StageSource, make_sources
 from monograph.execute.tuned_kernels import render_for_artifact, tune_kernels
 from monograph.graph.encode import GraphFileError
@@ -112,7 +112,7 @@ def precompile(
 ) -> dict[str, bytes]:
     """Write the artifact as `rank` sees it, in a pipeline as each stage's rank in its place; refuse when another rank
     sees another step."""
-    device = find_device(config.debug.device)
+    device = use_device(config.debug.device)
     if uses_flex(config.model) and device.type == "cpu":
         raise CannotPrecompile(
             "model.attention.kernel is flex and the device is a CPU",

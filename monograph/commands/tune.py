@@ -8,7 +8,7 @@ from rich.table import Table
 from monograph.commands.precompile import capture_as, find_stages
 from monograph.errors import ConfigError
 from monograph.execute.custom_kernels import KernelCall
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.tune_kernels import describe_settings
 from monograph.execute.tuned_kernels import tune_kernels
 from monograph.kernels.tuned_file import TunedKernel, find_folder, find_gpu_kind
@@ -23,7 +23,7 @@ _WIDTH = 120
 def tune(config: TrainerConfig, *, ranks: int) -> int:
     """Capture the step of every stage, tune what is not known yet, and show it."""
     set_up_log(level=config.debug.log_level)
-    device = find_device(config.debug.device)
+    device = use_device(config.debug.device)
     kind = find_gpu_kind(device)
     if kind is None:
         raise ConfigError(

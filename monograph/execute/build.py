@@ -53,8 +53,8 @@ def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder |
         return None
     watchdog = None
     if groups.has_peers and groups.device.type == "cuda":
-        watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank)
-    return CudaGraphRecorder(is_required=wanted == "require", watchdog=watchdog)
+        watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank, device=groups.device)
+    return CudaGraphRecorder(groups.device, is_required=wanted == "require", watchdog=watchdog)
 
 
 def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gradients:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from monograph.compat.cuda_memory import cached_bytes
 from monograph.errors import ConfigError
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
@@ -80,14 +81,17 @@ class RecordedGraph:
 
 
 class CudaGraphRecorder:
-    """What all recordings of a run share: a stream, one memory pool, and a timeout for collectives in replays.
+    """Stream, device and timeout that all recordings of a run share.
 
-    They can share memory because replays follow each other, and what outlives one (loss, gradients) is referred to, so
-    that its memory is not used again.
+    Recordings of one pool share memory, so they may only be replayed in the order in which they were recorded, again
+    and again. A program that is replayed at other times needs a pool of its own: an evaluation runs between the
+    gradients and the update when the losses of a mixture's sources are measured, and would overwrite the gradients.
     """
 
-    def __init__(self, *, is_required: bool = False, watchdog: ReplayWatchdog | None = None) -> None:
-        self.is_required, self.watchdog = is_required, watchdog
+    def __init__(
+        self, device: torch.device, *, is_required: bool = False, watchdog: ReplayWatchdog | None = None
+    ) -> None:
+        self.device, self.is_required, self.watchdog = device, is_required, watchdog
         self.needed_bytes = 0
         """The most that a call op by op has allocated."""
 
@@ -103,46 +107,52 @@ class CudaGraphRecorder:
     @cached_property
     def stream(self) -> torch.cuda.Stream:
         """Where warm-ups and recordings run."""
-        return torch.cuda.Stream()
+        return torch.cuda.Stream(self.device)
 
-    @cached_property
-    def pool(self) -> Any:
-        """The memory of all recordings."""
+    def new_pool(self) -> Any:
+        """Memory for recordings that are replayed in the order in which they were recorded."""
         return torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """Run op by op on the stream of the recordings, so that its libraries are ready."""
-        before = torch.cuda.memory_allocated()
-        self.stream.wait_stream(torch.cuda.current_stream())
+        before = torch.cuda.memory_allocated(self.device)
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream), torch.no_grad():
             run()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.needed_bytes = max(self.needed_bytes, torch.cuda.max_memory_allocated() - before)
+        current.wait_stream(self.stream)
+        self.needed_bytes = max(self.needed_bytes, torch.cuda.max_memory_allocated(self.device) - before)
 
     def find_missing_memory(self) -> int:
         """Bytes of the device that a call op by op lacks now: recordings share their memory with each other alone."""
-        free, _ = torch.cuda.mem_get_info()
-        return max(0, self.needed_bytes - free)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(0, self.needed_bytes - free - cached_bytes(self.device))
 
-    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, run: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         """Record without running: the replay that follows does the work. What the warm-up freed is given back first,
-        because a recording has memory of its own."""
+        because a recording has memory of its own.
+
+        Only this thread must not call what cannot be recorded: NCCL's and ours may ask for events meanwhile.
+        """
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
-        with quiet, torch.cuda.graph(graph, pool=self.pool, stream=self.stream), torch.no_grad():
+        recording = torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local")
+        with quiet, recording, torch.no_grad():
             run()
         return graph
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
         """Launch a recording."""
-        graph.replay()
-        if self.watchdog is not None:
-            self.watchdog.add()
+        if self.watchdog is None:
+            graph.replay()
+            return
+        with self.watchdog.watched():
+            graph.replay()
 
     def close(self) -> None:
         """Wait for what runs; nothing is replayed afterwards."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         if self.watchdog is not None:
             self.watchdog.close()
 
@@ -158,7 +168,7 @@ class CudaGraphProgram:
 
     def __init__(self, program: Program, outputs: LossBuffer, recorder: CudaGraphRecorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
-        self.recorder = recorder
+        self.recorder, self.pool = recorder, recorder.new_pool()
         self.is_warm = self.is_unrecorded = False
         self.recordings: dict[tuple[bool, bool, bool], RecordedGraph] = {}
 
@@ -198,7 +208,7 @@ class CudaGraphProgram:
 
     def record(self, run: Callable[[], None]) -> RecordedGraph:
         """Record, and remember where the results will be."""
-        graph = self.recorder.record(run)
+        graph = self.recorder.record(run, self.pool)
         assert self.outputs.loss is not None
         return RecordedGraph(graph, self.outputs.loss, self.gradients.taken(), dict(self.program.float8.values))
 

@@ -17,12 +17,26 @@ log = get_log("run")
 
 
 def find_device(wanted: str) -> torch.device:
-    """The device to train on; asking for a GPU that is not there is an error, not a slow run."""
+    """Choose the device of this process without using it yet.
+
+    Asking for a GPU that is not there is an error, not a slow run.
+    """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("debug.device is cuda", why="torch sees no CUDA device here", do="--debug.device cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def use_device(wanted: str) -> torch.device:
+    """Choose the device of this process and make it torch's current one, which whatever takes no device argument uses.
+
+    That makes a context on a GPU: a process that only starts others must not call it.
+    """
+    device = find_device(wanted)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def check_recordable(cuda_graph: str, device: torch.device) -> None:

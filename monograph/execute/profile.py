@@ -83,7 +83,7 @@ def profile_step(step: MeshStep, run: Callable[[], Any], trace: Path) -> Profile
                 with record_function(STEP_MARK):
                     run()
             if is_cuda:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(step.device)
     trace.parent.mkdir(parents=True, exist_ok=True)
     found.export_chrome_trace(str(trace))
     result = add_up(list(found.events()), find_kernels(found) if is_cuda else None)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from monograph.errors import ConfigError
+from monograph.execute.bind_device import bind_device
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.failed_node import describe_failed_node, find_failed_node
@@ -79,8 +80,9 @@ class Program:
         self.inputs, self.outputs = StaticInputs(graph.inputs, inputs), outputs
         pairs = zip(graph.inputs, self.inputs.values, strict=True)
         self.float8 = Float8Weights(graph, [value for spec, value in pairs if spec.kind in PARAMETERS])
-        module = lower(graph, outputs.take, weight_cache, self.float8, casts=True)
-        later = lower(graph, outputs.take, weight_cache, self.float8, casts=False) if self.float8.skipped else module
+        parts = outputs.take, weight_cache, self.float8, inputs.coords.device
+        module = lower(graph, *parts, casts=True)
+        later = lower(graph, *parts, casts=False) if self.float8.skipped else module
         self.modules = {True: module, False: later}
         """The graph, by whether weights are cast to float8 in it or were by an earlier micro-batch."""
 
@@ -117,6 +119,7 @@ def lower(
     take: OutputCallback,
     weight_cache: CastWeightCache | None = None,
     float8: Float8Weights | None = None,
+    device: torch.device | None = None,
     *,
     casts: bool = True,
 ) -> GraphModule:
@@ -124,7 +127,7 @@ def lower(
     in place do.
 
     What changes only with the weights is read from the cast weight cache, if there is one. Casts of weights to float8
-    leave their results in `float8`, or, without `casts`, are read from there.
+    leave their results in `float8`, or, without `casts`, are read from there. Tensors that it makes are on `device`.
     """
     root = nn.Module()
     for name, child in graph.module.named_children():
@@ -163,4 +166,6 @@ def lower(
             inside.call_module(f"take_{index}", (copies[node],))
     inside.output(())
     bound_sizes(inside, graph.max_size)
+    if device is not None:
+        bind_device(inside, device)
     return GraphModule(root, inside)

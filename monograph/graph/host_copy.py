@@ -19,17 +19,17 @@ def _like(value: Tensor, device: str) -> Tensor:
 
 
 @functools.cache
-def copy_stream(direction: str) -> torch.cuda.Stream:
-    """The stream of all copies in one direction."""
-    return torch.cuda.Stream()
+def copy_stream(direction: str, device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies in one direction, from or to one GPU."""
+    return torch.cuda.Stream(device)
 
 
 def to_host(value: Tensor) -> Tensor:
     """Start copying a value to the host. The device memory is free again once the copy and all readers are done."""
     if not value.is_cuda:
         return _like(value, "cpu").copy_(value)
-    stream = copy_stream("out")
-    stream.wait_stream(torch.cuda.current_stream())
+    stream = copy_stream("out", value.device)
+    stream.wait_stream(torch.cuda.current_stream(value.device))
     with torch.cuda.stream(stream):
         kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, pin_memory=True)
         kept.copy_(value, non_blocking=True)
@@ -39,12 +39,12 @@ def to_host(value: Tensor) -> Tensor:
 
 def from_host(value: Tensor, device: str) -> Tensor:
     """Start copying a value back; read the result after `wait_copy` only."""
-    if device != "cuda":
-        return _like(value, device).copy_(value)
-    stream = copy_stream("in")
     back = _like(value, device)
-    stream.wait_stream(torch.cuda.current_stream())
-    stream.wait_stream(copy_stream("out"))
+    if not back.is_cuda:
+        return back.copy_(value)
+    stream = copy_stream("in", back.device)
+    stream.wait_stream(torch.cuda.current_stream(back.device))
+    stream.wait_stream(copy_stream("out", back.device))
     with torch.cuda.stream(stream):
         back.copy_(value, non_blocking=True)
     back.record_stream(stream)
@@ -54,7 +54,7 @@ def from_host(value: Tensor, device: str) -> Tensor:
 def wait_copy(value: Tensor) -> Tensor:
     """The value, once it is there."""
     if value.is_cuda:
-        torch.cuda.current_stream().wait_stream(copy_stream("in"))
+        torch.cuda.current_stream(value.device).wait_stream(copy_stream("in", value.device))
     return value
 
 

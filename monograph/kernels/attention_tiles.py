@@ -54,9 +54,9 @@ CHOICES = (
 is more (up to 201 KiB), and it has more (227)."""
 
 
-def choose_tiles(channels: int, value_channels: int) -> AttentionTiles:
-    """The tiles of the GPU that the process uses; of those for the widest of its heads the largest that fit."""
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+def choose_tiles(gpu: torch.device, channels: int, value_channels: int) -> AttentionTiles:
+    """The tiles for a GPU; of those for the widest of its heads the largest that fit."""
+    device = torch.cuda.get_device_properties(gpu)
     return find_tiles(max(channels, value_channels), device.shared_memory_per_multiprocessor - _RESERVED)
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from monograph.compat.ops import add_matmul_
 from monograph.compat.triton import tl, triton
-from monograph.kernels.launch import call, launch
+from monograph.kernels.launch import call, find_device, launch
 from monograph.labels import IGNORED_LABEL
 
 _LOGITS = 16384
@@ -103,7 +103,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: Tenso
     rows, columns = logits.shape
     if logits.numel():
         lanes = max(1, min(_LOGITS, triton.next_power_of_2(columns)) // _IN_A_LANE)
-        processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        processors = torch.cuda.get_device_properties(find_device([logits])).multi_processor_count
         together = max(1, _NEAR // (columns * logits.element_size()))
         launch(
             cross_entropy_kernel,

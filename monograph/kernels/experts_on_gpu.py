@@ -14,7 +14,7 @@ from monograph.kernels.experts_on_hopper import (
     expert_tiles_kernel,
 )
 from monograph.kernels.grouped_matmul import reference_grouped_matmul
-from monograph.kernels.launch import call, is_only_built, launch
+from monograph.kernels.launch import call, find_device, is_only_built, launch
 from monograph.kernels.matmul_swiglu_on_gpu import can_read, cut
 from monograph.kernels.swiglu_on_gpu import swiglu
 from monograph.kernels.tiles_on_hopper import COLUMNS, DEPTH, PIECE, REGISTERS, ROWS, STAGES
@@ -100,7 +100,7 @@ def is_served(rows: Tensor, *weights: Tensor) -> bool:
 
     Steps that sum over a weight's rows must end with the expert's: what follows belongs to the next one.
     """
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    device = torch.cuda.get_device_properties(find_device([rows]))
     if device.major != _HOPPER or not can_read(rows):
         return False
     if not all(each.is_contiguous() and can_read(each.flatten(0, 1)) for each in weights):
@@ -111,6 +111,6 @@ def is_served(rows: Tensor, *weights: Tensor) -> bool:
 
 def start(kernel: Any, *args: Any, **others: int) -> None:
     """Run a kernel with a program on every processor; they take turns with the tiles."""
-    processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    processors = torch.cuda.get_device_properties(find_device(args)).multi_processor_count
     settings = {"entry": ENTRY, "stages": STAGES, "piece": PIECE, "registers": REGISTERS, **others}
     launch(kernel, (processors,), *args, **settings, num_warps=4)

@@ -1,8 +1,8 @@
 """Launching a kernel, or building it for later: a step that is written down takes its kernels along."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -55,11 +55,27 @@ def call(function: Callable[..., Any], *args: Any, **settings: Any) -> None:
         function(*args, **settings)
 
 
+def find_device(args: Sequence[Any]) -> torch.device:
+    """Return the device of a kernel's tensors, or of what the copy engine's descriptors point to. For tensors without
+    memory, from which kernels are only built, it is the GPU that this thread uses."""
+    tensors = (getattr(arg, "base", arg) for arg in args)
+    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "meta" else device
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, on which Triton launches; entering nothing where it already is costs least."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
     """Run a kernel of Triton's over a grid."""
     built = _built.get()
     if built is None:
-        kernel[grid](*args, **settings)
+        with on_device(find_device(args)):
+            kernel[grid](*args, **settings)
         return
     words = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
     built.append(kernel.warmup(*words, grid=grid, **settings))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from monograph.compat.triton import TensorDescriptor, gl
-from monograph.kernels.launch import call, launch
+from monograph.kernels.launch import call, find_device, launch
 from monograph.kernels.matmul_swiglu_on_hopper import matmul_swiglu_backward_kernel, matmul_swiglu_kernel
 from monograph.kernels.rows import as_rows
 from monograph.kernels.swiglu_on_gpu import swiglu, swiglu_backward_packed_recompute
@@ -59,7 +59,7 @@ def matmul_swiglu_backward(grad: Tensor, weight: Tensor, x: Tensor, up: Tensor) 
 
 def is_served(columns: int, *operands: Tensor) -> bool:
     """Whether our kernels are for this GPU, can read these operands, and have work for every processor."""
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    device = torch.cuda.get_device_properties(find_device(operands))
     if device.major != _HOPPER or columns % _KNOWN or not all(map(can_read, operands)):
         return False
     down, across, _ = count_tiles(operands[0].shape[0], columns, DEPTH, COLUMNS)
@@ -86,6 +86,6 @@ def cut(value: Tensor, *shape: int) -> Any:
 
 def start(kernel: Any, *args: Any, group: int) -> None:
     """Run a kernel with a program on every processor; they take turns with the tiles."""
-    processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    processors = torch.cuda.get_device_properties(find_device(args)).multi_processor_count
     settings = {"group": group, "stages": STAGES, "piece": PIECE, "registers": REGISTERS}
     launch(kernel, (processors,), *args, **settings, num_warps=4)

@@ -218,9 +218,9 @@ def key_gradient_kernel(
     tl.store(of_v + at * value_channels + column, found_v.to(of_v.dtype.element_ty), is_in)
 
 
-def choose_backward_tiles(channels: int, value_channels: int, *sizes: int) -> tuple[Tiles, Tiles]:
+def choose_backward_tiles(gpu: torch.device, channels: int, value_channels: int, *sizes: int) -> tuple[Tiles, Tiles]:
     """For the gradient of queries, and of keys and values."""
-    _, queries, keys = choose_tiles(channels, value_channels)
+    _, queries, keys = choose_tiles(gpu, channels, value_channels)
     return queries._replace(**_QUERY_STAGES.choose(*sizes)), keys._replace(**_KEY_STAGES.choose(*sizes))
 
 
@@ -265,7 +265,7 @@ def run_segments_backward(
         **describe_rule(q, k, segments, causal=causal, window=window),
         **widths._asdict(),
     }
-    of_queries, of_keys = tiles or choose_backward_tiles(channels, v.shape[-1], *shape, int(causal), window)
+    of_queries, of_keys = tiles or choose_backward_tiles(q.device, channels, v.shape[-1], *shape, int(causal), window)
     inputs, scales = (q, k, v, table, grad, lse, dots), (scale, scale * LOG2_E)
     grid = (triton.cdiv(n_queries, of_queries.rows), heads, batch)
     launch(query_gradient_kernel, grid, *inputs, of_q, *sizes, *scales, **settings, **of_queries._asdict())

@@ -181,7 +181,7 @@ def run_segments(
         return out, lse
     if tiles is None:
         stages = _STAGES.choose(*find_sizes(q, k, v, segments), int(causal), window)
-        tiles = choose_tiles(channels, v.shape[-1]).forward._replace(**stages)
+        tiles = choose_tiles(q.device, channels, v.shape[-1]).forward._replace(**stages)
     table = lse if segments is None else segments.contiguous()
     launch(
         attention_kernel,

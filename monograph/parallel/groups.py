@@ -252,6 +252,8 @@ def joined_groups(
     After a failure, each rank reports what its collectives were doing to `flight_folder`.
     """
     rank = int(os.environ.get("RANK", "0"))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL, FSDP2 and every launch without a device argument take the current one
     set_up_flight(flight_folder)
     started_here, excepthook = not dist.is_initialized(), sys.excepthook
     _free_groups_at_exit()

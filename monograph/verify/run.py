@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from monograph.errors import EXIT_FAILED
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.log import get_log, set_up_log
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
@@ -96,7 +96,7 @@ def verify_command(config: TrainerConfig) -> int:
     """`monograph verify`, as one of the ranks: exit code 1 when anything differs."""
     set_up_log(level=config.debug.log_level)
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    device = find_device(config.debug.device)
+    device = use_device(config.debug.device)
     with (
         deterministic_kernels(config.debug.deterministic),
         joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups,

@@ -18,7 +18,8 @@ import torch
 from monograph.errors import DataError
 from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.run import build_step, find_device, plan_pipeline, train
+from monograph.execute.device import find_device
+from monograph.run import build_step, plan_pipeline, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor

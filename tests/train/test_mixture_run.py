@@ -1,12 +1,14 @@
 """Training on a mixture: per-source losses, resuming on other meshes, validation by set."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 
 from monograph.errors import DataError
 from monograph.run import train
 from tests.kit.ranks import pool
+from tests.kit.replayed_ops import ReplayedOps
 from tests.kit.runs import (
     differing,
     find_steps,
@@ -57,6 +59,27 @@ def test_the_loss_of_each_source_is_that_of_its_samples_in_the_update(tmp_path, 
             total = sum(counts[name] * loss for name, loss in record["source_loss"].items()) / sum(counts.values())
             assert total == pytest.approx(record["loss"], rel=1e-5)
             assert sum(record["source_samples"].values()) == 4 * number + 4
+
+
+def test_nothing_that_is_replayed_before_an_update_overwrites_its_gradients(tmp_path, mixture):
+    """Source losses, validation, a replay check and several micro-batches, all recorded, change no bit of 7 updates."""
+    watched = {"compile__mode": "graph", "training__steps": 7, "validator__interval": 2, "validator__steps": 1}
+    found = {}
+    for interval in (0, 1, 3):
+        config = make_run(tmp_path / str(interval), mixture, dataloader__source_loss_interval=interval, **watched)
+        config.debug.replay_every, config.debug.deterministic = (4 if interval else 0), True
+        recorders = []
+
+        def make_replayed(*_, recorders=recorders):
+            recorders.append(ReplayedOps())
+            return recorders[0]
+
+        with patch("monograph.run.make_recorder", make_replayed):
+            train(config)
+        records = read_records(tmp_path / str(interval))
+        found[interval] = [(record["loss"], record["grad_norm"]) for record in records if "loss" in record]
+        assert sorted(map(len, recorders[0].pools)) == [1, 2], "the step and the evaluation were recorded"
+    assert len(found[0]) == 7 and found[1] == found[0] and found[3] == found[0]
 
 
 @pytest.mark.long

@@ -68,11 +68,19 @@ def test_ranks_are_not_timed_where_a_step_op_by_op_does_not_fit(tmp_path):
     assert not any("rank_ms" in record for record in read_records(tmp_path / "run"))
 
 
-def test_recordings_leave_too_little_memory():
-    recorder = CudaGraphRecorder()
+def test_memory_that_the_allocator_caches_counts_as_room_but_not_that_of_recordings():
+    recorder = CudaGraphRecorder(torch.device("cuda", 3))
     recorder.needed_bytes = 100
-    for free, missing in ((99, 1), (100, 0), (500, 0)):
-        with mock.patch("torch.cuda.mem_get_info", lambda free=free: (free, 1000)):
+    segments = [
+        {"device": 3, "segment_pool_id": (0, 0), "total_size": 50, "active_size": 20},
+        {"device": 3, "segment_pool_id": (0, 1), "total_size": 500, "active_size": 20},
+        {"device": 0, "segment_pool_id": (0, 0), "total_size": 500, "active_size": 20},
+    ]
+    for free, missing in ((69, 1), (70, 0), (500, 0)):
+        with (
+            mock.patch("torch.cuda.mem_get_info", lambda device, free=free: (free, 1000)),
+            mock.patch("torch.cuda.memory_snapshot", lambda: segments),
+        ):
             assert recorder.find_missing_memory() == missing
 
 

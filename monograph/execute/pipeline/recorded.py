@@ -74,6 +74,7 @@ class RecordedUpdate:
         scalars: Mapping[str, Tensor],
     ) -> None:
         self.recorder, self.device, self.own = recorder, device, own
+        self.pool = recorder.new_pool()
         self.batches = [copy_all(batch) for batch in batches]
         self.scalars = copy_all(scalars)
         self.actions: dict[Action, RecordedAction] = {}
@@ -107,7 +108,7 @@ class RecordedUpdate:
                 inputs.update({name_input(kind, name): value for name, value in made.items()})
             stage.run(part, live)
 
-        graph = self.recorder.record(run)
+        graph = self.recorder.record(run, self.pool)
         handed_on = [key for key in live if key.startswith(tuple(HANDED_ON.values()))]
         return RecordedAction(graph, inputs, {key: live.pop(key) for key in handed_on})
 

@@ -12,16 +12,16 @@ class RunTimes:
     """Marks in time around every action. On a GPU they are events of its stream, and read later: nothing waits."""
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._device = device
         self._start = self._mark()
         self._end: Any = None
         self._marks: list[tuple[str, Any, Any]] = []
 
     def _mark(self) -> Any:
-        if not self._is_cuda:
+        if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     @contextmanager
@@ -38,10 +38,10 @@ class RunTimes:
     @property
     def is_known(self) -> bool:
         """Whether the device has come to the end."""
-        return self._end is not None and (not self._is_cuda or self._end.query())
+        return self._end is not None and (self._device.type != "cuda" or self._end.query())
 
     def _seconds(self, one: Any, other: Any) -> float:
-        return one.elapsed_time(other) / 1e3 if self._is_cuda else other - one
+        return one.elapsed_time(other) / 1e3 if self._device.type == "cuda" else other - one
 
     @property
     def seconds(self) -> float:

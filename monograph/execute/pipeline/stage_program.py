@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from monograph.execute.bind_device import bind_device
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.failed_node import describe_failed_node, find_failed_node
@@ -145,6 +146,7 @@ class _PartBuilder:
                         self.hand_over(index, find(node), root, inside, live)
         inside.output(())
         bound_sizes(inside, self.graph.max_size)
+        bind_device(inside, self.inputs.coords.device)
         for node in inside.nodes:
             if find_tag(node) is None:
                 set_tag(node, find_tag(self.graph.placeholders[0]))  # type: ignore[arg-type]

@@ -82,8 +82,8 @@ class StateServer:
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta) -> None:
         """Serve a copy of the state from now on. Called on another thread and stream than the update's."""
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        for device in {tensor.device for tensor in state_dict[USER][STATE].tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)  # not the current one: a thread begins on the first
         data = write_state(state_dict[USER][STATE], state_dict[MANAGER])
         with self._changed:
             self._step, self._data = step, data

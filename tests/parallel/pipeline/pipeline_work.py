@@ -9,7 +9,7 @@ import torch
 
 from monograph.axes import POINT_TO_POINT, Group
 from monograph.compat.ops import find_process_group
-from monograph.execute.device import deterministic_kernels, find_device
+from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.pipeline.runtime import PipelineRun
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.parallel.groups import joined_groups
@@ -59,7 +59,7 @@ def make_updates(config, count, is_tied_apart=False, is_replayed=False):
     gradient over an update, and both get the sum. What a pipeline promises for tied slots, made by hand.
     """
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    device = find_device(config.debug.device)
+    device = use_device(config.debug.device)
     recorder = (
         patch("monograph.run.make_recorder", lambda *_: ReplayedOps(is_required=True)) if is_replayed else nullcontext()
     )

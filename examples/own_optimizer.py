@@ -25,7 +25,7 @@ class Lion(Optimizer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Optimizer.Config):
-        """Lion; weight decay leaves one-dimensional parameters alone."""
+        """Lion; weight decay leaves norms and biases alone."""
 
         beta1: float = 0.9
         """How much of the momentum is in an update."""
@@ -43,7 +43,7 @@ class Lion(Optimizer):
     def update(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float) -> None:
         """Change one parameter and its momentum in place."""
         momentum, config = state["momentum"], self.config
-        if parameter.ndim >= 2:
+        if self.is_decayed(parameter):
             parameter.mul_(1 - lr * config.weight_decay)
         parameter.sub_(momentum.lerp(gradient, 1 - config.beta1).sign_(), alpha=lr)
         momentum.lerp_(gradient, 1 - config.beta2)

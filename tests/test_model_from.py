@@ -12,9 +12,14 @@ from monograph.cli import main
 from monograph.commands.arguments import ConfigOptions
 from monograph.commands.request import read_request
 from monograph.config.json_form import dump_json
+from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.errors import CheckpointError, ConfigError
+from monograph.recipes.deepseek_v3 import deepseek_v3_debugmodel
+from monograph.recipes.llama3 import llama3_debugmodel
 from monograph.recipes.pretrained import name_recipe, render_run, start_from
+from monograph.recipes.qwen3 import qwen3_debugmodel_moe
 from monograph.run import train
+from monograph.train.preflight import check_before_start
 from monograph.train.records import read_records
 from tests.kit.pretrained import read_json, write_pretrained, write_texts
 
@@ -54,6 +59,63 @@ def test_a_recipe_keeps_its_own_settings_and_takes_the_model_of_the_folder(folde
     ).config
     assert (config.model.dim, config.training.seq_len, config.optimizer.lr) == (32, 256, 0.5)
     assert config.job.dump_folder == "outputs/llama3_debugmodel"
+
+
+KEPT = {
+    "model.mask": "document",
+    "model.max_documents": 40,
+    "model.dropout": 0.1,
+    "model.kernels": "plain",
+    "model.loss.chunk_tokens": 64,
+    "model.attention.kernel": "reference",
+}
+
+
+def test_a_recipe_keeps_how_its_model_is_trained_and_takes_all_else_of_the_folders_model(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    recipe = llama3_debugmodel()
+    for path, value in KEPT.items():
+        recipe = replace_leaf(recipe, path, value)
+    found = {f"model.{leaf.path}": leaf.value for leaf in find_leaves(start_from("tiny", recipe).model)}
+    theirs = {f"model.{leaf.path}": leaf.value for leaf in find_leaves(start_from("tiny").model)}
+    assert found == {**theirs, **KEPT}
+    assert set(KEPT) <= set(theirs), "every one is a setting of the folder's model"
+
+
+def test_a_published_recipe_keeps_its_document_mask(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ["llama3_8b", "--model.from", "tiny", "--training.seq_len", "32"]
+    assert read_request(words, ConfigOptions()).config.model.mask == "document"
+    words += ["--model.mask", "causal"]
+    assert read_request(words, ConfigOptions()).config.model.mask == "causal"
+
+
+def test_a_recipe_says_how_experts_are_balanced_and_an_import_keeps_their_biases(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for family in ("qwen3_moe", "deepseek_v3", "qwen3"):
+        write_pretrained(folder / family, family)
+    mine = qwen3_debugmodel_moe()
+    found = start_from("qwen3_moe", mine).model.moe
+    assert found.balance == mine.model.moe.balance and found.balance.is_on
+    assert not start_from("qwen3_moe").model.moe.balance.is_on
+    router = start_from("deepseek_v3", deepseek_v3_debugmodel()).model.moe.router
+    assert (router.expert_bias, router.bias_update_rate) == (True, 0)
+    mine.model.moe.experts.backend = "loop"
+    assert start_from("qwen3", mine).model == start_from("qwen3").model, "there are no experts"
+
+
+def test_functions_of_a_recipe_are_not_lost_on_the_way_to_other_weights(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    recipe = llama3_debugmodel()
+    recipe.model.attention = recipe.model.attention.replace(kernel="flex", score_mod=halve_scores)
+    config = start_from("tiny", recipe)
+    assert config.model.attention.score_mod is halve_scores
+    with pytest.raises(CheckpointError, match="score_mod"):
+        check_before_start(config)
+
+
+def halve_scores(score, *_where):
+    return score / 2
 
 
 def test_the_first_step_computes_with_the_weights_of_the_folder(folder):

@@ -108,6 +108,11 @@ class MeshStep(ABC):
         return {slot.name: self.parameters[slot.name] for slot in self.table.trained}
 
     @property
+    def decayed(self) -> frozenset[str]:
+        """The names of those that weight decay shrinks."""
+        return frozenset(slot.name for slot in self.table.trained if slot.is_decayed)
+
+    @property
     def ran_passes(self) -> Sequence[str]:
         """Names of the passes that ran on the captured step; none where nothing was captured."""
         return ()

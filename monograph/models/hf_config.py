@@ -39,7 +39,7 @@ def read_shared(hf: HfReader, *, own: Collection[str] = ()) -> dict[str, Any]:
     hf.require("add_cross_attention", False)
     hf.require("tie_encoder_decoder", False)
     hf.require("pruned_heads", {}, None)
-    hf.ignore("router_aux_loss_coef", "aux_loss_alpha", "seq_aux")  # for training; see read_balance
+    hf.ignore("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux")  # see read_balance
     n_layers = hf.count("num_hidden_layers")
     plain = {
         "attention_bias": (False,),
@@ -120,15 +120,32 @@ def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -
     }
 
 
-def read_balance(
+def read_balance(hf: HfReader, *, scope: BalanceScope, times_top_k: bool = False) -> LoadBalanceConfig:
+    """The load balancing that a config.json asks of whoever trains the model on, in transformers' terms.
+
+    transformers adds the loss with `output_router_logits` only, which published models leave off; the coefficient alone
+    asks for nothing. One coefficient is for all layers together. It does not touch what a model computes, and nothing
+    of it is exported: with the switch on, transformers adds it to the loss that it reports, too.
+    """
+    switch, key = "output_router_logits", "router_aux_loss_coef"
+    if not hf.has(switch) or not hf.boolean(switch):
+        return LoadBalanceConfig()
+    if not hf.has(key):
+        raise ConfigError(
+            f"config.json says '{switch}' is true and has no '{key}'",
+            why="its classes then balance the experts with a weight that depends on their version",
+            do=f'write "{key}": 0.001, or "{switch}": false',
+        )
+    return make_balance(hf, key, scope=scope, times_top_k=times_top_k, mean_of_layers=True)
+
+
+def make_balance(
     hf: HfReader, key: str, *, scope: BalanceScope, times_top_k: bool = False, mean_of_layers: bool = False
 ) -> LoadBalanceConfig:
-    """The load balancing that a config.json asks of whoever trains the model on; none where it says nothing.
-
-    It does not touch what a model computes. What config.json cannot say (losses between groups, the z-loss, a scope
-    over the global batch) is not exported.
-    """
+    """The load balancing with the weight that a key gives; none where it gives none."""
     coefficient = hf.number(key) if hf.has(key) else 0.0
+    if coefficient < 0:
+        raise hf.refuse(key, "a negative weight rewards uneven load")
     if not coefficient:
         return LoadBalanceConfig()
     return LoadBalanceConfig(

@@ -17,7 +17,7 @@ _MADE_BY = """
 """
 _IMPLEMENTATIONS = """
     attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled experts_implementation
-    use_cache return_dict output_attentions output_hidden_states output_router_logits torchscript
+    use_cache return_dict output_attentions output_hidden_states torchscript
     gradient_checkpointing pretraining_tp ep_size chunk_size_feed_forward is_decoder
 """
 _TOKENS_LABELS_LOSSES = """

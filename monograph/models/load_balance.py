@@ -173,11 +173,11 @@ def normalize(scores: Tensor, router: RouterConfig) -> Tensor:
 def update_expert_bias(model: nn.Module, load: Tensor, rate: float) -> None:
     """Move every selection bias by `rate` towards an even load, from the load [layers, experts] of the last update.
 
-    The moves of a layer sum to zero, so biases do not drift together.
+    The moves of a layer sum to zero, so biases do not drift together. A router whose gate is frozen keeps its biases.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
     for router, row in zip(routers, load.unbind(), strict=True):
-        if router.expert_bias is not None and rate:
+        if router.expert_bias is not None and rate and router.gate.weight.requires_grad:
             row = row.to(torch.float32)
             move = (row.mean() - row).sign()
             router.expert_bias.add_(move - move.mean(), alpha=rate)

@@ -27,8 +27,8 @@ class LoadBalanceConfig(Configurable.Config):
     """Multiply f by top_k: an even load costs the coefficient times top_k (Hugging Face's formula: Qwen3), instead of
     the coefficient (DeepSeek's and Megatron's)."""
     mean_of_layers: bool = False
-    """Divide the load-balancing loss by the number of MoE layers: one coefficient for all of them together (gpt_oss),
-    instead of one for each."""
+    """Divide the load-balancing loss by the number of MoE layers: one coefficient for all of them together (Hugging
+    Face's formula: Qwen3, gpt_oss), instead of one for each."""
     group_coefficient: float = 0.0
     """Weight of the same loss over the router's groups of experts (DeepSeek-V2's device-level balance)."""
     group_traffic_coefficient: float = 0.0

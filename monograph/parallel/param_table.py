@@ -17,6 +17,7 @@ from monograph.errors import ConfigError
 from monograph.kernels.square_sum import square_sum
 from monograph.models.model import Model, find_unit
 from monograph.models.parallel_plan import ParallelPlan, ShardedDim
+from monograph.models.weight_decay import find_decayed
 from monograph.parallel.mesh import Mesh
 
 
@@ -42,6 +43,8 @@ class Slot:
     mesh: Mesh
     is_frozen: bool = False
     """Whether it has no gradient, no optimizer state and no update."""
+    is_decayed: bool = True
+    """Whether weight decay shrinks it."""
 
     @property
     def name(self) -> str:
@@ -165,7 +168,7 @@ def build_table(model: Model, plan: ParallelPlan, mesh: Mesh) -> ParamTable:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    units = model.unit_modules()
+    units, decayed = model.unit_modules(), find_decayed(model)
     slots = []
     for order, (name, parameter) in enumerate(model.named_parameters()):
         cuts = plan.cuts_of(name)
@@ -181,6 +184,7 @@ def build_table(model: Model, plan: ParallelPlan, mesh: Mesh) -> ParamTable:
                 order=order,
                 mesh=mesh,
                 is_frozen=not parameter.requires_grad,
+                is_decayed=name in decayed,
             )
         )
     return ParamTable(slots, mesh)

@@ -1,7 +1,12 @@
 """Runs that start from a model in a folder: `--model.from FOLDER`, with a recipe or without one."""
 
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
+from monograph.config.leaves import find_leaves, find_sections, replace_leaf
+from monograph.config.origins import find_origins
 from monograph.config.python_form import make_identifier, render_recipe
 from monograph.errors import ConfigError
 from monograph.models.model_config import ModelConfig
@@ -12,14 +17,22 @@ from monograph.train.checkpoint.model_source import open_source
 from monograph.train.config import JobConfig, MetricsConfig, TrainerConfig, TrainingConfig, ValidatorConfig
 from monograph.train.lr_scheduler_config import WarmupDecayConfig
 from monograph.train.optimizer_config import AdamWConfig
+from monograph.train.saved_settings import TRAINED_AS
 
 MODEL_FROM = "model.from"
 """The flag that names the folder."""
+FUNCTIONS = ("model.attention.mask_mod", "model.attention.score_mod")
+"""What a recipe's model also keeps: weights that were trained without them are refused when they are loaded."""
+WHOLE = ("loss", "moe.balance")
+"""Sections of a model whose fields belong together: one that a recipe has written is taken with the others."""
 _USUAL_LENGTH = 1024
 
 
 def start_from(word: str, recipe: TrainerConfig | None = None, *, needs_tokenizer: bool = True) -> TrainerConfig:
-    """A recipe with the model, the tokenizer and the weights of a folder; without one, a short fine-tuning run."""
+    """A recipe with the model, the tokenizer and the weights of a folder; without one, a short fine-tuning run.
+
+    How the recipe trains its model is how the folder's is trained.
+    """
     source = open_source(word)
     if source.tokenizer is None and needs_tokenizer:
         raise ConfigError(
@@ -27,10 +40,43 @@ def start_from(word: str, recipe: TrainerConfig | None = None, *, needs_tokenize
             why="the model knows texts by the ids of its own tokenizer",
             do="--tokenizer.path FILE with its tokenizer.json, or --tokenizer.path '' for the built-in byte tokenizer",
         )
-    config = make_finetuning_run(source.name, source.model) if recipe is None else recipe.replace(model=source.model)
+    if recipe is None:
+        config = make_finetuning_run(source.name, source.model)
+    else:
+        config = recipe.replace(model=take_settings(source.model, recipe.model, word))
     if source.tokenizer is not None:
         config = config.replace(tokenizer=source.tokenizer)
     return config.replace(checkpoint=config.checkpoint.replace(initial_load_path=str(source.weights)))
+
+
+def take_settings(model: ModelConfig, recipe: ModelConfig, word: str) -> ModelConfig:
+    """The model of a folder, with what the recipe has written about how its own is trained."""
+    known, given = find_values(model), find_values(recipe)
+    for path in dict.fromkeys(find_written(recipe)):
+        if path.startswith("moe.") and model.find_moe() is None:
+            continue  # there are no experts to train
+        if path not in known:
+            raise ConfigError(
+                f"the recipe sets model.{path}, and the model of {word} has no such setting",
+                why="a recipe says how the model of a folder is trained",
+                do=f"leave model.{path} out of the recipe",
+            )
+        model = replace_leaf(model, path, given[path])
+    return model
+
+
+def find_values(model: ModelConfig) -> dict[str, Any]:
+    """Every setting and every section by its path."""
+    return {leaf.path: leaf.value for leaf in find_leaves(model)} | find_sections(model)
+
+
+def find_written(recipe: ModelConfig) -> Iterator[str]:
+    """The settings that say how a model is trained and differ from their defaults, or the sections that they are in."""
+    for path, origin in find_origins(recipe).items():
+        whole = next((each for each in WHOLE if f"{path}.".startswith(f"{each}.")), "")
+        is_setting = any(fnmatchcase(f"model.{path}", each) for each in (*TRAINED_AS, *FUNCTIONS))
+        if origin == "recipe" and (whole or is_setting):
+            yield whole or path
 
 
 def make_finetuning_run(name: str, model: ModelConfig) -> TrainerConfig:

@@ -1,6 +1,6 @@
 """torch's AdamW over named tensors, or the same in one pass over memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,16 +28,17 @@ class AdamW(Optimizer):
         config: AdamWConfig,
         *,
         parameters: Mapping[str, Tensor],
+        decayed: Collection[str] | None = None,
         weight_cache: CastWeightCache | None = None,
         seed: int = 0,
         row_starts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`row_starts` has the positions of each shard's rows in the whole parameter; without it shards are whole."""
         config = config.plan("exact")
-        super().__init__(config, parameters=parameters, weight_cache=weight_cache)
-        decayed = [p for p in self.parameters.values() if p.ndim >= 2]
-        plain = [p for p in self.parameters.values() if p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        super().__init__(config, parameters=parameters, decayed=decayed, weight_cache=weight_cache)
+        shrunk = [p for p in self.parameters.values() if self.is_decayed(p)]
+        plain = [p for p in self.parameters.values() if not self.is_decayed(p)]
+        groups = [{"params": shrunk, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.is_fused = _plan_fused(config, self.parameters)
         with bypass_dynamo_disable(torch.optim.Optimizer.add_param_group):
             self._adamw = torch.optim.AdamW(

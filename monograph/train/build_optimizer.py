@@ -1,4 +1,4 @@
-"""The optimizer of a step: its parameters, the copies it writes, and what random bits depend on."""
+"""The optimizer of a step: its parameters, which of them decay, the copies it writes, what random bits depend on."""
 
 from typing import Any
 
@@ -13,5 +13,7 @@ def build_optimizer(config: OptimizerConfig, step: Step) -> Optimizer:
     random: dict[str, Any] = {}
     if config.draws_random:
         random = {"seed": step.seed, "row_starts": {name: step.find_row_starts(name) for name in parameters}}
-    optimizer: Optimizer = config.build(parameters=parameters, weight_cache=step.weight_cache, **random)
+    optimizer: Optimizer = config.build(
+        parameters=parameters, decayed=step.decayed, weight_cache=step.weight_cache, **random
+    )
     return optimizer

@@ -1,6 +1,6 @@
 """What an optimizer is: named parameters, named state, one update. A rule of your own defines `update` alone."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -27,10 +27,19 @@ class Optimizer(Configurable):
     """Tensors kept for each parameter, shaped like it, zero at first."""
 
     def __init__(
-        self, config: OptimizerConfig, *, parameters: Mapping[str, Tensor], weight_cache: CastWeightCache | None = None
+        self,
+        config: OptimizerConfig,
+        *,
+        parameters: Mapping[str, Tensor],
+        decayed: Collection[str] | None = None,
+        weight_cache: CastWeightCache | None = None,
     ) -> None:
+        """`decayed` names the parameters that weight decay shrinks; all that are no vectors when not given."""
         self.config: Any = config
         self.parameters, self.weight_cache = dict(parameters), weight_cache
+        if decayed is None:
+            decayed = {name for name, parameter in parameters.items() if parameter.ndim >= 2}
+        self._decayed = {id(parameter) for name, parameter in parameters.items() if name in decayed}
         self.updates = 0
         """Updates made, the current one included: for bias correction."""
         self._broken: Tensor | None = None
@@ -42,6 +51,10 @@ class Optimizer(Configurable):
     def update(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float) -> None:
         """Change one parameter and its state in place; the gradient is clipped already, and may be overwritten."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define update(parameter, gradient, state, lr)")
+
+    def is_decayed(self, parameter: Tensor) -> bool:
+        """Whether weight decay shrinks this parameter: no norm, and no bias."""
+        return id(parameter) in self._decayed
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
         """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite."""

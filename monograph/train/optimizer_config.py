@@ -65,7 +65,7 @@ class OptimizerConfig(Configurable.Config):
 
 @dataclass(kw_only=True, slots=True)
 class AdamWConfig(OptimizerConfig):
-    """AdamW; weight decay leaves one-dimensional parameters (norms, biases) alone."""
+    """AdamW; weight decay leaves norms and biases alone."""
 
     owner: ClassVar[str] = "monograph.train.adamw:AdamW"
     has_compiled_form: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class AdamWConfig(OptimizerConfig):
     eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices; vectors and what a module names in `no_decay` (biases of experts) stay."""
     implementation: Literal["auto", "fused", "foreach", "for_loop", "single_pass"] = "auto"
     """Which of torch's loops to use, or single_pass: a custom kernel that reads and writes everything once. auto:
     single_pass with compile.numerics fast or float8, a state_dtype or store_param_remainders, else torch's fused loop

@@ -17,21 +17,21 @@ from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.train.config import TrainerConfig
 
-TRAINING_ONLY = (
+TRAINED_AS = (
     "model.kernels",
     "model.*.kernel",
     "model.*.backend",
     "model.loss.*",
-    "model.init_std",
     "model.dropout",
     "model.mask",
     "model.max_documents",
-    "model.rope.max_seq_len",
     "model.moe.balance.*",
     "model.moe.router.bias_update_rate",
     "model.moe.router.force_balance",
 )
-"""Fields of a model that change how it is trained or run, not what its weights mean; `*` stands for any names."""
+"""Fields of a model that say how whatever weights are trained or run; `*` stands for any names."""
+TRAINING_ONLY = (*TRAINED_AS, "model.init_std", "model.rope.max_seq_len")
+"""Fields of a model that do not change what its weights mean."""
 SECTIONS = (
     *("training", "optimizer", "lr_scheduler", "dataloader", "tokenizer", "validator"),
     *("parallelism", "compile", "passes", "activation_checkpoint", "debug"),

@@ -29,6 +29,11 @@ class Step(Protocol):
         ...
 
     @property
+    def decayed(self) -> frozenset[str]:
+        """The names of those that weight decay shrinks."""
+        ...
+
+    @property
     def compiled_graphs(self) -> int | None:
         """How many graphs were compiled so far: a number that keeps growing means recompilation."""
         ...

@@ -10,6 +10,7 @@ from monograph.models.freeze import freeze
 from monograph.models.init import initialize, materialize
 from monograph.models.model import SEED, StepOutput, find_scalars
 from monograph.models.sequence_part import WHOLE
+from monograph.models.weight_decay import find_decayed
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.verify.trace import StepTrace, snapshot
@@ -31,7 +32,7 @@ class Reference:
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         planned = config.plan_optimizer()
         random = {"seed": config.debug.seed} if planned.draws_random else {}
-        self.optimizer = planned.build(parameters=self.trained, **random)
+        self.optimizer = planned.build(parameters=self.trained, decayed=find_decayed(self.model), **random)
         self.metrics: dict[str, Tensor] = {}
         """Sums of the last step."""
 

@@ -26,7 +26,6 @@ from tests.execute.updates import CPU, small
 from tests.kit.capture import prepare
 from tests.kit.many_devices import FOURTH, as_gpu_graph, like_on_fourth, noted_allocations
 
-
 OFFLOADED = PassesConfig(offload_activations=OffloadActivationsConfig(budget_gib=1.0, min_bytes=64))
 
 

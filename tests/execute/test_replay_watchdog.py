@@ -46,6 +46,10 @@ class ArtificialDevice:
         for begin, length in zip(begins, seconds, strict=True):
             watchdog._replays.append(Replay(self.event(begin), self.event(begin + length)))
 
+    def move(self, now):
+        self.now = now
+        return now
+
     def event(self, moment):
         event = Event(False)
         event.query = lambda: self.now >= moment
@@ -57,10 +61,7 @@ def is_ever_late(seconds, *, until):
     watchdog = ReplayWatchdog(timeout_seconds=300, rank=0, device=CPU)
     watchdog.close()
     device = ArtificialDevice(watchdog, seconds)
-    for device.now in range(until):
-        if watchdog.is_late(device.now):
-            return True
-    return False
+    return any(watchdog.is_late(device.move(now)) for now in range(until))
 
 
 def test_a_healthy_update_may_take_longer_than_the_timeout_of_one_replay():

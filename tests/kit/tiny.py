@@ -87,6 +87,7 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "model.window": 5,
         "model.moe.hidden_dim": 32,
         "model.moe.experts.limit": 0.5,
+        "model.moe.balance.coefficient": 0.1,
         "model.rope.original_max_seq_len": 32,
     },
     "llama4": {

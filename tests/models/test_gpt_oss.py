@@ -17,6 +17,7 @@ from monograph.models.hf_tensors import import_tensors
 from monograph.train.checkpoint.hf_folder import HfFolder
 from monograph.train.checkpoint.hf_import import import_hf
 from tests.models.family_parity import check_parity, check_way_back
+from tests.models.whole_loss import check_whole_loss
 
 YARN = {
     "rope_type": "yarn",
@@ -66,6 +67,13 @@ LONG = tuple(name if name in QUICK else pytest.param(name, marks=pytest.mark.lon
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_gradients_equal_those_of_transformers(name, tmp_path):
     check_parity(tmp_path, "GptOss", {**BASE, **CASES[name]})
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_the_whole_training_loss_and_its_gradient_equal_those_of_transformers(is_balanced, layers, tmp_path):
+    switch = {"num_hidden_layers": layers, "output_router_logits": is_balanced, "router_aux_loss_coef": 0.9}
+    check_whole_loss(tmp_path, "GptOss", {**BASE, **switch}, router="mlp.router.weight")
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -194,7 +202,9 @@ def published(n_layers: int, n_experts: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("n_layers", "n_experts", "size"), [(24, 32, gpt_oss_20b), (36, 128, gpt_oss_120b)])
 def test_a_published_config_is_one_of_our_sizes(n_layers, n_experts, size):
-    assert family.from_hf_config(published(n_layers, n_experts)) == size()
+    found = family.from_hf_config(published(n_layers, n_experts))
+    assert not found.moe.balance.is_on, "output_router_logits is false: transformers adds no loss to balance experts"
+    assert found.replace(moe=found.moe.replace(balance=size().moe.balance)) == size()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -216,6 +226,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another first context": ({"initial_context_length": 8192}, "initial_context_length"),
     "positions left open": ({"rope_scaling": None, "rope_theta": None}, "rope_scaling"),
     "dropout": ({"attention_dropout": 0.1}, "attention_dropout"),
+    "balance without a weight": ({"output_router_logits": True, "router_aux_loss_coef": None}, "router_aux_loss_coef"),
+    "a negative balance": ({"output_router_logits": True, "router_aux_loss_coef": -1}, "router_aux_loss_coef"),
     "an unknown key": ({"logit_softcap": 30.0}, "logit_softcap"),
 }
 

@@ -30,7 +30,7 @@ PLAUSIBLE = {
     "custom_pipelines": ["Other"],
     **dict.fromkeys(("dtype", "torch_dtype"), "float32"),
     **dict.fromkeys(("attn_implementation", "_attn_implementation"), "sdpa"),
-    **dict.fromkeys(("return_dict", "is_decoder", "output_router_logits", "output_hidden_states"), True),
+    **dict.fromkeys(("return_dict", "is_decoder", "output_hidden_states"), True),
     **dict.fromkeys(("use_cache", "output_attentions", "torchscript", "gradient_checkpointing"), False),
     "experts_implementation": "eager",
     "id2label": {"0": "a", "1": "b", "2": "c"},

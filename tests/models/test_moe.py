@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from monograph.models.config import ExpertsConfig, MoeConfig, ResidualSpec, RouterConfig
+from monograph.models.freeze import freeze
+from monograph.models.hf_families import find_family
 from monograph.models.init import initialize
 from monograph.models.load_balance import update_expert_bias
 from tests.kit.small import batch, build, small_deepseek_v3, small_llama3, small_qwen3
@@ -77,6 +79,30 @@ def test_a_rate_of_zero_freezes_biases():
     model = build(small_deepseek_v3())
     update_expert_bias(model, torch.arange(16).view(2, 8), 0.0)
     assert (model.layers[1].moe.router.expert_bias == 0).all()
+
+
+def test_an_imported_model_keeps_its_selection_biases_while_it_is_trained_on():
+    family = find_family("deepseek_v3")
+    model = build(family.from_hf_config(family.to_hf_config(small_deepseek_v3())))
+    assert find_bias_moves(model) == 0
+    model.config.moe.router.bias_update_rate = 0.01  # asked for by a flag
+    assert find_bias_moves(model) > 0
+
+
+def test_a_frozen_router_keeps_its_selection_biases():
+    model = build(small_deepseek_v3())
+    freeze(model, ["layers.1.moe.*"])
+    other = model.layers[2].moe.router.expert_bias.clone()
+    assert find_bias_moves(model) == 0
+    assert not torch.equal(model.layers[2].moe.router.expert_bias, other), "that of another layer moves"
+
+
+def find_bias_moves(model) -> float:
+    """How far an update moves the biases of the first router."""
+    bias = model.layers[1].moe.router.expert_bias
+    before = bias.clone()
+    model.finish_update(model(*batch()).metrics)
+    return (bias - before).abs().max().item()
 
 
 def test_updating_the_bias_evens_out_the_load():

@@ -12,6 +12,7 @@ from monograph.config.configurable import check_config
 from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_tensors import export_tensors, import_tensors
 from monograph.models.init import reset
+from tests.models.whole_loss import check_whole_loss
 
 SHARED = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_attention_heads": 4}
 LLAMA3_ROPE = {
@@ -149,6 +150,14 @@ def test_yarn_follows_transformers_for_any_original_length(length, tmp_path):
     rope = {**YARN_ROPE, "original_max_position_embeddings": length, "rope_theta": 20.0}
     theirs = write_folder(tmp_path, "Llama", {"num_key_value_heads": 2, "rope_parameters": rope})
     check_logits(theirs, tmp_path, length=32)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_qwen3s_whole_training_loss_and_its_gradient_equal_those_of_transformers(is_balanced, layers, tmp_path):
+    switch = {"num_hidden_layers": layers, "output_router_logits": is_balanced, "router_aux_loss_coef": 0.5}
+    values = {**SHARED, **CASES["qwen3 moe"][1], **switch}
+    check_whole_loss(tmp_path, "Qwen3Moe", values, router="mlp.gate.weight")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from monograph.errors import DataError
+from monograph.execute.device import find_device
 from monograph.parallel.groups import Groups, fake_groups, joined_groups
 from monograph.parallel.mesh import Mesh
-from monograph.execute.device import find_device
 from monograph.run import build_step, plan_pipeline, train
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch

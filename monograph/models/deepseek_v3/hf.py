@@ -14,7 +14,7 @@ from monograph.models.deepseek_v3.config import DeepseekV3Config
 from monograph.models.hf_config import (
     check_read,
     check_whole_heads,
-    read_balance,
+    make_balance,
     read_experts,
     read_shared,
     write_shared,
@@ -113,7 +113,7 @@ def from_hf_config(given: Mapping[str, Any]) -> DeepseekV3Config:
             hidden_dim=hf.size("moe_intermediate_size"),
             n_shared_experts=hf.count("n_shared_experts"),
             router=read_v3_router(hf) if is_v3 else read_v2_router(hf),
-            balance=read_balance(
+            balance=make_balance(
                 hf, "aux_loss_alpha", scope="sequence" if hf.boolean("seq_aux", default=True) else "micro_batch"
             ),
         ),
@@ -144,7 +144,11 @@ def read_attention(hf: HfReader) -> LatentAttentionConfig:
 
 
 def read_v3_router(hf: HfReader) -> RouterConfig:
-    """Sigmoid scores with a selection bias, groups ranked by their two best."""
+    """Sigmoid scores with a selection bias, groups ranked by their two best.
+
+    Whoever trains the model on keeps its biases: they belong to the load of the text it was pre-trained on, and a step
+    of the usual rate sends tokens to other experts, however small the learning rate is.
+    """
     hf.require("scoring_func", "sigmoid")
     hf.require("topk_method", "noaux_tc")
     return RouterConfig(
@@ -155,6 +159,7 @@ def read_v3_router(hf: HfReader) -> RouterConfig:
         norm=hf.boolean("norm_topk_prob", default=True),
         scale=hf.number("routed_scaling_factor"),
         expert_bias=True,
+        bias_update_rate=0.0,
     )
 
 

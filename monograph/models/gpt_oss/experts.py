@@ -23,6 +23,7 @@ class ExpertBias(nn.Module):
     """A bias for every expert. It is added, and costs no matmul."""
 
     used_share = 0.0
+    no_decay = ("weight",)
 
     def __init__(self, n_experts: int, width: int) -> None:
         super().__init__()

@@ -92,9 +92,7 @@ def from_hf_config(given: Mapping[str, Any]) -> GptOssConfig:
             n_experts=read_experts(hf, "num_local_experts", "num_experts"),
             hidden_dim=hf.size("intermediate_size"),
             router=BiasedRouterConfig(top_k=top_k),
-            balance=read_balance(
-                hf, "router_aux_loss_coef", scope="micro_batch", times_top_k=True, mean_of_layers=True
-            ),
+            balance=read_balance(hf, scope="micro_batch", times_top_k=True),
             experts=ClampedExpertsConfig(
                 alpha=hf.number("swiglu_alpha", default=1.702), limit=hf.number("swiglu_limit", default=7.0)
             ),
@@ -144,7 +142,6 @@ def to_hf_config(config: GptOssConfig) -> dict[str, Any]:
             "num_experts_per_tok": moe.router.top_k,
             "swiglu_alpha": float(moe.experts.alpha),
             "swiglu_limit": float(moe.experts.limit),
-            "router_aux_loss_coef": float(moe.balance.coefficient),
         }
     )
 

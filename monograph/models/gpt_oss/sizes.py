@@ -6,8 +6,11 @@ from monograph.models.load_balance_config import LoadBalanceConfig
 
 
 def balance() -> LoadBalanceConfig:
-    """What the published config.json asks for: transformers' loss, with one coefficient for all layers together."""
-    return LoadBalanceConfig(coefficient=0.9, scope="micro_batch", times_top_k=True, mean_of_layers=True)
+    """A choice of ours, as the published config.json has transformers' loss off: its formula, its default weight.
+
+    One coefficient is for all layers together.
+    """
+    return LoadBalanceConfig(coefficient=0.001, scope="micro_batch", times_top_k=True, mean_of_layers=True)
 
 
 def make_published(n_layers: int, n_experts: int) -> GptOssConfig:

@@ -6,7 +6,7 @@ from typing import Any
 from monograph.config.leaves import find_leaves
 from monograph.errors import ConfigError
 from monograph.models.config import FeedForwardConfig
-from monograph.models.hf_config import check_read, read_balance, read_experts, read_kv_heads, read_shared, write_shared
+from monograph.models.hf_config import check_read, read_experts, read_kv_heads, read_shared, write_shared
 from monograph.models.hf_map import ATTENTION, NORMS, OUTPUT, TOP, Entry, NameRule, expand, is_never_needed
 from monograph.models.hf_reader import HfReader
 from monograph.models.hf_rope import read_rope, write_rope
@@ -80,7 +80,7 @@ def from_hf_config(given: Mapping[str, Any]) -> Llama4Config:
         raise ConfigError("config.json has no 'text_config'", why="it describes the text part of a 'llama4' model")
     outer.require("tie_word_embeddings", bool(text.get("tie_word_embeddings")))
     outer.require("quantization_config", None)
-    outer.ignore("vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
+    outer.ignore("output_router_logits", "vision_config", "boi_token_index", "eoi_token_index", "image_token_index")
     outer.ignore("boi_token_id", "eoi_token_id", "image_token_id")
     outer.finish()
     return read_text(HfReader(text.values))
@@ -91,7 +91,7 @@ def read_text(hf: HfReader) -> Llama4Config:
     hf.require("model_type", "llama4_text")
     hf.require("router_jitter_noise", 0.0, None)
     hf.require("attention_bias", False)
-    hf.ignore("for_llm_compressor")
+    hf.ignore("for_llm_compressor")  # and their classes read no router_aux_loss_coef: an import balances nothing
     shared = read_shared(hf, own=("attention_chunk_size", "layer_types"))
     n_layers = shared["n_layers"]
     no_rope_interval, no_rope_layers = read_no_rope(hf, n_layers)
@@ -111,7 +111,6 @@ def read_text(hf: HfReader) -> Llama4Config:
             hidden_dim=hf.size("intermediate_size"),
             n_shared_experts=1,
             router=Llama4RouterConfig(top_k=hf.count("num_experts_per_tok"), score="sigmoid", norm=False),
-            balance=read_balance(hf, "router_aux_loss_coef", scope="global"),
         ),
     )
     usual = [CHUNKED if config.has_rope(layer) else FULL for layer in range(n_layers)]
@@ -193,7 +192,6 @@ def to_hf_config(config: Llama4Config) -> dict[str, Any]:
             "intermediate_size_mlp": config.feed_forward.hidden_dim,
             "num_local_experts": moe.n_experts,
             "num_experts_per_tok": moe.router.top_k,
-            "router_aux_loss_coef": float(moe.balance.coefficient),
         }
     )
 

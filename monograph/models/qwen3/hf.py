@@ -91,7 +91,7 @@ def read_moe(hf: HfReader) -> MoeConfig:
         n_experts=read_experts(hf, "num_experts", "num_local_experts"),
         hidden_dim=hf.size("moe_intermediate_size"),
         router=RouterConfig(top_k=hf.count("num_experts_per_tok"), norm=hf.boolean("norm_topk_prob")),
-        balance=read_balance(hf, "router_aux_loss_coef", scope="global", times_top_k=True),
+        balance=read_balance(hf, scope="global", times_top_k=True),
     )
 
 
@@ -140,5 +140,4 @@ def write_moe(moe: MoeConfig) -> dict[str, Any]:
         "norm_topk_prob": router.norm,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
-        "router_aux_loss_coef": float(moe.balance.coefficient),
     }

@@ -26,12 +26,12 @@ def dense(dim: int, n_layers: int, n_heads: int, n_kv_heads: int, hidden_dim: in
 
 
 def experts(n_experts: int, hidden_dim: int, top_k: int) -> MoeConfig:
-    """What the published MoE sizes share: balance over the global batch, with Hugging Face's factor top_k."""
+    """What the published MoE sizes share: balance over the global batch, in Hugging Face's formula."""
     return MoeConfig(
         n_experts=n_experts,
         hidden_dim=hidden_dim,
         router=RouterConfig(top_k=top_k),
-        balance=LoadBalanceConfig(coefficient=0.001, scope="global", times_top_k=True),
+        balance=LoadBalanceConfig(coefficient=0.001, scope="global", times_top_k=True, mean_of_layers=True),
     )
 
 

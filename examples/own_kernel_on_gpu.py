@@ -9,11 +9,17 @@ BLOCK = 1024
 
 
 @triton.jit
+def relu(value):
+    """As torch's: a GPU's maximum alone would turn what is not a number into zero, and nobody would see it."""
+    return tl.maximum(value, 0.0, tl.PropagateNan.ALL)
+
+
+@triton.jit
 def forward_kernel(x, bias, out, count, columns, block: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_in = index < count
     total = tl.load(x + index, is_in).to(tl.float32) + tl.load(bias + index % columns, is_in).to(tl.float32)
-    positive = tl.maximum(total, 0.0)
+    positive = relu(total)
     tl.store(out + index, positive * positive, is_in)
 
 
@@ -22,7 +28,7 @@ def backward_kernel(grad, x, bias, out, count, columns, block: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_in = index < count
     total = tl.load(x + index, is_in).to(tl.float32) + tl.load(bias + index % columns, is_in).to(tl.float32)
-    tl.store(out + index, tl.load(grad + index, is_in).to(tl.float32) * 2 * tl.maximum(total, 0.0), is_in)
+    tl.store(out + index, tl.load(grad + index, is_in).to(tl.float32) * 2 * relu(total), is_in)
 
 
 def bias_relu2(x: Tensor, bias: Tensor) -> Tensor:

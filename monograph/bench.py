@@ -276,7 +276,7 @@ def find_graph_build_seconds(step: MeshStep) -> dict[str, float]:
 
 def write_json(path: Path, rows: Sequence[BenchRow], command: Sequence[str]) -> None:
     """The rows with what is needed to measure them again."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    gpu = torch.cuda.get_device_name(torch.cuda.current_device()) if torch.cuda.is_available() else None
     text: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": list(command),

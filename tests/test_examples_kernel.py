@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from monograph.graph.allowed_ops import is_allowed
 from monograph.kernels.check_op import check_op
@@ -36,6 +37,16 @@ def test_the_examples_ops_keep_their_promises_and_may_stand_in_graph_files(monke
     for op in (bias_relu2, bias_relu2_backward):
         assert check_op(op).keys() <= {"kernel", "gradient"}
         assert is_allowed(str(op.op))
+
+
+@pytest.mark.gpu
+def test_the_examples_kernels_hide_no_nan(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from examples.own_kernel import bias_relu2, bias_relu2_backward
+
+    x, bias = torch.tensor([[float("nan"), 1.0, -1.0]], device="cuda"), torch.zeros(3, device="cuda")
+    for found in (bias_relu2(x, bias), bias_relu2_backward.op(torch.ones_like(x), x, bias)):
+        assert found.isnan().tolist() == [[True, False, False]]
 
 
 def test_the_guides_code_is_that_of_the_example_and_its_fields_exist():

@@ -218,6 +218,25 @@ def test_private_torch_names_appear_only_in_compat():
     report(sorted(complaints))
 
 
+OF_A_DEVICE = (
+    *("Stream", "current_stream", "default_stream", "synchronize", "mem_get_info", "memory_allocated"),
+    *("max_memory_allocated", "memory_reserved", "memory_stats", "reset_peak_memory_stats", "get_rng_state"),
+    *("get_device_properties", "get_device_capability", "get_device_name"),
+)
+
+
+def test_whatever_torch_cuda_is_asked_names_its_device():
+    """Without one it is the thread's current device: another GPU than the rank's, on a thread that is not bound."""
+    asked = {f"torch.cuda.{each}" for each in OF_A_DEVICE}
+    calls = [(path, node) for path in PACKAGE for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    found = [
+        f"{name(path)}:{node.lineno} {ast.unparse(node)}"
+        for path, node in calls
+        if not node.args and not node.keywords and ast.unparse(node.func) in asked
+    ]
+    assert found == []
+
+
 def test_files_and_folders_are_named_after_what_they_hold():
     report(
         f"{name(path)} is called '{part}'"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
+from monograph.execute.bind_device import bind_arguments
 from monograph.graph.host_copy import TO_HOST
 from monograph.graph.inputs import StepInputs
 from monograph.graph.query import is_launch
@@ -21,9 +22,13 @@ _CHANGED = (InputKind.BUFFER, InputKind.BATCH)
 class Replay(Interpreter):
     """Runs the nodes in order; `watch` sees the tensor that each of them yields."""
 
-    def __init__(self, graph: StepGraph, watch: Watch | None = None) -> None:
+    def __init__(self, graph: StepGraph, device: torch.device, watch: Watch | None = None) -> None:
         super().__init__(graph.module)
-        self.watch = watch
+        self.device, self.watch = device, watch
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """As usual, on the device of this rank."""
+        return super().call_function(target, *bind_arguments(target, args, kwargs, self.device))
 
     def run_node(self, n: Node) -> Any:
         """As usual; what a collective has not finished yet, or a copy to the host, is not looked at."""
@@ -39,7 +44,7 @@ def replay(graph: StepGraph, inputs: StepInputs, watch: Watch | None = None) -> 
     values = [inputs.get(spec) for spec in graph.inputs]
     given = [v.clone() if spec.kind in _CHANGED else v for spec, v in zip(graph.inputs, values, strict=True)]
     with torch.no_grad():
-        results = Replay(graph, watch).run(*given)
+        results = Replay(graph, inputs.coords.device, watch).run(*given)
     named = zip(graph.outputs, results, strict=True)
     return {f"{spec.kind.value} {spec.name}".strip(): keep(value) for spec, value in named if value is not None}
 

@@ -65,9 +65,10 @@ def trace(
         ]
         module = trace_function(flat_step, tensors, fake, has_sources=has_sources)
     functionalize(module)
+    for each in (module, *(child for child in module.children() if isinstance(child, torch.fx.GraphModule))):
+        drop_device_numbers(each.graph)
     share_inner_graphs(module)
     drop_missing(module.graph)
-    drop_device_numbers(module.graph)
     tag_nodes(module.graph, number_units(model))
     if repeats:
         outputs = replicate_outputs(module, specs, outputs, repeats)

@@ -45,10 +45,11 @@ def check_float8_device(device: str) -> None:
     """Refuse a GPU of this machine that has no float8 matmuls; without one, graphs are made for another machine."""
     if device != "cuda" or not torch.cuda.is_available():
         return
-    found = torch.cuda.get_device_capability()
+    current = torch.cuda.current_device()
+    found = torch.cuda.get_device_capability(current)
     if found < FLOAT8_CAPABILITY:
         raise ConfigError(
-            f"float8 matmuls on {torch.cuda.get_device_name()}",
+            f"float8 matmuls on {torch.cuda.get_device_name(current)}",
             why=f"its compute capability is {found[0]}.{found[1]}, and float8 begins with 8.9 (Ada, Hopper)",
             do="--compile.numerics fast",
         )

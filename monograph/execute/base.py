@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -210,18 +211,31 @@ class MeshStep(ABC):
         return compute_grad_norm(self.table, {name: _gradient(p) for name, p in self.trained.items()})
 
     @torch.no_grad()
-    def finish_batch(self) -> dict[str, Tensor]:
-        """Before an update: the metrics of the whole global batch; what changes once an update follows them."""
+    def finish_batch(self, refusal: Tensor | None) -> dict[str, Tensor]:
+        """The metrics of the whole global batch; what changes once an update follows them.
+
+        Where `refusal` is 1 the weights were not changed, and neither is this. Nothing is read on the host.
+        """
         metrics = self.metrics.take()
+        before = {} if refusal is None else {name: value.clone() for name, value in self.find_kept().items()}
         self.model.finish_update(metrics)
+        for name, value in self.find_kept().items() if before else ():
+            value.copy_(torch.where(refusal.bool(), before[name], value))
         return metrics
+
+    def find_kept(self) -> dict[str, Tensor]:
+        """What training changes of the model besides parameters: the persistent buffers, which all ranks share."""
+        return {name: self.model.get_buffer(name) for name in self._kept_names}
+
+    @cached_property
+    def _kept_names(self) -> tuple[str, ...]:
+        parameters = {name for slot in self.whole_table for name in slot.names}
+        return tuple(name for name in self.model.state_dict() if name not in parameters)
 
     def state(self) -> dict[str, Any]:
         """The model's part of a checkpoint: placed shards, and the persistent buffers that all ranks share."""
         placed = {name: self.laid_out_like(name, shard) for name, shard in self.parameters.items()}
-        names = {name for slot in self.whole_table for name in slot.names}
-        kept = {name: value for name, value in self.model.state_dict().items() if name not in names}
-        return placed | {name: value.detach() for name, value in kept.items()}
+        return placed | {name: value.detach() for name, value in self.find_kept().items()}
 
     def find_row_starts(self, name: str) -> Tensor:
         """Positions in the whole parameter where the rows of this rank's shard begin: random bits are drawn by them."""

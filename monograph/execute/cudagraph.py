@@ -163,14 +163,15 @@ class CudaGraphProgram:
     There is one recording for the first micro-batch of an update, which writes gradients, one for micro-batches that
     add to them, and one for adding to gradients of lower precision (narrow_gradients), which are cast first. The first
     may cast weights to float8 for the others (cache_float8_weights), which then read the memory of its recording; those
-    that cast for themselves, because weights have changed in between, have recordings of their own.
+    that cast for themselves, because weights have changed in between, have recordings of their own. A recording adds to
+    the buffers that were there when it was made: gradients elsewhere have a recording of their own, too.
     """
 
     def __init__(self, program: Program, outputs: LossBuffer, recorder: CudaGraphRecorder) -> None:
         self.program, self.outputs, self.gradients = program, outputs, outputs.gradients
         self.recorder, self.pool = recorder, recorder.new_pool()
         self.is_warm = self.is_unrecorded = False
-        self.recordings: dict[tuple[bool, bool, bool], RecordedGraph] = {}
+        self.recordings: dict[tuple[bool, bool, bool, int], RecordedGraph] = {}
 
     def run(self, inputs: StepInputs) -> None:
         """One call; loss and gradients are where an unrecorded program would leave them."""
@@ -183,7 +184,7 @@ class CudaGraphProgram:
             self.recorder.warm_up(lambda: module(*values))
             self.is_warm = True
             return
-        kind = is_first, self.gradients.is_narrow, casts
+        kind = is_first, self.gradients.is_narrow, casts, self.gradients.find_address()
         if kind not in self.recordings:
             self.recordings[kind] = self.record(lambda: module(*values))
         recording = self.recordings[kind]

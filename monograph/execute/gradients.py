@@ -44,6 +44,10 @@ class Gradients:
         else:
             parameter.grad = parameter.grad.to(parameter.dtype).add_(gradient)
 
+    def find_address(self) -> int:
+        """Where the first of the gradients lies; 0 before there is any."""
+        return next((value.grad.data_ptr() for value in self.parameters.values() if value.grad is not None), 0)
+
     def taken(self) -> dict[str, Tensor]:
         """The buffers as they are now."""
         return {name: value.grad for name, value in self.parameters.items() if value.grad is not None}

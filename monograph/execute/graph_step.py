@@ -1,7 +1,7 @@
 """The step of graph mode: runs the programs that were built from captured graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,10 @@ class GraphStep(MeshStep):
     @contextmanager
     def op_by_op(self) -> Iterator[None]:
         assert self.program is not None, "the step was closed"
-        with self.program.unrecorded():
+        with ExitStack() as stack:
+            stack.enter_context(self.program.unrecorded())
+            if self.evaluation is not None:
+                stack.enter_context(self.evaluation.program.unrecorded())
             yield
 
     def find_missing_memory(self) -> int:

@@ -65,7 +65,7 @@ def find_launcher(op: CustomOp) -> Run:
 def record_graph(run: Run) -> torch.cuda.CUDAGraph:
     """The launches of a run, as a CUDA graph. It has run before: nothing is built or loaded while it is recorded."""
     run()
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()

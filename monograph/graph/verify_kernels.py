@@ -251,7 +251,7 @@ KERNEL_SHAPES: Mapping[str, Callable[[Arguments], bool]] = {
     "combine_rows": _combine_rows,
     "combine_rows_backward": _combine_rows,
     "add_wide": _same("one", "other"),
-    "random_uniform": lambda given: given["seed"] == (),
-    "dropout": lambda given: given["seed"] == () and given["value"] == given["positions"],
+    "random_uniform": lambda given: given["key"] == (),
+    "dropout": lambda given: given["key"] == () and bool(given["value"]) and given["starts"] == given["value"][:-1],
 }
 """Custom op -> the relation its kernel relies on."""

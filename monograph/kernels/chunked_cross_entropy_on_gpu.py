@@ -12,6 +12,9 @@ _LOGITS = 16384
 """Of a row of logits that are read at a time: enough on their way for one program to keep a processor busy."""
 _IN_A_LANE = 8
 """Logits next to each other that one lane takes, 16 bytes in bf16, so that sums are rescaled once for eight of them."""
+_LOWEST = torch.finfo(torch.float32).min
+"""What the largest logit so far begins with: below any logit that is a number, and finite, so that it can be subtracted
+from a logit of minus infinity."""
 _NEAR = 256 * 1024
 """Bytes of logits that a processor works on at a time, so that what is read again is still in the cache."""
 
@@ -58,6 +61,7 @@ def cross_entropy_kernel(
     rows,
     columns: tl.constexpr,
     ignored: tl.constexpr,
+    lowest: tl.constexpr,
     lanes: tl.constexpr,
     width: tl.constexpr,
 ):
@@ -74,7 +78,7 @@ def cross_entropy_kernel(
         # Read before the sums, which all warps of the program wait for: afterwards one of them writes over it. A label
         # that is no token makes the loss not a number, which stops the run.
         at_label = tl.load(mine + label, (label >= 0) & (label < columns), float("nan")).to(tl.float32)
-        top = tl.full([lanes], -1e30, tl.float32)
+        top = tl.full([lanes], lowest, tl.float32)
         total = tl.zeros([lanes], tl.float32)
         for part in range(parts):
             column = part * block + index
@@ -116,6 +120,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: Tenso
             rows,
             columns=columns,
             ignored=IGNORED_LABEL,
+            lowest=_LOWEST,
             lanes=lanes,
             width=_IN_A_LANE,
             num_warps=32 if lanes >= 1024 else 8,

@@ -34,8 +34,9 @@ def reference_clamped_swiglu_backward(grad: Tensor, pairs: Tensor, alpha: float,
     gate, up = pairs.unflatten(-1, (-1, 2)).unbind(-1)
     low, bounded = gate.clamp(max=limit), up.clamp(-limit, limit)
     share = (low * alpha).sigmoid()
-    of_gate = grad * (bounded + 1) * share * (1 + alpha * low * (1 - share)) * (gate <= limit)
-    of_up = grad * low * share * (up.abs() <= limit)
+    of_gate = grad * (bounded + 1) * share * (1 + alpha * low * (1 - share))
+    of_up = grad * low * share
+    of_gate, of_up = of_gate.masked_fill(gate > limit, 0.0), of_up.masked_fill(up.abs() > limit, 0.0)
     return torch.stack((of_gate, of_up), -1).flatten(-2)
 
 

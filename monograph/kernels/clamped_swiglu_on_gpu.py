@@ -1,4 +1,7 @@
-"""The kernels of the clamped SwiGLU, in Triton: each program reads the pairs of one row and computes in fp32."""
+"""The kernels of the clamped SwiGLU, in Triton: each program reads the pairs of one row and computes in fp32.
+
+What is not a number stays that, as in torch: a plain minimum or maximum of a GPU would return the limit instead.
+"""
 
 from torch import Tensor
 
@@ -17,8 +20,8 @@ def clamped_swiglu_kernel(pairs, out, columns, pairs_row, alpha, limit, block: t
     is_in = column < columns
     gate = tl.load(pairs + row * pairs_row + 2 * column, is_in, other=0.0).to(tl.float32)
     up = tl.load(pairs + row * pairs_row + 2 * column + 1, is_in, other=0.0).to(tl.float32)
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
+    gate = tl.minimum(gate, limit, tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
     value = (up + 1.0) * gate * tl.sigmoid(gate * alpha)
     tl.store(out + row * columns + column, value.to(out.dtype.element_ty), is_in)
 
@@ -31,12 +34,12 @@ def clamped_swiglu_backward_kernel(grad, pairs, found, columns, grad_row, pairs_
     g = tl.load(grad + row * grad_row + column, is_in, other=0.0).to(tl.float32)
     gate = tl.load(pairs + row * pairs_row + 2 * column, is_in, other=0.0).to(tl.float32)
     up = tl.load(pairs + row * pairs_row + 2 * column + 1, is_in, other=0.0).to(tl.float32)
-    low = tl.minimum(gate, limit)
-    bounded = tl.minimum(tl.maximum(up, -limit), limit)
+    low = tl.minimum(gate, limit, tl.PropagateNan.ALL)
+    bounded = tl.clamp(up, -limit, limit, tl.PropagateNan.ALL)
     share = tl.sigmoid(low * alpha)
     of_gate = g * (bounded + 1.0) * share * (1.0 + alpha * low * (1.0 - share))
-    of_gate = tl.where(gate <= limit, of_gate, 0.0)
-    of_up = tl.where((up <= limit) & (up >= -limit), g * low * share, 0.0)
+    of_gate = tl.where(gate > limit, 0.0, of_gate)
+    of_up = tl.where((up > limit) | (up < -limit), 0.0, g * low * share)
     to = row * 2 * columns + 2 * column
     tl.store(found + to, of_gate.to(found.dtype.element_ty), is_in)
     tl.store(found + to + 1, of_up.to(found.dtype.element_ty), is_in)

@@ -5,6 +5,7 @@ compilers, kernels built ahead, tests) reads the one registry that it fills.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from monograph.config.references import import_reference
 from monograph.errors import ConfigError
+from monograph.kernels.launch import on_device
 from monograph.kernels.op_gradient import make_gradient
 
 OURS = "monograph"
@@ -186,14 +188,16 @@ def _contiguous(value: Any) -> Any:
 
 
 def _make_launcher(kernel: Callable[..., Any] | str) -> Callable[..., Any]:
-    """What torch calls on a GPU."""
-    if not isinstance(kernel, str):
-        return kernel
-    loaded: list[Callable[..., Any]] = []
+    """Return what torch calls on a GPU: the kernel, with the GPU of its tensors as the current one. A kernel may launch
+    without a device argument, and threads of libraries begin on the first GPU."""
+    loaded: list[Callable[..., Any]] = [] if isinstance(kernel, str) else [kernel]
 
-    def launch(*args: Any) -> Any:
+    def start(*args: Any) -> Any:
         if not loaded:
             loaded.append(import_reference(kernel))
-        return loaded[0](*args)
+        values = (value for arg in args for value in (arg if isinstance(arg, list | tuple) else (arg,)))
+        device = next((value.device for value in values if isinstance(value, Tensor) and value.is_cuda), None)
+        with nullcontext() if device is None else on_device(device):
+            return loaded[0](*args)
 
-    return launch
+    return start

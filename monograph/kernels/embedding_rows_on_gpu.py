@@ -3,6 +3,9 @@
 Ids are sorted, so that equal ones follow each other, and cut into blocks of positions. A block sums the rows of each of
 its ids; an id that lies in one block alone is added to the base at once. What belongs to an id of several blocks is
 left as one partial sum a block, and added up by the block in which the id begins.
+
+A block sums by a matmul with zeros and ones, and zero times infinity is no number: one row that is not finite makes
+those of the other ids of its block not finite either, up to 31 of them. The step is broken anyway.
 """
 
 import torch
@@ -32,7 +35,9 @@ def add_embedding_rows_(base: Tensor, grad: Tensor, ids: Tensor) -> Tensor:
     tokens = rows.shape[0]
     if not tokens or not channels:
         return base
-    ordered, order = torch.sort(ids.reshape(-1).to(torch.int32), stable=True)
+    # Before they are narrowed: an id beyond 32 bits would become another one.
+    known = ids.reshape(-1).clamp(-1, vocabulary).to(torch.int32)
+    ordered, order = torch.sort(known, stable=True)
     width = WIDTH_BYTES // rows.element_size()
     blocks, parts = triton.cdiv(tokens, POSITIONS), triton.cdiv(channels, width)
     partial = torch.empty((blocks, 2, channels), dtype=torch.float32, device=base.device)

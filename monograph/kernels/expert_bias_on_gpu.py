@@ -20,7 +20,7 @@ def add_expert_bias_kernel(
     column = tl.program_id(1) * block + tl.arange(0, block)
     number = tl.arange(0, experts)
     end = tl.load(ends + number, number < n_experts, other=2147483647)
-    expert = tl.sum((end <= row).to(tl.int32), 0)
+    expert = tl.sum((end <= row).to(tl.int32), 0).to(tl.int64)
     is_in = column < columns
     x = tl.load(rows + row * rows_row + column, is_in, other=0.0).to(tl.float32)
     b = tl.load(bias + expert * bias_row + column, is_in & (expert < n_experts), other=0.0).to(tl.float32)
@@ -40,7 +40,7 @@ def expert_bias_grad_kernel(grad, ends, found, columns, grad_row, block: tl.cons
         at = row.to(tl.int64)[:, None] * grad_row + column[None, :]
         tile = tl.load(grad + at, (row[:, None] < end) & is_in[None, :], other=0.0)
         total += tl.sum(tile.to(tl.float32), 0)
-    tl.store(found + expert * columns + column, total.to(found.dtype.element_ty), is_in)
+    tl.store(found + expert.to(tl.int64) * columns + column, total.to(found.dtype.element_ty), is_in)
 
 
 def add_expert_bias(rows: Tensor, bias: Tensor, ends: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def sum_kernel(rows, indices, out, rows_row, columns: tl.constexpr, top_k: tl.co
     is_in = column < columns
     total = tl.zeros([block], tl.float32)
     for choice in tl.static_range(top_k):
-        index = tl.load(indices + token * top_k + choice)
+        index = tl.load(indices + token * top_k + choice).to(tl.int64)
         total += tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32)
     tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
 
@@ -42,7 +42,7 @@ def combine_kernel(
     total = tl.zeros([block], tl.float32)
     for choice in tl.static_range(top_k):
         pair = token * top_k + choice
-        index = tl.load(indices + pair)
+        index = tl.load(indices + pair).to(tl.int64)
         weight = tl.load(weights + pair).to(tl.float32)
         total += tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32) * weight
     tl.store(out + token * columns + column, total.to(out.dtype.element_ty), is_in)
@@ -71,7 +71,7 @@ def combine_backward_kernel(
         is_in = column < columns
         g = tl.load(grad + token * grad_row + column, is_in, 0.0).to(tl.float32)
         for choice in tl.static_range(top_k):
-            index = tl.load(indices + token * top_k + choice)
+            index = tl.load(indices + token * top_k + choice).to(tl.int64)
             weight = tl.load(weights + token * top_k + choice).to(tl.float32)
             x = tl.load(rows + index * rows_row + column, is_in, 0.0).to(tl.float32)
             tl.store(of_rows + index * columns + column, (g * weight).to(of_rows.dtype.element_ty), is_in)

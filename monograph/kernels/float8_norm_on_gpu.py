@@ -14,6 +14,7 @@ from monograph.kernels.float8_store_on_gpu import (
     LARGEST,
     SMALLEST,
     count_steps,
+    find_magnitudes,
     raise_amax,
     store_whole_rows,
 )
@@ -47,7 +48,7 @@ def float8_norm_kernel(
 ):
     column = tl.arange(0, block)[None, :]
     w = tl.load(weight + column, column < columns, 0.0).to(tl.float32)
-    highest = tl.zeros([together, block], tl.float32)
+    highest = tl.zeros([together, block], tl.int32)
     for step in range(steps):
         row = ((tl.program_id(0).to(tl.int64) * steps + step) * together + tl.arange(0, together))[:, None]
         is_in = (row < rows) & (column < columns)
@@ -55,8 +56,9 @@ def float8_norm_kernel(
         scale = compute_rstd(value, columns, eps)
         tl.store(rstd + row, scale, row < rows)
         value = (value * scale * w).to(x.dtype.element_ty).to(tl.bfloat16).to(tl.float32)
+        value = tl.where(is_in, value, 0.0)  # with an eps of 0 a row that is not there is no number
         store_whole_rows(value, out, scales, row, column, rows, columns, eighths * 8, largest, smallest)
-        highest = tl.maximum(highest, tl.abs(value))
+        highest = tl.maximum(highest, find_magnitudes(value))
     column = tl.arange(0, block)
     raise_amax(column_amax, column, tl.max(highest, 0), column < columns)
 

@@ -13,6 +13,7 @@ from monograph.kernels.float8_store_on_gpu import (
     WHOLE_ROW,
     count_steps,
     count_warps,
+    find_magnitudes,
     raise_amax,
     store_tile,
     store_tile_transposed,
@@ -63,14 +64,14 @@ def cast_rows_kernel(
     x += batch * x_batch
     out += batch * rows * columns
     scales += batch * rows
-    highest = tl.zeros([together, block], tl.float32)
+    highest = tl.zeros([together, block], tl.int32)
     for step in range(steps):
         row = ((tl.program_id(0).to(tl.int64) * steps + step) * together + tl.arange(0, together))[:, None]
         value = tl.load(x + row * x_row + column, (row < rows) & (column < columns), 0.0)
         value = value.to(tl.bfloat16).to(tl.float32)
         store_whole_rows(value, out, scales, row, column, rows, columns, columns, largest, smallest)
         if has_amax:
-            highest = tl.maximum(highest, tl.abs(value))
+            highest = tl.maximum(highest, find_magnitudes(value))
     if has_amax:
         column = tl.arange(0, block)
         raise_amax(column_amax + batch * columns, column, tl.max(highest, 0), column < columns)
@@ -94,21 +95,20 @@ def amax_kernel(
     batch = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * width + tl.arange(0, width)
     in_columns = column < columns
-    highest = tl.zeros([height, width], tl.float32)
+    highest = tl.zeros([height, width], tl.int32)
     for step in range(steps):
         row = (tl.program_id(0) * steps + step) * height + tl.arange(0, height)
         in_rows = row < rows
         at = x + batch * x_batch + row.to(tl.int64)[:, None] * x_row + column[None, :]
         value = tl.load(at, in_rows[:, None] & in_columns[None, :], 0.0)
-        value = tl.abs(value.to(tl.bfloat16).to(tl.float32))
-        highest = tl.maximum(highest, value)
+        magnitude = find_magnitudes(value.to(tl.bfloat16).to(tl.float32))
+        highest = tl.maximum(highest, magnitude)
         if of_rows:
-            raise_amax(row_amax + batch * rows, row, tl.max(value, 1), in_rows)
+            raise_amax(row_amax + batch * rows, row, tl.max(magnitude, 1), in_rows)
     if of_columns:
         raise_amax(column_amax + batch * columns, column, tl.max(highest, 0), in_columns)
     if not of_rows and not of_columns:
-        bits = tl.max(tl.max(highest, 0), 0).to(tl.int32, bitcast=True)
-        tl.atomic_max(row_amax, bits, sem="relaxed")
+        tl.atomic_max(row_amax, tl.max(tl.max(highest, 0), 0), sem="relaxed")
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """How kernels write float8, in Triton: values scaled by largest magnitudes, as they are or transposed, with the scales.
 
-Largest magnitudes meet in atomics as the bits of fp32, whose order is that of integers when nothing is negative. Every
-division is rounded once, as in `monograph.kernels.float8`.
+Largest magnitudes are found, and meet in atomics, as the bits of fp32 without the sign: their order is that of
+integers, and what is not a number is the largest of all. So it reaches the scale, as in torch; a GPU's maximum of
+numbers would drop it. Every division is rounded once, as in `monograph.kernels.float8`.
 """
 
 import torch
@@ -33,14 +34,21 @@ def find_scales(amax, largest: tl.constexpr):
 
 
 @triton.jit
-def load_amax(bits, index, is_in, smallest: tl.constexpr):
-    return tl.maximum(tl.load(bits + index, is_in, 0).to(tl.float32, bitcast=True), smallest)
+def find_magnitudes(value):
+    """The bits of magnitudes of values in fp32."""
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def raise_amax(bits, index, value, is_in):
-    """Let largest magnitudes be at least these, which are not negative."""
-    tl.atomic_max(bits + index, value.to(tl.int32, bitcast=True), is_in, sem="relaxed")
+def read_amax(bits, smallest: tl.constexpr):
+    """Largest magnitudes in fp32, of which these are the bits."""
+    return tl.maximum(bits.to(tl.float32, bitcast=True), smallest, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def raise_amax(amax, index, bits, is_in):
+    """Let largest magnitudes be at least these."""
+    tl.atomic_max(amax + index, bits, is_in, sem="relaxed")
 
 
 @triton.jit
@@ -48,7 +56,7 @@ def store_whole_rows(
     value, out, scales, row, column, rows, columns, out_row, largest: tl.constexpr, smallest: tl.constexpr
 ):
     """Write rows of which the program has every column; `row` is [rows, 1], `column` [1, columns]."""
-    amax = tl.maximum(tl.max(tl.abs(value), 1, keep_dims=True), smallest)
+    amax = read_amax(tl.max(find_magnitudes(value), 1, keep_dims=True), smallest)
     narrow = scale_values(value, amax, largest).to(out.dtype.element_ty)
     tl.store(out + row * out_row + column, narrow, (row < rows) & (column < columns))
     tl.store(scales + row, find_scales(amax, largest), row < rows)
@@ -71,7 +79,7 @@ def store_tile(
     smallest: tl.constexpr,
 ):
     """Write a tile, scaled by rows, or as a whole with `by` 0; one program of a row is the first and writes scales."""
-    high = load_amax(amax, row * by, in_rows, smallest)
+    high = read_amax(tl.load(amax + row * by, in_rows, 0), smallest)
     narrow = scale_values(value, high[:, None], largest).to(out.dtype.element_ty)
     to = out + row.to(tl.int64)[:, None] * out_row + column[None, :]
     tl.store(to, narrow, in_rows[:, None] & in_columns[None, :])
@@ -96,7 +104,7 @@ def store_tile_transposed(
     smallest: tl.constexpr,
 ):
     """Write a tile transposed, scaled by columns."""
-    high = load_amax(amax, column * by, in_columns, smallest)
+    high = read_amax(tl.load(amax + column * by, in_columns, 0), smallest)
     narrow = scale_values(value, high[None, :], largest).to(out.dtype.element_ty)
     to = out + column.to(tl.int64)[:, None] * rows + row[None, :]
     tl.store(to, tl.trans(narrow), in_columns[:, None] & in_rows[None, :])

@@ -19,6 +19,7 @@ from monograph.kernels.float8_store_on_gpu import (
     WHOLE_ROW,
     count_steps,
     count_warps,
+    find_magnitudes,
     raise_amax,
     store_tile,
     store_tile_transposed,
@@ -101,19 +102,19 @@ def swiglu_backward_amax_kernel(
 ):
     column = tl.program_id(1) * width + tl.arange(0, width)
     in_columns = column < columns
-    high_x = tl.zeros([height, width], tl.float32)
-    high_up = tl.zeros([height, width], tl.float32)
-    high_gate = tl.zeros([height, width], tl.float32)
+    high_x = tl.zeros([height, width], tl.int32)
+    high_up = tl.zeros([height, width], tl.int32)
+    high_gate = tl.zeros([height, width], tl.int32)
     for step in range(steps):
         row = (tl.program_id(0) * steps + step) * height + tl.arange(0, height)
         in_rows = row < rows
         is_in = in_rows[:, None] & in_columns[None, :]
         by_x, by_up, gate = load_swiglu_backward(grad, x, up, row, column, is_in, grad_row, x_row, up_row)
-        by_x, by_up = tl.abs(by_x), tl.abs(by_up)
-        raise_amax(row_amax, row, tl.max(tl.maximum(by_x, by_up), 1), in_rows)
-        high_x = tl.maximum(high_x, by_x)
-        high_up = tl.maximum(high_up, by_up)
-        high_gate = tl.maximum(high_gate, tl.abs(gate))
+        of_x, of_up = find_magnitudes(by_x), find_magnitudes(by_up)
+        raise_amax(row_amax, row, tl.max(tl.maximum(of_x, of_up), 1), in_rows)
+        high_x = tl.maximum(high_x, of_x)
+        high_up = tl.maximum(high_up, of_up)
+        high_gate = tl.maximum(high_gate, find_magnitudes(gate))
     raise_amax(column_amax, column, tl.max(high_x, 0), in_columns)
     raise_amax(column_amax + columns, column, tl.max(high_up, 0), in_columns)
     raise_amax(column_amax + 2 * columns, column, tl.max(high_gate, 0), in_columns)

@@ -59,7 +59,7 @@ def find_device(args: Sequence[Any]) -> torch.device:
     """Return the device of a kernel's tensors, or of what the copy engine's descriptors point to. For tensors without
     memory, from which kernels are only built, it is the GPU that this thread uses."""
     tensors = (getattr(arg, "base", arg) for arg in args)
-    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), torch.device("cpu"))
     return torch.device("cuda", torch.cuda.current_device()) if device.type == "meta" else device
 
 

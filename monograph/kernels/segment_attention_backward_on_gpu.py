@@ -94,7 +94,7 @@ def query_gradient_kernel(
 ):  # fmt: skip
     """The gradient of a block of queries of one head."""
     number = tl.num_programs(0) - 1 - tl.program_id(0)
-    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     n_heads = tl.num_programs(1)
     query = number * rows + tl.arange(0, rows)
     is_query = query < n_queries
@@ -173,7 +173,7 @@ def key_gradient_kernel(
     width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values, over the query heads that share them."""
-    number, shared, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    number, shared, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     n_shared = tl.num_programs(1)
     key = number * rows + tl.arange(0, rows)
     is_key = key < n_keys

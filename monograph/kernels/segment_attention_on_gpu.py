@@ -86,7 +86,7 @@ def attention_kernel(
 ):  # fmt: skip
     # The last queries see most: they start first.
     number = tl.num_programs(0) - 1 - tl.program_id(0)
-    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     query = number * rows + tl.arange(0, rows)
     table += sequence * 2 * (n_segments + 1)
     known = tl.minimum(query, n_queries - 1)

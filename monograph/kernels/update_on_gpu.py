@@ -6,6 +6,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
+from monograph.kernels.param_remainders import NAN_BITS
 from monograph.kernels.random_on_gpu import FACTORS, count_elements, hash_counters
 
 _NUMBERS = 1024
@@ -30,14 +31,17 @@ def load_master(parameter, remainder, index, is_in, has_remainder: tl.constexpr)
 
 
 @triton.jit
-def store_master(parameter, remainder, master, index, is_in, has_remainder: tl.constexpr):
+def store_master(parameter, remainder, master, index, is_in, has_remainder: tl.constexpr, nan_bits: tl.constexpr):
+    """Write the parameter as `monograph.kernels.param_remainders` defines it, and return what was written."""
     if has_remainder:
-        bits = master.to(tl.int32, bitcast=True)
+        bits = tl.where(master == master, master.to(tl.int32, bitcast=True), nan_bits)
         high = (bits + 32768) >> 16
-        tl.store(parameter + index, high.to(tl.int16).to(tl.bfloat16, bitcast=True), is_in)
+        weight = high.to(tl.int16).to(tl.bfloat16, bitcast=True)
         tl.store(remainder + index, (bits - (high << 16)).to(tl.int16), is_in)
     else:
-        tl.store(parameter + index, master.to(parameter.dtype.element_ty), is_in)
+        weight = master.to(parameter.dtype.element_ty)
+    tl.store(parameter + index, weight, is_in)
+    return weight
 
 
 @triton.jit(do_not_specialize_on_alignment=["correction1", "correction2", "key"])
@@ -66,6 +70,7 @@ def update_kernel(
     is_stochastic: tl.constexpr,
     is_one_row: tl.constexpr,
     has_remainder: tl.constexpr,
+    nan_bits: tl.constexpr,
     step: tl.constexpr,
     first: tl.constexpr,
     second: tl.constexpr,
@@ -85,9 +90,9 @@ def update_kernel(
     root = tl.div_rn(tl.sqrt_rn(square), tl.sqrt_rn(tl.load(correction2))) + eps
     size = tl.div_rn(tl.load(rate), tl.load(correction1))
     p = p * tl.load(decay) - tl.div_rn(size * mean, root)
-    store_master(parameter, remainder, p, index, is_in, has_remainder)
+    weight = store_master(parameter, remainder, p, index, is_in, has_remainder, nan_bits)
     if has_copy:
-        tl.store(copy + index, p.to(parameter.dtype.element_ty).to(copy.dtype.element_ty), is_in)
+        tl.store(copy + index, weight.to(copy.dtype.element_ty), is_in)
     if is_stochastic:
         if is_one_row:
             counters = tl.load(starts) + index
@@ -123,6 +128,7 @@ def update(parameter: Tensor, *others: Any, beta1: float, beta2: float, eps: flo
         is_stochastic=key is not None,
         is_one_row=rows == 1,
         has_remainder=remainder is not None,
+        nan_bits=NAN_BITS,
         block=_NUMBERS,
         enable_fp_fusion=key is None,
         **FACTORS,

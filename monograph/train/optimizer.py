@@ -70,6 +70,11 @@ class Optimizer(Configurable):
                         gradient.div_(excess)
                     self.update(parameter, gradient, self._state[name], lr)
 
+    @property
+    def refusal(self) -> Tensor | None:
+        """What `judge` said last: 1 on the device where the update was not made; None before the first."""
+        return self._broken
+
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """1 on the device once a loss or a gradient norm was not finite, else 0; it stays 1 from then on."""
         broken = (~(torch.isfinite(grad_norm) & torch.isfinite(loss))).float()

@@ -68,8 +68,8 @@ class Step(Protocol):
         """The 2-norm of the whole gradient, every element counted once."""
         ...
 
-    def finish_batch(self) -> dict[str, Tensor]:
-        """Before an update: the metrics of the global batch; the model's per-update state follows them."""
+    def finish_batch(self, refusal: Tensor | None) -> dict[str, Tensor]:
+        """The metrics of the global batch; the model's per-update state follows them, unless `refusal` is 1."""
         ...
 
     def find_sums(self) -> list[Tensor]:

@@ -291,7 +291,7 @@ class Trainer(Configurable):
             return reader.read(self.position.cursor, *self._data_part)
 
     def _apply(self, number: int, chosen: Sequence[Batch]) -> StepMeasurement | None:
-        """Every micro-batch's gradients, the norm, the biases, the weights."""
+        """Every micro-batch's gradients, the norm, the weights, the biases."""
         training = self.config.training
         loss = add_gradients(self.step, chosen, self.replicas)
         if not self.replicas.commit():

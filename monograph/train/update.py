@@ -36,9 +36,9 @@ def add_gradients(step: Step, batches: Sequence[Batch], replicas: Replicas | Non
 
 
 def apply_update(step: Step, optimizer: Optimizer, *, loss: Tensor, lr: float, max_norm: float) -> Updated:
-    """Clip, move the expert biases, change the weights, drop the gradients."""
+    """Clip, change the weights, move the expert biases, drop the gradients; a refused update changes none of them."""
     norm = step.grad_norm()
-    metrics = step.finish_batch()
     optimizer.step(lr, loss=loss, grad_norm=norm, max_norm=max_norm)
+    metrics = step.finish_batch(optimizer.refusal)
     optimizer.clear_gradients()
     return Updated(grad_norm=norm, metrics=metrics)

@@ -113,8 +113,9 @@ class Reference:
         norm = self.grad_norm()
         if self.config.training.max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self.config.training.max_norm, norm)
-        self.model.finish_update({name: value.to(self.device) for name, value in self.metrics.items()})
         self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
+        if not self.optimizer.refusal.item():
+            self.model.finish_update({name: value.to(self.device) for name, value in self.metrics.items()})
         self.optimizer.clear_gradients()
         trace.after = snapshot(self.parameters) | snapshot(buffers_of(self.model))
 

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from monograph.capture.trace import drop_device_numbers
 from monograph.compat.capture import fake_tensors
 from monograph.execute.base import MetricSums
 from monograph.execute.bind_device import bind_device
@@ -59,6 +60,14 @@ def test_a_program_names_the_number_of_its_gpu_wherever_it_allocates(model, tmp_
 def test_a_device_without_a_number_would_be_seen(tmp_path):
     with pytest.raises(RuntimeError, match="cuda:0 and cuda:3"):
         run_on_fourth("llama3", tmp_path, is_bound=False)
+
+
+def test_the_text_of_a_graph_names_no_gpu_by_number():
+    """Also of graphs inside of it: ranks would not have the same text."""
+    inside = torch.fx.Graph()
+    inside.output(inside.call_function(torch.full, ((), 1.0), {"device": FOURTH}))
+    drop_device_numbers(inside)
+    assert "cuda" in str(inside) and "cuda:3" not in str(inside)
 
 
 def test_kernels_are_chosen_for_tensors_without_memory():

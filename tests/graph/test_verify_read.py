@@ -8,6 +8,8 @@ from monograph.graph.encode import GraphFileError
 from monograph.graph.file import graph_from_data, graph_to_data, parse_graph_file
 from monograph.graph.refuse import GraphError
 from monograph.graph.verify_read import MemoryLimits, check_read_graph, check_schema
+from monograph.kernels.random import DROPOUT
+from monograph.passes.config import PassesConfig
 from tests.graph.captured_ops import find_graphs
 from tests.graph.captures import capture_chunk_nodes
 
@@ -292,6 +294,13 @@ def test_a_step_with_experts_is_accepted_and_its_sizes_are_bounded(experts):
     graph = read(json.loads(experts[0]), experts[1])
     rows = 4 * 64
     assert graph.max_size == LIMITS.device // rows, "a row of the widest value with rows that data decide"
+
+
+def test_a_step_that_draws_dropout_is_accepted_as_it_was_written():
+    pipelines = {"default": PassesConfig()}
+    name, graph, facts = next(find_graphs("documents and dropout", pipelines))
+    assert DROPOUT in {node.target for node in graph.nodes}, name
+    read(graph_to_data(graph), facts)
 
 
 def test_sizes_that_do_not_add_up_are_refused(experts):

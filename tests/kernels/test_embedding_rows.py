@@ -68,9 +68,10 @@ def test_a_kernel_adds_what_torch_adds_with_the_same_bits_every_time(kind, dtype
 
 
 @pytest.mark.gpu
-def test_a_kernel_leaves_out_ids_that_the_matrix_does_not_have():
+@pytest.mark.parametrize("above, below", [(VOCABULARY, -1), (2**32 + 3, -(2**32) + 1), (2**31, -(2**31) - 1)])
+def test_a_kernel_leaves_out_ids_that_the_matrix_does_not_have(above, below):
     base, grad, ids = make("few", "cuda")
-    ids[::3], ids[1::3] = VOCABULARY, -1
+    ids[::3], ids[1::3] = above, below
     kept = (ids >= 0) & (ids < VOCABULARY)
     exact = add_exactly(base, grad[kept], ids[kept])
     torch.testing.assert_close(ADD_EMBEDDING_ROWS(base, grad, ids).double(), exact, rtol=1e-5, atol=1e-5)

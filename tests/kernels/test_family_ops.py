@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from monograph.kernels.attention import attention
-from monograph.kernels.clamped_swiglu import clamped_swiglu, fused_clamped_swiglu
+from monograph.kernels.clamped_swiglu import (
+    CLAMPED_SWIGLU,
+    CLAMPED_SWIGLU_BACKWARD,
+    clamped_swiglu,
+    fused_clamped_swiglu,
+    reference_clamped_swiglu,
+    reference_clamped_swiglu_backward,
+)
 from monograph.kernels.expert_bias import add_expert_bias
 
 
@@ -54,6 +61,26 @@ def test_the_clamped_swiglu_is_its_published_formula_and_ends_at_the_limit():
     (gradient,) = torch.autograd.grad(found.sum(), far)
     assert gradient[:2].eq(0).all(), "beyond the limit nothing changes"
     assert found[1].item() == pytest.approx(-6 * 7, rel=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_clamped_swiglu_hides_no_nan_and_has_no_gradient_beyond_the_limit(device, dtype):
+    nan, inf = float("nan"), float("inf")
+    pairs = torch.tensor([[1.0, nan], [nan, 1.0], [nan, nan], [nan, 9.0], [9.0, nan], [1.0, 0.5], [inf, -inf]])
+    pairs = pairs.to(device, dtype)
+    found = CLAMPED_SWIGLU(pairs, 1.702, 1.5)
+    assert found.isnan().flatten().tolist() == [True] * 5 + [False, False], "one number of the pair is enough"
+    of_pairs = CLAMPED_SWIGLU_BACKWARD(torch.ones_like(found), pairs, 1.702, 1.5)
+    wanted = [[True, False], [True, True], [True, True], [True, False], [False, False], [False, False], [False, False]]
+    assert of_pairs.isnan().tolist() == wanted
+    assert of_pairs[3, 1] == 0 and of_pairs[4, 0] == 0 and of_pairs[6].eq(0).all(), "beyond the limit nothing changes"
+    assert of_pairs[5].ne(0).all()
+    for one, other in (
+        (found, reference_clamped_swiglu(pairs.cpu(), 1.702, 1.5)),
+        (of_pairs, reference_clamped_swiglu_backward(torch.ones(7, 1).to(dtype), pairs.cpu(), 1.702, 1.5)),
+    ):
+        torch.testing.assert_close(one.cpu(), other, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 def test_expert_biases_have_the_gradients_of_finite_differences():

@@ -4,18 +4,24 @@ import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 
 from monograph.compat.triton import HAS_TRITON
 from monograph.kernels import float8_norm_on_gpu, float8_on_gpu, float8_swiglu_on_gpu, norm_on_gpu, swiglu_on_gpu
+from monograph.kernels.catalog import CUSTOM_OPS
 from monograph.kernels.float8 import (
     FLOAT8_CAST,
+    FLOAT8_CAST_BOTH,
     FLOAT8_MATMUL,
     reference_float8_cast,
     reference_float8_cast_both,
 )
-from monograph.kernels.float8_amax import reference_float8_cast_amax
+from monograph.kernels.float8_amax import FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED, reference_float8_cast_amax
+from monograph.kernels.float8_norm import FLOAT8_ADD_NORM, FLOAT8_NORM
+from monograph.kernels.float8_shards import FLOAT8_AMAX, FLOAT8_CAST_KNOWN
+from monograph.kernels.float8_swiglu import FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -72,6 +78,9 @@ def round_as_gpus_do() -> None:
         return rounded.view(torch.uint8 if rounded.itemsize == 1 else torch.uint16).numpy()
 
     interpreter._convert_float = convert
+    # max.f32 and min.f32 return the other operand for what is not a number; numpy's maximum keeps that
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
+    interpreter.InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
 
 
 def check_casts() -> None:
@@ -122,13 +131,46 @@ def check_norm() -> None:
         assert torch.equal(again, out)
 
 
+WITH_SCALES = (
+    *(FLOAT8_CAST, FLOAT8_CAST_BOTH, FLOAT8_CAST_AMAX, FLOAT8_CAST_TRANSPOSED, FLOAT8_AMAX, FLOAT8_CAST_KNOWN),
+    *(FLOAT8_SWIGLU, FLOAT8_SWIGLU_BACKWARD, FLOAT8_NORM, FLOAT8_ADD_NORM),
+)
+
+
+def check_nan(device="cpu") -> None:
+    """One value that is no number makes what the reference makes of it: a scale that is none either."""
+    if device == "cpu":
+        round_as_gpus_do()
+    for op in map(CUSTOM_OPS.__getitem__, WITH_SCALES):
+        for x, *rest in op.examples():
+            x = x.clone()
+            x[..., 1, 2] = float("nan")
+            if op.name in ("float8_cast_transposed", "float8_cast_known"):
+                rest[0] = rest[0].clone()
+                rest[0][..., -1] = float("nan")
+            wanted = as_tuple(op.reference(x, *rest))
+            assert any(each.isnan().any() for each in wanted if each.dtype is torch.float32)
+            given = [each.to(device) if isinstance(each, torch.Tensor) else each for each in (x, *rest)]
+            check(as_tuple(op.launcher(*given)), wanted)
+
+
+def as_tuple(results) -> tuple:
+    return results if isinstance(results, tuple) else (results,)
+
+
 def check(found, wanted) -> None:
     for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape and torch.equal(one.float(), other.float())
+        assert one.shape == other.shape
+        torch.testing.assert_close(one.float().cpu(), other.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_what_is_not_a_number_reaches_the_scales_of_every_cast_on_a_gpu():
+    check_nan("cuda")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, as on machines without a GPU")
-@pytest.mark.parametrize("name", ["check_casts", "check_swiglu", "check_norm"])
+@pytest.mark.parametrize("name", ["check_casts", "check_swiglu", "check_norm", "check_nan"])
 def test_the_interpreted_kernels_have_the_bits_of_their_references(name):
     """In a process of its own: Triton decides when it is imported whether it interprets kernels."""
     lines = f"from tests.kernels.test_float8 import {name}; {name}()"

@@ -12,6 +12,8 @@ from monograph.kernels.chunked_cross_entropy import (
     chunked_cross_entropy,
     reference_chunked_cross_entropy,
 )
+from monograph.kernels.chunked_cross_entropy_on_gpu import cross_entropy_
+from monograph.kernels.cross_entropy import reference_cross_entropy
 from monograph.kernels.norm import ADD_NORM, NORM, NORM_BACKWARD, NORM_BACKWARD_RECOMPUTE, norm
 from monograph.kernels.rope import ROPE, ROPE_PACKED, apply_rope, reference_rope
 from monograph.kernels.swiglu import (
@@ -202,6 +204,36 @@ def test_a_row_of_logits_does_not_depend_on_the_rows_before_it():
         _, few, _ = chunked_cross_entropy(hidden[part], weight, labels[part], scale, 3000, kernels="fused")
         error = (all_rows[part].float() - few.float()).norm() / few.float().norm()
         assert error < 1e-3, "matmuls of another size may add in another order, and nothing else"
+
+
+def compute_loss(logits, labels, scale):
+    """Losses of rows and the gradients of their logits, by what the device has for it."""
+    if not logits.is_cuda:
+        return reference_cross_entropy(logits, labels, scale)
+    losses, grad = torch.empty(len(labels), device=logits.device), logits.clone()
+    cross_entropy_(grad, labels, losses, scale)
+    return losses, grad
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_the_loss_of_logits_far_below_zero_is_that_of_torch(device):
+    logits = torch.full((4, 20), -2e30)
+    logits[1], logits[2, 7] = torch.linspace(-3.3e38, -1e38, 20), float("-inf")
+    logits[3] = torch.finfo(torch.float32).min
+    labels = torch.tensor([3, 19, 0, 5])
+    found, grad = compute_loss(logits.to(device), labels.to(device), torch.tensor(0.25, device=device))
+    torch.testing.assert_close(found.cpu(), torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    wanted = (logits.softmax(-1) - torch.nn.functional.one_hot(labels, 20)) * 0.25
+    torch.testing.assert_close(grad.cpu(), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_rows_that_do_not_count_have_no_gradient_whatever_the_scale(device, scale):
+    logits, labels = torch.randn(2, 20, device=device), torch.tensor([IGNORED_LABEL, 3], device=device)
+    losses, grad = compute_loss(logits, labels, torch.tensor(scale, device=device))
+    assert losses[0] == 0 and grad[0].eq(0).all()
+    assert not grad[1].isfinite().any()
 
 
 @pytest.mark.gpu

@@ -56,11 +56,38 @@ def check_cases(device, dtype, limit, all_sizes):
                 assert max(errors) < limit, (name, causal, window, sizes, errors)
 
 
+def check_far_heads(device, dtype):
+    """Heads that lie 2**30 numbers apart give what heads beside each other give. They begin in the middle of memory of
+    which the rest is not touched: with offsets of 32 bits the last head's would be before its beginning."""
+    generator = torch.Generator().manual_seed(0)
+    near = [torch.randn(1, 20, 3, 16, generator=generator).to(device, dtype) for _ in range(4)]
+    memory = torch.empty(2**32 + 2**20, dtype=dtype, device=device)
+    far = [memory.as_strided(x.shape, (0, 64, 2**30, 1), 2**31 + 16 * index) for index, x in enumerate(near)]
+    rule, results = {"scale": 0.25, "causal": True, "window": 0}, []
+    tiles = TILES if device == "cpu" else None
+    for x, y in zip(near, far, strict=True):
+        y.copy_(x)
+    for q, k, v, grad in (near, far):
+        out, lse = run_segments(q, k, v, None, **rule, tiles=tiles)
+        both = None if tiles is None else (tiles, tiles)
+        results.append([out, lse, *run_segments_backward(grad, q, k, v, None, out, lse, **rule, tiles=both)])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.gpu
+def test_heads_may_lie_further_apart_than_an_offset_of_32_bits_reaches():
+    if torch.cuda.mem_get_info()[0] < 10 << 30:
+        pytest.skip("less than 10 GiB are free")
+    check_far_heads("cuda", torch.bfloat16)
+
+
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, as on machines without a GPU")
-def test_the_interpreted_kernels_equal_naive_attention():
+@pytest.mark.parametrize(
+    "check", ["check_cases('cpu', torch.float32, 1e-5, [(8, 8), (24, 16)])", "check_far_heads('cpu', torch.float16)"]
+)
+def test_the_interpreted_kernels_equal_naive_attention_wherever_heads_lie(check):
     """In a process of its own: Triton decides when it is imported whether it interprets kernels."""
-    lines = "import torch; from tests.kernels.test_segment_attention import check_cases; "
-    lines += "check_cases('cpu', torch.float32, 1e-5, [(8, 8), (24, 16)])"
+    lines = f"import torch; from tests.kernels.test_segment_attention import check_cases, check_far_heads; {check}"
     done = subprocess.run([sys.executable, "-c", lines], env=os.environ | {"TRITON_INTERPRET": "1"}, check=False)
     assert done.returncode == 0
 

@@ -68,8 +68,32 @@ def test_the_kernel_updates_masters_in_two_parts_like_masters_in_one(state_dtype
     assert all(torch.equal(found[index], wanted[index]) for index in (2, 3))
 
 
+def check_masters(device) -> None:
+    """Weight, remainder and copy are the reference's: of a tie between two weights, and of what is not a number."""
+    ties = torch.tensor([0x3F808000, 0x3F818000, -0x407F8000], dtype=torch.int32).view(torch.float32)
+    wanted = make_inputs(CPU, 300, torch.float32, excess=1.0)
+    wanted[0][:3], wanted[1][7] = ties, float("nan")
+    wanted[4:6] = torch.tensor(0.0), torch.tensor(1.0)  # no rate and no decay: masters stay what they are
+    wanted[0], rest = split_master(wanted[0])
+    copy = torch.zeros_like(wanted[0])
+    *found, found_copy, found_rest = (each.to(device, copy=True) for each in (*wanted, copy, rest))
+    make_reference_update(*NUMBERS)(*wanted, copy, None, None, rest)
+    names = dict(zip(("beta1", "beta2", "eps"), NUMBERS, strict=True))
+    update_on_gpu.update(*found, found_copy, None, None, found_rest, **names)
+    for one, other in ((found[0], wanted[0]), (found_copy, copy), (found_rest, rest)):
+        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0, equal_nan=True)
+    assert found_copy.isnan().nonzero().flatten().tolist() == [7], "a step that is not found broken hides nothing"
+    assert (copy[:3].float().abs() > ties.abs()).all(), "ties go away from zero"
+
+
+@pytest.mark.gpu
+def test_a_copy_of_a_master_in_two_parts_is_the_weight_and_what_is_no_number_stays_none():
+    check_masters(torch.device("cuda"))
+
+
 def check_interpreted() -> None:
-    """The kernel has the reference's bits where moments are rounded stochastically."""
+    """The kernel has the reference's bits where moments are rounded stochastically, or masters are in two parts."""
+    check_masters(CPU)
     for count, rows, dtype in ((2048, 1, torch.bfloat16), (3001 * 5, 3001, torch.float32)):
         wanted = narrow_moments(make_inputs(CPU, count, dtype), torch.bfloat16)
         random = [torch.tensor(12345), torch.arange(rows) * 10**9 + 7]

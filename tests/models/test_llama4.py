@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers.models.llama4 import modeling_llama4
 
 from monograph.errors import CheckpointError, ConfigError
 from monograph.models.init import reset
@@ -17,7 +18,7 @@ from monograph.train.checkpoint.hf_export import export_hf
 from monograph.train.checkpoint.hf_import import import_hf
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.verify import MODEL_PREFIX
-from tests.models.family_parity import check_parity, check_way_back
+from tests.models.family_parity import check_parity, check_way_back, read_ours, write_model
 
 STEPPED = {
     "rope_type": "llama3",
@@ -71,6 +72,26 @@ def test_logits_and_gradients_equal_those_of_transformers(name, tmp_path):
 @pytest.mark.parametrize("name", LONG)
 def test_a_checkpoint_goes_there_and_back_bit_for_bit(name, tmp_path):
     check_way_back(tmp_path, "Llama4Text", {**BASE, **CASES[name]})
+
+
+def test_temperatures_multiply_narrow_queries_in_float32_as_transformers_does(tmp_path, monkeypatch):
+    values = {**BASE, "attn_scale": 0.7, "no_rope_layers": [0, 0], "num_hidden_layers": 2}
+    theirs = write_model(tmp_path, "Llama4Text", values).bfloat16()
+    _, config, ours = read_ours(tmp_path)
+    attention, temperature = ours.layers[0].attention.bfloat16(), ours.temperature
+    x = torch.randn(2, 48, config.dim, generator=torch.Generator().manual_seed(1)).bfloat16()
+    seen = {}
+
+    def keep(module, query, *_args, **_kwargs):
+        seen["query"] = query.transpose(1, 2)
+        return torch.zeros_like(seen["query"]), None
+
+    monkeypatch.setattr(modeling_llama4, "eager_attention_forward", keep)
+    theirs.model.layers[0].self_attn(x, None, None)
+    q = attention.wq(x).unflatten(-1, (-1, attention.head_dim))
+    found, _ = attention.place(q, q, temperature(48))
+    assert found.dtype == torch.bfloat16 and not torch.equal(found, q)
+    assert torch.equal(found, seen["query"])
 
 
 def write_with_pictures(folder) -> torch.nn.Module:

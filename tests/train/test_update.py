@@ -1,14 +1,24 @@
 """One update after another: the whole trainer against a loop that anyone would write in plain PyTorch."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from monograph.bench import draw_batch
 from monograph.models.init import initialize
-from monograph.run import train
+from monograph.parallel.groups import joined_groups
+from monograph.parallel.mesh import Mesh
+from monograph.run import build_step, train
 from monograph.train.adamw import AdamW
+from monograph.train.build_optimizer import build_optimizer
+from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
+from monograph.train.update import add_gradients, apply_update
+from tests.kit.denoiser import denoiser
 from tests.kit.runs import Watched, read_records, read_step, tiny_run, watched_run, write_texts
+from tests.kit.tiny import tiny
 
 SHORT = "the quick brown fox. "
 
@@ -122,6 +132,30 @@ def test_experts_are_balanced_by_the_tokens_of_all_micro_batches(tmp_path):
     bias = "model/layers.1.moe.router.expert_bias"
     moved = read_step(tmp_path / "parts", 1)[bias]
     assert torch.equal(moved, read_step(tmp_path / "large", 1)[bias]) and moved.any()
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("model", ["deepseek_v3", "denoiser"])
+def test_an_update_that_is_refused_changes_nothing_and_neither_do_those_after_it(model, mode, tmp_path):
+    """No weight, no moment, nothing that a model changes once an update: biases of experts, the denoiser's `seen`."""
+    config = denoiser() if model == "denoiser" else tiny(model, tmp_path)
+    config.compile.mode, config.parallelism.fsdp = mode, "graph"
+    states, generator = [], torch.Generator().manual_seed(3)
+    with joined_groups(Mesh(), torch.device("cpu")) as groups:
+        step = build_step(config, groups)
+        optimizer = build_optimizer(config.plan_optimizer(), step)
+        for factor in (1.0, 1.0, float("nan"), 1.0):
+            batch = draw_batch(config, step.model.batch_spec, generator)
+            loss = add_gradients(step, [Batch(batch, Cursor())]) * factor
+            apply_update(step, optimizer, loss=loss, lr=0.01, max_norm=1.0)
+            kept = {name: value.clone() for name, value in step.model.state_dict().items() if "expert_bias" in name}
+            kept |= {"seen": step.model.seen.clone()} if model == "denoiser" else {}
+            states.append(kept | {name: value.detach().clone() for name, value in step.parameters.items()})
+            states[-1] |= {f"{name} {kind}": value.clone() for (kind, name), value in optimizer.state().items()}
+        step.close()
+    unlike = [{name for name in one if not torch.equal(one[name], other[name])} for one, other in pairwise(states)]
+    assert any(name.endswith(("expert_bias", "seen")) for name in unlike[0])
+    assert unlike[1:] == [set(), set()]
 
 
 def test_no_accumulation_unless_it_is_asked_for(tmp_path):

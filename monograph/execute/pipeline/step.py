@@ -302,10 +302,10 @@ class PipelineStep(MeshStep):
         return compute_pipeline_grad_norm(self.whole_table, self.counted, gradients)
 
     @torch.no_grad()
-    def finish_batch(self) -> dict[str, Tensor]:
+    def finish_batch(self, refusal: Tensor | None) -> dict[str, Tensor]:
         """The metrics of the global batch, and the measured bubble of every pipeline rank: of this update on a CPU, on
         a GPU of the last one that it has finished."""
-        metrics = super().finish_batch()
+        metrics = super().finish_batch(refusal)
         if self.times is not None and self.times.is_known:
             self.known_times = self.times
         bubbles = torch.zeros(self.schedule.ranks, device=self.device)

@@ -27,7 +27,7 @@ class Llama4Attention(Attention):
 
     def place(self, q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         if not self.has_rope:
-            return q * rotation[0].to(q.dtype), k
+            return (q * rotation[0]).to(q.dtype), k  # the product in fp32, rounded once
         q, k = (apply_rope(x, rotation, interleaved=self.interleaved, kernels=self.kernels) for x in (q, k))
         if self.config.qk_norm:
             q, k = (F.rms_norm(x, (self.head_dim,), eps=self.norm_eps) for x in (q, k))

@@ -49,6 +49,7 @@ REPLACED = {
     "passes.overlap_experts.tflops": "write machine: a name, or a .json file",
     "passes.overlap_experts.memory_tb_per_second": "write machine: a name, or a .json file",
     "passes.overlap_experts.link_*": "write machine: a name, or a .json file",
+    "validator.steps": "write validator.samples: sequences of each set, whatever the batch and the mesh are",
     "model.attention.sdpa": "write kernel: auto, flash, cudnn or reference",
     "compile.partition": "write activation_checkpoint.mode min_cut",
     "compile.expert_overlap.schedule": "to switch it off, name overlap_experts in passes.off",

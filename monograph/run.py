@@ -63,10 +63,10 @@ from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
-from monograph.train.preflight import check_before_start, read_continued
+from monograph.train.open_data import open_data
+from monograph.train.preflight import check_before_start
 from monograph.train.signals import StoppedOnRequest, stop_at_once
 from monograph.train.startup import Startup
-from monograph.train.state import check_position
 from monograph.train.step_settings import make_settings
 from monograph.train.summary import Summary, print_summary
 from monograph.train.trainer import Trainer
@@ -303,16 +303,7 @@ def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
 def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:
     """Data first, because its mistakes are the user's and should show before minutes go into a model."""
     with startup.phase("data"):
-        tokenizer = config.tokenizer.build()
-        data = config.dataloader.build(
-            tokenizer=tokenizer,
-            seq_len=config.training.seq_len,
-            vocab_size=config.model.find_vocab_size(),
-            seed=config.debug.seed,
-            split="train",
-        )
-        check_position(read_continued(config), data, config.training, parts=groups.mesh.data_parts)
-        validation_sets = data.open_validation_sets() if config.validator.interval else {}
+        data, validation_sets = open_data(config, groups)
     step = build_step(config, groups, startup)
     promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
     folder.write_numerics(promise)

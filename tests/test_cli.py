@@ -81,7 +81,7 @@ INCONSISTENT = {
     "llama3_debugmodel --lr_scheduler.min_factor 2": "min_factor is 2",
     "llama3_debugmodel --metrics.log_interval 0": "log_interval is 0",
     "llama3_debugmodel --profiler.every 1": "windows would overlap",
-    "llama3_debugmodel --validator.steps 0": "validator",
+    "llama3_debugmodel --validator.samples 0": "validator",
     "llama3_debugmodel --parallelism.tensor_parallel_degree 0": "tensor_parallel_degree is 0",
     "llama3_debugmodel --optimizer.lr nan": "nan is not finite",
     "llama3_debugmodel --optimizer.lr 1e400": "--optimizer.lr 1e400",

@@ -217,10 +217,11 @@ class MeshStep(ABC):
         Where `refusal` is 1 the weights were not changed, and neither is this. Nothing is read on the host.
         """
         metrics = self.metrics.take()
-        before = {} if refusal is None else {name: value.clone() for name, value in self.find_kept().items()}
+        before = {name: value.clone() for name, value in self.find_kept().items()}
         self.model.finish_update(metrics)
-        for name, value in self.find_kept().items() if before else ():
-            value.copy_(torch.where(refusal.bool(), before[name], value))
+        if refusal is not None:
+            for name, value in self.find_kept().items():
+                value.copy_(torch.where(refusal.bool(), before[name], value))
         return metrics
 
     def find_kept(self) -> dict[str, Tensor]:

@@ -23,11 +23,11 @@ class Segment(NamedTuple):
 
 def read_segments(segments: Tensor) -> Iterator[Segment]:
     """The segments of a table that have queries, read by the host."""
-    for sequence, (queries, keys) in enumerate(segments.tolist()):
-        bounds = zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True)
-        for q_start, q_stop, k_start, k_stop in bounds:
-            if q_stop > q_start:
-                yield Segment(sequence, slice(q_start, q_stop), slice(k_start, k_stop))
+    starts, stops = segments[..., :-1], segments[..., 1:]
+    chosen = (stops[:, 0] > starts[:, 0]).nonzero(as_tuple=True)
+    bounds = torch.stack([side[chosen] for side in (*starts.unbind(1), *stops.unbind(1))], 1).tolist()
+    for sequence, (q_start, k_start, q_stop, k_stop) in zip(chosen[0].tolist(), bounds, strict=True):
+        yield Segment(sequence, slice(q_start, q_stop), slice(k_start, k_stop))
 
 
 def flatten_segments(segments: Tensor, n_queries: int, n_keys: int) -> tuple[Tensor, Tensor]:

@@ -190,11 +190,11 @@ def _contiguous(value: Any) -> Any:
 def _make_launcher(kernel: Callable[..., Any] | str) -> Callable[..., Any]:
     """Return what torch calls on a GPU: the kernel, with the GPU of its tensors as the current one. A kernel may launch
     without a device argument, and threads of libraries begin on the first GPU."""
-    loaded: list[Callable[..., Any]] = [] if isinstance(kernel, str) else [kernel]
+    loaded: list[Callable[..., Any]] = []
 
     def start(*args: Any) -> Any:
         if not loaded:
-            loaded.append(import_reference(kernel))
+            loaded.append(import_reference(kernel) if isinstance(kernel, str) else kernel)
         values = (value for arg in args for value in (arg if isinstance(arg, list | tuple) else (arg,)))
         device = next((value.device for value in values if isinstance(value, Tensor) and value.is_cuda), None)
         with nullcontext() if device is None else on_device(device):

@@ -29,6 +29,7 @@ def reference_float8_cast(x: Tensor, dtype: torch.dtype, is_rowwise: bool, is_tr
     of tensors: torch divides a number by a tensor, and on a GPU a tensor by a number, by multiplying with a reciprocal,
     which rounds twice.
     """
+    assert x.dim() > 1, "what is cast is a matrix, or a stack of them"
     wide = (x.mT if is_transposed else x).bfloat16().float()
     if not wide.numel():
         shape = (*wide.shape[:-1], 1) if is_rowwise else (1, 1)
@@ -72,11 +73,12 @@ def _fake_cast_both(x: Tensor, dtype: torch.dtype, is_rowwise: bool) -> Float8Pa
 
 
 def make_float8_examples() -> list[Tensor]:
-    """Rows of zeros, an odd number of columns, a part of a wider matrix, a stack of matrices, and fp32."""
+    """Rows of zeros, an odd number of columns, a part of a wider matrix, stacks of matrices, and fp32."""
     whole = example_tensor(70, 96, dtype=torch.bfloat16)
     whole[3] = 0
     stack = example_tensor(3, 40, 24, dtype=torch.bfloat16, seed=1)
-    return [whole, whole[:, 16:51], stack, example_tensor(2, 48, 80, dtype=torch.float32, seed=2)]
+    wide = example_tensor(2, 48, 80, dtype=torch.float32, seed=2)
+    return [whole, whole[:, 16:51], stack, wide, wide.unflatten(1, (4, 12))]
 
 
 def _make_cast_examples() -> list[tuple[Tensor, torch.dtype, bool, bool]]:

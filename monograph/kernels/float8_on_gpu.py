@@ -200,9 +200,10 @@ def float8_cast_known(x: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 def as_stack(x: Tensor) -> Tensor:
-    """Matrices, of which every row is contiguous."""
+    """[matrices, rows, columns], of which every row is contiguous; whatever dims come before the last two are one."""
+    assert x.dim() > 1, "what is cast is a matrix, or a stack of them"
     x = with_close_channels(x)
-    return x if x.dim() == 3 else x.unsqueeze(0)
+    return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
 
 
 def _cast_rows(x: Tensor, dtype: torch.dtype, amax: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -282,7 +283,13 @@ def _cast_tiles(
         sizes = (*x.shape[:-2], shape[0], 1) if is_rowwise else (1, 1)
         results.append(x.new_empty(sizes, dtype=torch.float32))
     if not x.numel():
-        return tuple(each.zero_() if each.dtype is torch.float32 else each for each in results)
+        for scales in results[1::2]:
+            if known is None:
+                scales.zero_()
+            else:  # a shard without numbers: what other ranks have of the whole is read with this scale
+                amax = known.clamp(min=SMALLEST)
+                scales.copy_((amax / torch.full_like(amax, torch.finfo(dtype).max)).view(scales.shape))
+        return tuple(results)
     if known is None:
         count = batch * (rows * has_out + columns * has_transposed) if is_rowwise else 1
         of_rows = torch.zeros(count, dtype=torch.int32, device=x.device)

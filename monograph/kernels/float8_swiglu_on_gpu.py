@@ -143,19 +143,22 @@ def swiglu_backward_cast_kernel(
     height: tl.constexpr,
     width: tl.constexpr,
 ):
-    column = tl.program_id(0) * width + tl.arange(0, width)
-    row = tl.program_id(1) * height + tl.arange(0, height)
+    # One number for both: a grid has room for so many tiles in its first dim alone.
+    across = (columns + width - 1) // width
+    column_tile, row_tile = tl.program_id(0) % across, tl.program_id(0) // across
+    column = column_tile * width + tl.arange(0, width)
+    row = row_tile * height + tl.arange(0, height)
     in_r, in_c = row < rows, column < columns
     is_in = in_r[:, None] & in_c[None, :]
     by_x, by_up, gate = load_swiglu_backward(grad, x, up, row, column, is_in, grad_row, x_row, up_row)
-    first = tl.program_id(0) == 0
+    first = column_tile == 0
     wide = 2 * columns
     store_tile(by_x, out, scales, row_amax, row, column, in_r, in_c, wide, first, 1, largest, smallest)
     store_tile(by_up, out + columns, scales, row_amax, row, column, in_r, in_c, wide, first, 1, largest, smallest)
-    first = tl.program_id(1) == 0
+    first = row_tile == 0
     to, high, scale = transposed, column_amax, transposed_scales
     store_tile_transposed(by_x, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
-    to, high, scale = transposed + columns.to(tl.int64) * rows, column_amax + columns, transposed_scales + columns
+    to, high, scale = transposed + tl.cast(columns, tl.int64) * rows, column_amax + columns, transposed_scales + columns
     store_tile_transposed(by_up, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
     to, high, scale = gates, column_amax + 2 * columns, gate_scales
     store_tile_transposed(gate, to, scale, high, row, column, in_r, in_c, rows, first, 1, largest, smallest)
@@ -227,7 +230,7 @@ def float8_swiglu_backward(
     results = [each for pair in zip(numbers, scales, strict=True) for each in pair]
     launch(
         swiglu_backward_cast_kernel,
-        (triton.cdiv(columns, tile["width"]), triton.cdiv(rows, tile["height"])),
+        (triton.cdiv(columns, tile["width"]) * triton.cdiv(rows, tile["height"]),),
         g,
         a,
         b,

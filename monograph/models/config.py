@@ -356,8 +356,8 @@ class DecoderConfig(ModelConfig):
     mask: Literal["causal", "document"] = "causal"
     """What a token sees: everything before it, or only its own packed document."""
     max_documents: int = 0
-    """Documents that one sequence may have (mask document): tables and attention's workspace have room for so many, and
-    a sequence with more is an error. 0 allows one for every 32 tokens, and 16 in any case."""
+    """Documents that one sequence may have (mask document); one with more is an error. 0 allows any number; with
+    attention.kernel flash, whose workspace grows with it, one for every 32 tokens, and 16 in any case."""
     dropout: float = 0.0
     """Probability that training zeroes an element of what attention or feed-forward adds to the residual stream; the
     same elements on every mesh, recomputed or not."""

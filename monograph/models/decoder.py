@@ -168,8 +168,9 @@ class Decoder(Model):
         if self.flex_specs:
             return {} if documents is None else {"documents": documents.to(torch.int32)}
         sizes = {"batch": shape[0], "length": shape[1], "max_documents": self.config.max_documents}
+        is_flash = self.config.attention.kernel == "flash"  # type: ignore[attr-defined]
         tables = {
-            f"{kind.name}_segments": build_segments(documents, kind, part, **sizes)
+            f"{kind.name}_segments": build_segments(documents, kind, part, **sizes, pays_for_room=is_flash)
             for kind in dict.fromkeys(self.kinds)
         }
         return {name: table for name, table in tables.items() if table is not None}

@@ -15,12 +15,13 @@ from monograph.models.attention_kind import AttentionKind
 from monograph.models.sequence_part import SequencePart
 
 LEAST_DOCUMENTS, TOKENS_PER_DOCUMENT = 16, 32
-"""Where no limit is given: a sequence may have one document for every 32 of its tokens, and 16 in any case."""
+"""For kernels that pay for room: one document for every 32 tokens of a sequence, and 16 in any case."""
 
 
-def find_limit(max_documents: int, length: int) -> int:
-    """The documents that a sequence of this length may have."""
-    return max_documents or min(length, max(LEAST_DOCUMENTS, length // TOKENS_PER_DOCUMENT))
+def find_limit(max_documents: int, length: int, *, pays_for_room: bool) -> int:
+    """The documents that a sequence of this length may have: where room is free, one a token."""
+    free = max(LEAST_DOCUMENTS, length // TOKENS_PER_DOCUMENT) if pays_for_room else length
+    return min(length, max_documents or free)
 
 
 def build_segments(
@@ -31,15 +32,17 @@ def build_segments(
     batch: int,
     length: int,
     max_documents: int = 0,
+    pays_for_room: bool = False,
 ) -> Tensor | None:
     """The table of a kind for a rank with this part of every sequence; None where no kernel needs one.
 
     documents: int64 [batch, length], the number of each token's document; None where a sequence is one.
+    max_documents: what a sequence may have; 0 allows any number, fewer where the kernel `pays_for_room`.
     """
     part = part.attended
     if documents is None and kind.is_plain and part.is_whole:
         return None
-    limit = find_limit(max_documents, length) if documents is not None else 1
+    limit = find_limit(max_documents, length, pays_for_room=pays_for_room) if documents is not None else 1
     room = limit + (-(-length // kind.chunk) if kind.chunk else 0) + (0 if part.is_whole else 2)
     bounds = part.bounds(length)
     table = np.empty((batch, len(bounds), 2, room + 1), dtype=np.int32)
@@ -48,9 +51,9 @@ def build_segments(
         pieces = cut_chunks(starts, length, kind.chunk)
         for number, (start, stop) in enumerate(bounds):
             keys = count_keys(number, length, kind, part)
-            rows = list(find_rows(pieces, start, stop, keys, kind, part))
-            rows += [(stop - start, keys)] * (room + 1 - len(rows))
-            table[sequence, number] = np.array(rows, dtype=np.int32).T
+            rows = np.array(list(find_rows(pieces, start, stop, keys, kind, part)), dtype=np.int32)
+            table[sequence, number, :, : len(rows)] = rows.T
+            table[sequence, number, :, len(rows) :] = [[stop - start], [keys]]
     return torch.from_numpy(table)
 
 
@@ -69,8 +72,9 @@ def find_starts(documents: np.ndarray | None, length: int, limit: int) -> np.nda
         raise DataError(
             f"a sequence of {length} tokens has {len(starts)} documents, more than the {limit} that the step was "
             "built for",
-            why="the tables of packed documents have a fixed size, which attention's workspace grows with",
-            do=f"--model.max_documents {2 * len(starts)}",
+            why="the tables of packed documents have a fixed size, which the workspace of the flash kernel grows with",
+            do="--model.max_documents 0 with --model.attention.kernel auto, which have room for any number; "
+            f"or --model.max_documents {2 * len(starts)}",
         )
     return starts
 

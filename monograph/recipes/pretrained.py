@@ -91,7 +91,7 @@ def make_finetuning_run(name: str, model: ModelConfig) -> TrainerConfig:
         optimizer=AdamWConfig(lr=2e-5, weight_decay=0.0),
         lr_scheduler=WarmupDecayConfig(decay="cosine", min_factor=0.1),
         metrics=MetricsConfig(log_interval=10),
-        validator=ValidatorConfig(interval=50, steps=8),
+        validator=ValidatorConfig(interval=50, samples=32),
         checkpoint=CheckpointConfig(interval=50),
     )
 

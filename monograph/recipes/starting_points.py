@@ -22,7 +22,7 @@ def make_debug_run(name: str, model: ModelConfig) -> TrainerConfig:
         training=TrainingConfig(steps=100, seq_len=256, local_batch_size=4, dtype="float32", compute_dtype="float32"),
         optimizer=AdamWConfig(lr=1e-3),
         metrics=MetricsConfig(log_interval=10),
-        validator=ValidatorConfig(interval=50, steps=4),
+        validator=ValidatorConfig(interval=50, samples=16),
         checkpoint=CheckpointConfig(interval=0, save_last=True),
     )
 
@@ -48,6 +48,6 @@ def make_published_run(
         training=TrainingConfig(steps=100_000, seq_len=seq_len, global_batch_size=global_batch_size),
         optimizer=AdamWConfig(lr=lr, beta1=0.9, beta2=0.95, weight_decay=0.1),
         lr_scheduler=WarmupDecayConfig(warmup_steps=warmup_steps, decay="cosine", min_factor=min_factor),
-        validator=ValidatorConfig(interval=1000, steps=64),
+        validator=ValidatorConfig(interval=1000, samples=512),
         checkpoint=CheckpointConfig(interval=1000, keep_last=3, async_save=True),
     )

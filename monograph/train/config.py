@@ -167,11 +167,12 @@ class ValidatorConfig(Configurable.Config):
     owner: ClassVar[str] = "monograph.train.validate:Validator"
     interval: int = 0
     """Steps between validations; 0 switches them off."""
-    steps: int = 8
-    """Micro-batches in one validation, always the same ones."""
+    samples: int = 64
+    """Sequences of each set in one validation, or all where there are fewer: the same ones whatever the seed, the batch
+    and the mesh are."""
 
     def check(self) -> None:
-        for name, least in (("interval", 0), ("steps", 1)):
+        for name, least in (("interval", 0), ("samples", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why=f"it must be at least {least}")
 

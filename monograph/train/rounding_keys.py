@@ -21,6 +21,6 @@ class RoundingKeys:
         """In the order of the parameters; the key of each counts updates on from the number of its stream."""
 
     def draw(self, updates: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """Of every parameter, in its update of this number: its key and the positions of its rows. Nothing is read on
-        the host."""
-        return [(key.data, starts) for key, starts in zip(self.streams + updates.long(), self.row_starts, strict=True)]
+        """Of every parameter, in its update of this number (int64): its key and the positions of its rows. Nothing is
+        read on the host."""
+        return [(key.data, starts) for key, starts in zip(self.streams + updates, self.row_starts, strict=True)]

@@ -33,7 +33,8 @@ class SinglePass:
         self.optimizer, self.weight_cache, self.rounding = optimizer, weight_cache, rounding
         self._function = function
         device = next(iter(parameters.values())).device
-        self.steps = torch.zeros(len(parameters), dtype=torch.float32, device=device)
+        # Integers: the key of an update's random bits counts on from it, and fp32 counts to 2**24.
+        self.steps = torch.zeros(len(parameters), dtype=torch.int64, device=device)
         for index, parameter in enumerate(parameters.values()):
             state = optimizer.state[parameter]
             self.steps[index] = state["step"]
@@ -48,7 +49,8 @@ class SinglePass:
             self.count(broken)
             beta1, beta2 = self.optimizer.param_groups[0]["betas"]
             scale = torch.ones((), device=device) if excess is None else excess
-            corrections = (1 - beta1**self.steps).unbind(), (1 - beta2**self.steps).unbind()
+            steps = self.steps.float()
+            corrections = (1 - beta1**steps).unbind(), (1 - beta2**steps).unbind()
             random: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(self.names)
             if self.rounding is not None:
                 random = self.rounding.draw(self.steps)
@@ -77,12 +79,12 @@ class SinglePass:
         """One more update, for parameters that get one."""
         grads = [parameter.grad for group in self.optimizer.param_groups for parameter in group["params"]]
         if all(grad is not None for grad in grads):
-            self.steps.add_(1 - broken)
+            self.steps.add_(1 - broken.long())
             return
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.steps[self.indices[id(parameter)]].add_(1 - broken)
+                    self.steps[self.indices[id(parameter)]].add_(1 - broken.long())
 
 
 def _flat(value: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The training loss of an update by source of a mixture: its own samples, before its weights change."""
+"""The loss by source of a mixture: that of an update's own samples, before its weights change."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,18 @@ from monograph.labels import IGNORED_LABEL
 from monograph.parallel.groups import Groups
 from monograph.train.data.batch import Batch
 from monograph.train.data.mixture import SOURCE, MixedSamples
+from monograph.train.data.sample import LABELS
 from monograph.train.step import Step
+
+Tensors = dict[str, Tensor]
 
 
 class SourceLosses:
     """Measures, every so many steps, the loss of each source among the samples of an update.
 
-    For each source the labels of all others are ignored and the update's micro-batches are evaluated once, without
-    gradients: the same numbers in every mode and on every mesh. Data without labels has no such loss.
+    The samples of each source are put together into micro-batches of their own, so that all sources together take about
+    one forward of the update. It is an evaluation, the same numbers in every mode and on every mesh: without gradients
+    and without dropout. Data without labels has no such loss.
     """
 
     def __init__(self, mixture: MixedSamples | None, *, interval: int, step: Step, groups: Groups) -> None:
@@ -29,21 +33,28 @@ class SourceLosses:
 
     def measure(self, batches: Sequence[Batch]) -> dict[str, float]:
         """The loss by source; one that has no sample in this update is left out."""
-        if not all("labels" in batch.tensors for batch in batches):
+        if not all(LABELS in batch.tensors for batch in batches):
             return {}
-        masked = [[_mask(batch.tensors, number) for batch in batches] for number in range(len(self.names))]
-        counts = [int(sum((each["labels"] != IGNORED_LABEL).sum() for each in one)) for one in masked]
-        totals = [sum(each) for each in zip(*self.groups.all_gather_object(counts), strict=True)]
+        together = {name: torch.cat([batch.tensors[name] for batch in batches]) for name in batches[0].tensors}
+        size = len(batches[0].tensors[LABELS])
+        chosen = [(together[SOURCE] == number).nonzero().flatten() for number in range(len(self.names))]
+        counts = [(len(rows), int((together[LABELS][rows] != IGNORED_LABEL).sum())) for rows in chosen]
+        everywhere = self.groups.all_gather_object(counts)
         found = {}
-        for name, tensors, total in zip(self.names, masked, totals, strict=True):
-            if total:
-                share = self.step.evaluate_all(tensors, self.step.compute_scalars(tensors))
+        for number, (name, rows) in enumerate(zip(self.names, chosen, strict=True)):
+            samples, labels = zip(*(each[number] for each in everywhere), strict=True)
+            if sum(labels):
+                grouped = group_rows(together, rows, size=size, count=-(-max(samples) // size))
+                share = self.step.evaluate_all(grouped, self.step.compute_scalars(grouped))
                 found[name] = float(self.step.total_loss(share))
         return found
 
 
-def _mask(tensors: dict[str, Tensor], source: int) -> dict[str, Tensor]:
-    """The batch with the labels of one source alone."""
-    labels, sources = tensors["labels"], tensors[SOURCE]
-    is_other = (sources != source).view(-1, *[1] * (labels.dim() - 1))
-    return {**tensors, "labels": torch.where(is_other, IGNORED_LABEL, labels)}
+def group_rows(together: Tensors, rows: Tensor, *, size: int, count: int) -> list[Tensors]:
+    """These rows as `count` micro-batches, as many as the rank with most needs; what is missing has no labels."""
+    missing = size * count - len(rows)
+    padded = torch.cat([rows, rows.new_zeros(missing)])
+    taken = {name: value[padded] for name, value in together.items()}
+    taken[LABELS][len(rows) :] = IGNORED_LABEL
+    starts = range(0, size * count, size)
+    return [{name: value[first : first + size] for name, value in taken.items()} for first in starts]

@@ -216,7 +216,7 @@ class Trainer(Configurable):
 
     @contextmanager
     def _replicas(self) -> Iterator[None]:
-        settings = digest_settings(self.config, self.groups.mesh)
+        settings = digest_settings(self.config, self.groups.mesh, self.data.fingerprint())
         with joined_replicas(self.config.fault_tolerance, self.groups, self, settings) as self.replicas:
             yield
 

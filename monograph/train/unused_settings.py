@@ -256,7 +256,7 @@ RULES = (
     EffectRule("lr_scheduler.on_extend", _while("checkpoint.load", ""), "--checkpoint.load latest", is_strict=False),
     EffectRule("checkpoint.allow_model_changes", _nothing_loaded, "--checkpoint.load latest", is_strict=False),
     EffectRule("checkpoint.folder", _neither_saved_nor_loaded, "--checkpoint.enabled true", is_strict=False),
-    EffectRule("validator.steps", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
+    EffectRule("validator.samples", _while("validator.interval", 0), "--validator.interval 50", is_strict=False),
     EffectRule(
         "dataloader.validation_datasets", _while("validator.interval", 0), "--validator.interval 50", is_strict=False
     ),

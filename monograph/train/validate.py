@@ -1,13 +1,16 @@
-"""Loss on held-out data: always the same micro-batches, so that two validations can be compared."""
+"""Loss on held-out data: always the same samples, so that validations can be compared, also those of two runs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from monograph.config.configurable import Configurable
+from monograph.models.model import SEED
 from monograph.train.config import ValidatorConfig
-from monograph.train.data.cursor import Cursor
-from monograph.train.data.loader import DataLoader
+from monograph.train.data.loader import VALIDATION_SEED, DataLoader
 from monograph.train.step import Step
 
 _LARGEST_EXPONENT = 700.0
@@ -39,39 +42,36 @@ class Validation:
 
 
 class Validator(Configurable):
-    """Runs the step's evaluation over the first micro-batches of every set."""
+    """Runs the step's evaluation over the first samples of every set."""
 
     Config = ValidatorConfig
 
     def __init__(
         self, config: ValidatorConfig, *, step: Step, sets: Mapping[str, DataLoader], local_batch_size: int
     ) -> None:
+        """Reads the samples of every set, once for all validations."""
         self.config = config
         self.step = step
-        self.sets = sets
-        self.local_batch_size = local_batch_size
+        self.batches = {name: self._read(loader, local_batch_size) for name, loader in sets.items()}
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether to validate after this step: at every interval, and at the end."""
         return self.config.interval > 0 and (step % self.config.interval == 0 or step == last)
 
     def run(self) -> Validation:
-        """Mean loss over all valid tokens of the chosen micro-batches, set by set."""
-        return Validation({name: self._find_loss(loader) for name, loader in self.sets.items()})
+        """Mean loss over all valid tokens of the chosen samples, set by set."""
+        return Validation({name: self._find_loss(batches) for name, batches in self.batches.items()})
 
-    def _find_loss(self, loader: DataLoader) -> float:
+    def _read(self, loader: DataLoader, local_batch_size: int) -> list[dict[str, Tensor]]:
         part, parts = self.step.data_part
-        batches = loader.batches(
-            Cursor(epoch=0, sample=0),
-            local_batch_size=self.local_batch_size,
-            global_batch_size=self.local_batch_size * parts,
-            part=part,
-            parts=parts,
-        )
-        with batches:
-            chosen = [batch for _, batch in zip(range(self.config.steps), batches, strict=False)]
-        tensors = [batch.tensors for batch in chosen]
-        return float(self.step.total_loss(self.step.evaluate_all(tensors, self.step.compute_scalars(tensors))))
+        sizes = {"local_batch_size": local_batch_size, "part": part, "parts": parts}
+        return [batch.tensors for batch in loader.first_batches(self.config.samples, **sizes)]
+
+    def _find_loss(self, batches: Sequence[Mapping[str, Tensor]]) -> float:
+        scalars = self.step.compute_scalars(batches)
+        if SEED in scalars:
+            scalars[SEED] = torch.full_like(scalars[SEED], VALIDATION_SEED)
+        return float(self.step.total_loss(self.step.evaluate_all(batches, scalars)))
 
 
 def find_perplexity(loss: float) -> float:

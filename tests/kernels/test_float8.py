@@ -106,13 +106,24 @@ def check_swiglu() -> None:
     round_as_gpus_do()
     draw = torch.Generator().manual_seed(0)
     for shape in ((2, 150, 80), (6, 3072)):
-        x, up = torch.randn(*shape[:-1], 2 * shape[-1], generator=draw).bfloat16().chunk(2, -1)
-        grad = torch.randn(shape, generator=draw).bfloat16()
-        gate = swiglu_on_gpu.swiglu(x, up).flatten(0, -2)
-        check(float8_swiglu_on_gpu.float8_swiglu(x, up), float8_on_gpu.float8_cast(gate, E4M3, True, False))
-        both, gate = (each.flatten(0, -2) for each in swiglu_on_gpu.swiglu_backward_packed_recompute(grad, x, up))
-        casts = float8_on_gpu.float8_cast_both(both, E4M3, True), float8_on_gpu.float8_cast(gate, E4M3, True, True)
-        check(float8_swiglu_on_gpu.float8_swiglu_backward(grad, x, up), (*casts[0], *casts[1]))
+        compare_swiglu(torch.randn(3, *shape, generator=draw).bfloat16())
+
+
+def compare_swiglu(values) -> None:
+    """Of a gradient, a gate and an up projection, the last two as halves of one matmul."""
+    grad, *halves = values.unbind()
+    x, up = torch.cat(halves, -1).chunk(2, -1)
+    gate = swiglu_on_gpu.swiglu(x, up).flatten(0, -2)
+    check(float8_swiglu_on_gpu.float8_swiglu(x, up), float8_on_gpu.float8_cast(gate, E4M3, True, False))
+    both, gate = (each.flatten(0, -2) for each in swiglu_on_gpu.swiglu_backward_packed_recompute(grad, x, up))
+    casts = float8_on_gpu.float8_cast_both(both, E4M3, True), float8_on_gpu.float8_cast(gate, E4M3, True, True)
+    check(float8_swiglu_on_gpu.float8_swiglu_backward(grad, x, up), (*casts[0], *casts[1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows, columns", [(70, 1), (128 * 65536, 16)])
+def test_swiglu_writes_float8_of_one_column_and_of_more_rows_than_a_grid_is_high(rows, columns):
+    compare_swiglu(torch.randn(3, rows, columns, device="cuda").bfloat16())
 
 
 def check_norm() -> None:
@@ -161,7 +172,24 @@ def as_tuple(results) -> tuple:
 def check(found, wanted) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
-        torch.testing.assert_close(one.float().cpu(), other.float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(one.float(), other.float().to(one.device), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", [CUSTOM_OPS[op] for op in WITH_SCALES], ids=lambda op: op.name)
+def test_the_launcher_gives_no_rows_what_the_reference_gives_them(op):
+    """Where nothing is launched a CPU can run it. A shard without numbers has the scale of the whole."""
+    for args in op.examples():
+        shape = args[0].shape
+        args = [each[..., :0, :] if isinstance(each, torch.Tensor) and each.shape == shape else each for each in args]
+        check(as_tuple(op.launcher(*args)), as_tuple(op.reference(*args)))
+
+
+@pytest.mark.parametrize("op", [FLOAT8_CAST, FLOAT8_CAST_BOTH], ids=str)
+def test_what_is_no_matrix_is_not_cast(op):
+    own = CUSTOM_OPS[op]
+    for function in (own.reference, own.launcher):
+        with pytest.raises(AssertionError, match="a matrix, or a stack of them"):
+            function(torch.ones(8), *own.examples()[0][1:])
 
 
 @pytest.mark.gpu

@@ -92,3 +92,16 @@ def take_updates(loader: DataLoader, cursor: Cursor, updates: int, *, local: int
             rows = tuple(tuple(batch.tensors[name][row].tolist()) for name in NAMES)
             found.append((batch.cursor, rows))
     return found
+
+
+def take_first(loader, count, *, local, parts):
+    """The samples that count among the first ones, in order; every part has as many micro-batches."""
+    taken = [loader.first_batches(count, local_batch_size=local, part=part, parts=parts) for part in range(parts)]
+    rows = [
+        {name: value[row] for name, value in batch.tensors.items()}
+        for together in zip(*taken, strict=True)
+        for batch in together
+        for row in range(local)
+    ]
+    assert [int(row["samples"]) for row in rows] == list(range(len(rows)))
+    return [as_rows(row) for row in rows if (row["labels"] != -100).any()]

@@ -127,7 +127,7 @@ def denoiser():
     config.dataloader.source = Latents.Config()
     config.training.seq_len, config.training.local_batch_size, config.training.steps = 6, 2, 6
     config.training.compute_dtype = "float32"
-    config.validator.interval, config.checkpoint.interval = 3, 3
+    config.validator.interval, config.validator.samples, config.checkpoint.interval = 3, 4, 3
     config.optimizer.lr, config.lr_scheduler.warmup_steps, config.lr_scheduler.decay = 0.01, 0, "constant"
     config.metrics.progress, config.debug.device = "off", "cpu"
     config.job.dump_folder = str(Path("outputs") / "denoiser")

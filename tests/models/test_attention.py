@@ -11,11 +11,11 @@ from tests.kit.small import SMALL, VOCAB, build
 @pytest.mark.parametrize("family", SMALL)
 def test_packed_documents_give_the_logits_they_have_alone(family):
     model = build(SMALL[family](mask="document")).eval()
-    lengths = [5, 14, 1, 12]
+    lengths = [5, 14, 1, 12, *[2] * 20]
     generator = torch.Generator().manual_seed(0)
     pieces = [torch.randint(0, VOCAB, (length,), generator=generator) for length in lengths]
     positions = torch.cat([torch.arange(length) for length in lengths])
-    documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     with torch.no_grad():
         packed = model.predict(torch.cat(pieces)[None], positions=positions[None], documents=documents[None])[0]
         for piece, found in zip(pieces, packed.split(lengths), strict=True):

@@ -86,10 +86,23 @@ def test_more_documents_than_there_is_room_for_are_an_error_with_the_setting():
     build_segments(documents, CAUSAL, WHOLE, batch=1, length=LENGTH, max_documents=12)
     with pytest.raises(DataError, match="has 12 documents, more than the 11") as error:
         build_segments(documents, CAUSAL, WHOLE, batch=1, length=LENGTH, max_documents=11)
-    assert error.value.do == "--model.max_documents 24"
+    assert error.value.do.endswith("--model.max_documents 24")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_sequence_may_have_as_many_documents_as_tokens_unless_its_kernel_pays_for_room(kind, part):
     one_a_token = torch.arange(LENGTH).expand(1, LENGTH)
-    with pytest.raises(DataError, match="has 24 documents, more than the 16"):
-        build_segments(one_a_token, CAUSAL, WHOLE, batch=1, length=LENGTH)
+    table = build_segments(one_a_token, kind, part, batch=1, length=LENGTH)
+    wanted = part.take(torch.eye(LENGTH, dtype=torch.bool)[None], 1)
+    masks = [
+        build_mask(each, stop - start, LENGTH, causal=kind.causal, window=kind.window)[:, 0]
+        for each, (start, stop) in zip(table.unbind(1), part.bounds(LENGTH), strict=True)
+    ]
+    assert torch.equal(torch.cat(masks, 1), wanted)
+    with pytest.raises(DataError, match="has 24 documents, more than the 16") as error:
+        build_segments(one_a_token, kind, part, batch=1, length=LENGTH, pays_for_room=True)
+    assert "--model.attention.kernel auto" in error.value.do
 
 
 def test_the_parts_of_a_sequence_are_the_whole_and_cost_the_same():

@@ -21,7 +21,7 @@ CHANGES = {
     "training.global_batch_size": 2,
     "training.steps": 10,
     "validator.interval": 5,
-    "validator.steps": 2,
+    "validator.samples": 2,
 }
 
 

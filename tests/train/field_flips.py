@@ -296,7 +296,7 @@ def data_flips(folder: Path) -> Iterator[Flip]:
 
 def run_flips() -> Iterator[Flip]:
     llama: dict[str, Any] = {"see": see_run, "model": "llama3"}
-    validated = {"validator.interval": 2, "validator.steps": 1}
+    validated = {"validator.interval": 2, "validator.samples": 1}
     lines = {"metrics.progress": "lines", "metrics.log_interval": 1}
     yield Flip("job.dump_folder", "elsewhere", is_long=True, **llama)
     yield Flip("training.steps", 2, **llama)
@@ -308,7 +308,7 @@ def run_flips() -> Iterator[Flip]:
     yield Flip("checkpoint.keep_last", 1, given={"checkpoint.interval": 1}, is_long=True, **llama)
     yield Flip("checkpoint.load", "latest", is_long=True, **llama)
     yield Flip("validator.interval", 4, given=validated, is_long=True, **llama)
-    yield Flip("validator.steps", 2, given=validated, is_long=True, **llama)
+    yield Flip("validator.samples", 2, given=validated, is_long=True, **llama)
     yield Flip("metrics.progress", "lines", is_long=True, **llama)
     yield Flip("metrics.log_interval", 3, given=lines, is_long=True, **llama)
     yield Flip("metrics.peak_flops", 1e12, see_trainer, model="llama3")

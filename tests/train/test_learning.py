@@ -12,7 +12,7 @@ LESS = {
     "training.steps": 40,
     "training.local_batch_size": 2,
     "training.seq_len": 96,
-    "validator.steps": 6,
+    "validator.samples": 6,
     "checkpoint.enabled": False,
     "metrics.progress": "off",
 }

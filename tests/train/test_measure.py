@@ -247,7 +247,7 @@ def test_the_time_of_an_update_is_that_after_its_gradients_on_the_device():
 
 
 def test_a_run_says_where_its_time_went_by_phase(tmp_path):
-    settings = {"training.steps": 4, "validator.interval": 2, "validator.steps": 1, "checkpoint.interval": 2}
+    settings = {"training.steps": 4, "validator.interval": 2, "validator.samples": 1, "checkpoint.interval": 2}
     config = tiny_run(tmp_path, settings)
     summary = train(config)
     records = [record for record in read_records(tmp_path) if "loss" in record]

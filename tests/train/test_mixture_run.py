@@ -4,9 +4,13 @@ import math
 from unittest.mock import patch
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from monograph.errors import DataError
+from monograph.models.init import initialize
 from monograph.run import train
+from monograph.train.data.cursor import Cursor
 from tests.kit.ranks import pool
 from tests.kit.replayed_ops import ReplayedOps
 from tests.kit.runs import (
@@ -63,7 +67,7 @@ def test_the_loss_of_each_source_is_that_of_its_samples_in_the_update(tmp_path, 
 
 def test_nothing_that_is_replayed_before_an_update_overwrites_its_gradients(tmp_path, mixture):
     """Source losses, validation, a replay check and several micro-batches, all recorded, change no bit of 7 updates."""
-    watched = {"compile__mode": "graph", "training__steps": 7, "validator__interval": 2, "validator__steps": 1}
+    watched = {"compile__mode": "graph", "training__steps": 7, "validator__interval": 2, "validator__samples": 1}
     found = {}
     for interval in (0, 1, 3):
         config = make_run(tmp_path / str(interval), mixture, dataloader__source_loss_interval=interval, **watched)
@@ -80,6 +84,31 @@ def test_nothing_that_is_replayed_before_an_update_overwrites_its_gradients(tmp_
         found[interval] = [(record["loss"], record["grad_norm"]) for record in records if "loss" in record]
         assert sorted(map(len, recorders[0].pools)) == [1, 2], "the step and the evaluation were recorded"
     assert len(found[0]) == 7 and found[1] == found[0] and found[3] == found[0]
+
+
+@pytest.mark.parametrize("local", [1, 3, 12])
+def test_source_losses_are_those_of_their_samples_and_cost_about_one_forward_of_the_update(tmp_path, mixture, local):
+    """Also with dropout, of which an evaluation has none, and where micro-batches hold samples of several sources."""
+    changes = {"training__local_batch_size": local, "training__global_batch_size": 12, "model__dropout": 0.5}
+    with open_trainer(make_run(tmp_path, mixture, compile__mode="eager", **changes)) as trainer:
+        with trainer.data.batches(Cursor(), local_batch_size=local, global_batch_size=12) as batches:
+            chosen = [next(batches) for _ in range(12 // local)]
+        evaluate, counts = trainer.step.evaluate_all, []
+        trainer.step.evaluate_all = lambda tensors, scalars: counts.append(len(tensors)) or evaluate(tensors, scalars)
+        found = trainer.source_losses.measure(chosen)
+        model = trainer.config.model.build().eval()
+        initialize(model, trainer.config.debug.seed)
+        samples = [trainer.data.sample(0, index) for index in range(12)]
+        for number, name in enumerate(WEIGHTS):
+            losses, valid = 0.0, 0
+            for sample in samples:
+                if sample["source"] == number:
+                    tokens, targets = (torch.from_numpy(sample[key]) for key in ("tokens", "labels"))
+                    logits = model.predict(tokens[None]).detach()
+                    losses += float(F.cross_entropy(logits[0].float(), targets, ignore_index=-100, reduction="sum"))
+                    valid += int((targets != -100).sum())
+            assert found[name] == pytest.approx(losses / valid, rel=1e-5)
+        assert sum(counts) <= 12 // local + len(WEIGHTS), "one forward, and a micro-batch more for each source"
 
 
 @pytest.mark.long
@@ -105,7 +134,7 @@ def test_other_weights_are_refused_on_resume(tmp_path, mixture):
 
 def test_each_validation_set_has_a_loss_and_a_perplexity(tmp_path, mixture, capsys):
     sets = tuple(f"{name}={tmp_path / name}.jsonl" for name in ("web", "books"))
-    watched = {"validator__interval": 2, "validator__steps": 2, "training__steps": 2, "debug__log_level": "info"}
+    watched = {"validator__interval": 2, "validator__samples": 2, "training__steps": 2, "debug__log_level": "info"}
     summary = train(make_run(tmp_path / "named", mixture, dataloader__validation_datasets=sets, **watched))
     train(make_run(tmp_path / "held", mixture, **watched))
     (named,) = [record for record in read_records(tmp_path / "named") if "validation" in record]
@@ -121,7 +150,7 @@ def test_each_validation_set_has_a_loss_and_a_perplexity(tmp_path, mixture, caps
 
 
 def test_a_mixture_that_is_killed_continues_to_the_bit(tmp_path, mixture):
-    watched = {"validator__interval": 2, "validator__steps": 1, "training__steps": 12}
+    watched = {"validator__interval": 2, "validator__samples": 1, "training__steps": 12}
     assert run(make_run(tmp_path / "whole", mixture, **watched)) == 0
     process = start(make_run(tmp_path / "killed", mixture, **watched))
     wait_until(lambda: 4 in find_steps(tmp_path / "killed"), process)

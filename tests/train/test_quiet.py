@@ -25,7 +25,7 @@ def test_a_quiet_run_prints_nothing(tmp_path, monkeypatch, capsys, flag):
     monkeypatch.chdir(tmp_path)
     loud = "--metrics.progress lines --debug.log_level info"
     assert "training finished" in run(f"{TRAIN} {loud}", capsys)[1]
-    assert run(f"{TRAIN} --validator.interval 1 --validator.steps 1 {flag}", capsys) == (0, "", "")
+    assert run(f"{TRAIN} --validator.interval 1 --validator.samples 1 {flag}", capsys) == (0, "", "")
     assert len([record for record in read_records(tmp_path / "outputs") if "loss" in record]) == 2
 
 

@@ -220,9 +220,12 @@ def test_state_of_another_shape_is_refused_before_anything_is_written():
 def test_a_replica_that_is_not_like_the_others_leaves_and_they_stay(tmp_path):
     config, mesh = tiny_run(tmp_path, THREE), Mesh()
     other = tiny_run(tmp_path / "b", {**THREE, "fault_tolerance.replica": 1, "checkpoint.load": "auto"})
-    assert digest_settings(config, mesh) == digest_settings(other, mesh), "folders and numbers are their own"
+    data = {"content_hash": "a"}
+    mine = digest_settings(config, mesh, data)
+    assert mine == digest_settings(other, mesh, data), "folders and numbers are their own"
+    assert mine != digest_settings(other, mesh, {"content_hash": "b"}), "files that differ are other data"
     change(other, "optimizer.lr", 1.0)
-    assert digest_settings(config, mesh) != digest_settings(other, mesh)
+    assert mine != digest_settings(other, mesh, data)
 
     values = {"cursor": {"epoch": 0, "sample": 0}, "tokens": 0}
     states = [PeerState({"w": torch.tensor([weight, 2.0])}, values) for weight in (1.0, 1.0, -1.0)]
@@ -232,7 +235,7 @@ def test_a_replica_that_is_not_like_the_others_leaves_and_they_stay(tmp_path):
     assert errors[:2] == [None, None]
     assert isinstance(errors[2], MonographError) and "does not have the bits of replica 0" in str(errors[2])
     settings = explain_difference([rows[0], replace(rows[1], settings=6)], 1)
-    assert "the settings of replica 1 are not those of replica 0" in str(settings)
+    assert "the settings or the data of replica 1 are not those of replica 0" in str(settings)
     twice = explain_difference([rows[0], rows[1], replace(rows[1], replica=0)], 2)
     assert "fault_tolerance.replica is 0, and another" in str(twice)
 

@@ -23,7 +23,7 @@ CHANGES = {
     "checkpoint.interval": 3,
     "checkpoint.keep_last": 2,
     "validator.interval": 4,
-    "validator.steps": 2,
+    "validator.samples": 2,
 }
 
 

@@ -101,7 +101,7 @@ def test_a_stop_at_a_step_that_was_saved_anyway_saves_it_once(tmp_path):
 
 
 def test_a_stop_during_validation_ends_after_it_with_a_checkpoint_of_that_step(tmp_path):
-    changes = ENDLESS | {"validator.interval": 2, "validator.steps": 2}
+    changes = ENDLESS | {"validator.interval": 2, "validator.samples": 2}
     with open_trainer(tiny_run(tmp_path, changes)) as trainer:
         validate = trainer.validator.run
 

@@ -57,6 +57,21 @@ def test_shards_of_any_mesh_are_rounded_like_the_whole_parameters(mesh, tmp_path
     assert any(slot.find_row_starts(0).numel() > 1 for slot in table) == (mesh.tp > 1 or mesh.etp > 1)
 
 
+def test_every_update_has_bits_of_its_own_also_beyond_what_fp32_counts():
+    values = make_values({"a": (40, 30)}, 1)
+    weight = torch.nn.Parameter(values["a"].clone())
+    optimizer = AdamWConfig(state_dtype="bfloat16").build(parameters={"a": weight})
+    optimizer.set_updates(2**24 - 1)
+    found = []
+    for _ in range(3):
+        for moment in optimizer.state().values():
+            moment.fill_(1.0)
+        weight.grad = values["a"].clone()
+        optimizer.step(1e-2, **FINE)
+        found.append(optimizer.state()["exp_avg", "a"].clone())
+    assert not any(torch.equal(found[one], found[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+
+
 def test_seed_parameter_update_and_position_decide_the_bits():
     values = {name: torch.full((64,), 0.123) for name in ("a", "b")}
     moments = {name: value for name, value in update(values, values, seed=1).items() if "weights" not in name}

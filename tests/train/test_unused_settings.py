@@ -102,7 +102,7 @@ REFUSED = [
     (LLAMA, "--lr_scheduler.on_extend hold", "", "checkpoint.load", "--checkpoint.load latest"),
     (LLAMA, "--checkpoint.allow_model_changes true", "", "checkpoint.load", "--checkpoint.load latest"),
     (LLAMA, "--checkpoint.folder there", "--checkpoint.enabled false", "checkpoint.enabled", ""),
-    (LLAMA, "--validator.steps 7", "--validator.interval 0", "validator.interval", ""),
+    (LLAMA, "--validator.samples 7", "--validator.interval 0", "validator.interval", ""),
     (LLAMA, "--dataloader.validation_datasets t.txt", "--validator.interval 0", "validator.interval", ""),
     (LLAMA, "--dataloader.dataset t.txt", "--dataloader.mixture a=1:t.txt b=1:t.txt", "dataloader.mixture", ""),
     (LLAMA, "--dataloader.source_loss_interval 7", "", "dataloader.mixture", "--dataloader.mixture a=1:t.txt"),

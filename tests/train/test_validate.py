@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from monograph.models.init import initialize
 from monograph.run import train
 from monograph.train.config import ValidatorConfig
-from monograph.train.data.cursor import Cursor
 from tests.kit.runs import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
 
-WATCHED = {"validator.interval": 2, "validator.steps": 3, "training.steps": 5}
+WATCHED = {"validator.interval": 2, "validator.samples": 5, "training.steps": 5}
 
 
 def validations(folder):
@@ -51,21 +50,25 @@ def test_evaluation_counts_no_tokens_keeps_no_gradients_and_moves_no_weights(tmp
         assert first == second, "always the same micro-batches"
 
 
-def test_the_loss_is_the_mean_over_all_valid_tokens_of_the_held_out_documents(tmp_path):
+@pytest.mark.parametrize(("seed", "local"), [(42, 2), (7, 4), (8, 16)])
+def test_the_loss_is_the_mean_over_the_tokens_of_the_first_held_out_samples_whatever_the_seed_and_the_batch(
+    tmp_path, seed, local
+):
     texts = [f"document {number} " * (1 + number % 7) for number in range(400)]
     dataset = str(write_texts(tmp_path / "texts.jsonl", texts))
     changes = {"dataloader.dataset": dataset, "dataloader.held_out_fraction": 0.3, "training.steps": 1}
+    changes |= {"debug.seed": seed, "training.local_batch_size": local, "validator.samples": 7}
     with open_trainer(tiny_run(tmp_path / "run", WATCHED | changes)) as trainer:
-        held_out = trainer.data.open_validation_sets()["validation"]
-        with held_out.batches(Cursor(), local_batch_size=2, global_batch_size=2) as batches:
-            chosen = [next(batches) for _ in range(3)]
+        settings = {"tokenizer": trainer.config.tokenizer.build(), "seq_len": 32, "seed": 42}
+        held_out = trainer.config.dataloader.build(**settings, split="validation")
+        chosen = [held_out.sample(0, number) for number in range(7)]
         model = trainer.config.model.build()
         initialize(model, trainer.config.debug.seed)
         losses, valid = [], 0
-        for batch in chosen:
-            logits = model.predict(batch.tensors["tokens"]).detach().float()
-            targets = batch.tensors["labels"].flatten()
-            losses.append(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100, reduction="sum"))
+        for sample in chosen:
+            logits = model.predict(torch.from_numpy(sample["tokens"])[None]).detach().float()
+            targets = torch.from_numpy(sample["labels"])
+            losses.append(F.cross_entropy(logits[0], targets, ignore_index=-100, reduction="sum"))
             valid += int((targets != -100).sum())
-        assert valid < 3 * 2 * 32, "some tokens end a document, or the mean over all tokens would pass as well"
+        assert valid < 7 * 32, "some tokens end a document, or the mean over all tokens would pass as well"
         assert trainer.validator.run().loss == pytest.approx(float(sum(losses)) / valid, rel=1e-6)

@@ -1,5 +1,6 @@
 """A Hugging Face model folder, opened without reading its tensors, and whether its weights can be used as stored."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from monograph.train.checkpoint.model_source import read_json
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
 from monograph.train.checkpoint.verify import list_some
 
+_PIECES, _PIECE_BYTES = 16, 4096
+"""Of each file, how much is looked at to tell it from another: other training changes every piece of a model."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -59,6 +62,19 @@ class HfFolder(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def digest(self) -> str:
+        """What tells these weights from others of the same model, from a part of every file."""
+        found = hashlib.sha256(repr(sorted(self.config.items(), key=lambda entry: entry[0])).encode())
+        for name in sorted(set(self._file_of.values())):
+            path = self.path / name
+            size = path.stat().st_size
+            found.update(f"{name} {size}\n".encode())
+            with path.open("rb") as file:
+                for number in range(_PIECES):
+                    file.seek(number * max(0, size - _PIECE_BYTES) // (_PIECES - 1))
+                    found.update(file.read(_PIECE_BYTES))
+        return found.hexdigest()
 
     def remove_prefix(self, prefix: str) -> None:
         """Call tensors by the rest of their names, where these begin with `prefix`."""

@@ -38,6 +38,7 @@ from monograph.train.checkpoint.verify import (
     DamagedError,
     LoadRequest,
     check_request,
+    check_same_weights,
     find_casts,
     read_manifest,
 )
@@ -188,6 +189,7 @@ class CheckpointManager(Configurable):
         begin = time.perf_counter()
         wanted = {name: tensor for name, tensor in tensors.items() if name.startswith(MODEL_PREFIX)}
         reader = self._ranks.run_on_all_ranks(lambda: HfStorageReader(HfWeights(source)))
+        check_same_weights(source, self._ranks.run_on_all_ranks(reader.weights.folder.digest), self._ranks)
         check_request(source, reader.manifest, self._merge_requests(wanted), model_only=True)
         if check is not None:
             check(reader.manifest.values, source, model_only=True)

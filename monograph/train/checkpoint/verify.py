@@ -1,5 +1,6 @@
 """Is a checkpoint what was saved, and does it fit what is asked of it? Answered before a live tensor is touched."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -74,6 +75,7 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManif
     opened = ranks.broadcast_object(_attempt_manifest(path) if ranks.is_first else None)
     if isinstance(opened, DamagedError) or opened is None:
         raise opened or AssertionError("the first rank shares what it found")
+    check_same_weights(path, _digest_manifest(path), ranks)
     mine = sorted(opened.files)[ranks.rank :: ranks.size]
     contents = _find_contents(opened)
     with ThreadPoolExecutor(min(_HASH_THREADS, max(1, len(mine)))) as pool:
@@ -82,6 +84,21 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManif
     if damage:
         raise damage[0]
     return opened
+
+
+def check_same_weights(path: Path, digest: str, ranks: Ranks) -> None:
+    """Refuse a folder that is not the same on all machines: each rank reads its part, and these make one model.
+
+    `digest` stands for what this rank finds there; an empty one, where it finds nothing, is damage found later.
+    """
+    digests = ranks.all_gather_object(digest)
+    other = next((rank for rank, each in enumerate(digests) if each != digests[0] and "" not in (each, digests[0])), 0)
+    if other:
+        raise CheckpointError(
+            f"rank {other} finds other weights in {path} than rank 0",
+            why="every rank reads its part of them, and parts of two models are none",
+            do="name a folder that all machines share, or copy it to all of them again",
+        )
 
 
 def check_request(
@@ -152,6 +169,14 @@ def _attempt_manifest(path: Path) -> CheckpointManifest | DamagedError:
         reason = "it is not part of this checkpoint" if name in names else "it is missing"
         return DamagedError(path, name, reason)
     return manifest
+
+
+def _digest_manifest(path: Path) -> str:
+    """The bytes of this rank's manifest, which hold the hashes of all files."""
+    try:
+        return hashlib.sha256((path / MANIFEST_NAME).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _find_damage(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> DamagedError | None:

@@ -30,7 +30,8 @@ class DataLoaderConfig(Configurable.Config):
     mixture: tuple[str, ...] = ()
     """Several datasets in place of `dataset`, each as NAME=WEIGHT:DATASET; weights are shares of the samples."""
     source_loss_interval: int = 100
-    """Steps between measurements of the training loss by source of a mixture (a forward for each); 0 for none."""
+    """Steps between measurements of the loss by source of a mixture, of the update's samples without dropout (about one
+    forward of the update); 0 for none."""
     validation_datasets: tuple[str, ...] = ()
     """Validate on these (same forms as dataset), each as NAME=DATASET, one alone without a name; empty holds documents
     of the training data out, of each source of a mixture."""
@@ -45,13 +46,15 @@ class DataLoaderConfig(Configurable.Config):
     prefetch: int = 4
     """Micro-batches made ahead in the background."""
     verify_shards: Literal["hashes", "sizes"] = "hashes"
-    """How token shards are checked at the start: read and hash everything, or compare sizes only (very large sets)."""
+    """How token shards are checked at the start: hash everything, each file on one of the ranks that see it, or compare
+    sizes only."""
     hf_subset: str = ""
     """Subset (configuration name) of an 'hf:' dataset."""
     hf_split: str = "train"
     """Split of an 'hf:' dataset."""
     hf_revision: str = ""
-    """Commit or tag of an 'hf:' dataset; pin it when a run must be repeatable."""
+    """Commit, tag or branch of an 'hf:' dataset; a run looks up once which commit it is, and keeps to it when it goes
+    on. Name a commit where other runs must be able to repeat it."""
     stream_buffer: int = 1000
     """Documents a stream holds back to shuffle them, since it cannot be reordered as a whole."""
     stream_retries: int = 8

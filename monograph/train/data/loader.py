@@ -3,31 +3,41 @@
 source -> the epoch's order -> samples -> this part's micro-batches
 """
 
+import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from monograph.config.configurable import Configurable
 from monograph.errors import DataError
+from monograph.labels import IGNORED_LABEL
 from monograph.log import get_log
 from monograph.train.data.batch import Batch, stack_samples
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import choose_source, find_source
+from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.mixture import MixedSamples, MixtureSource
 from monograph.train.data.named import VALIDATION, parse_validation_sets
 from monograph.train.data.prefetcher import Prefetcher
-from monograph.train.data.sample import Sample
+from monograph.train.data.revisions import Revisions
+from monograph.train.data.sample import LABELS, Sample
 from monograph.train.data.source import DataSource, SamplePlan
 from monograph.train.data.split import Split
 from monograph.train.data.tokenizer import Tokenizer
+
+VALIDATION_SEED = 0
+"""Orders the samples of every validation set: the first ones are the same for every run, whatever its own seed is."""
 
 log = get_log(__name__)
 
 
 class DataLoader(Configurable):
-    """The samples of one split in an order that only the data, the seed and `seq_len` decide.
+    """The samples of one split in an order that only the data, the seed and `seq_len` decide; for validation, the data
+    and `seq_len` alone.
 
     It keeps no position: whoever trains owns the cursor and hands it to `batches`.
     """
@@ -45,21 +55,29 @@ class DataLoader(Configurable):
         split: Split = "train",
         source: DataSource | None = None,
         name: str = "",
+        revisions: Revisions | None = None,
+        check_files: FileChecker = check_here,
     ) -> None:
-        """`source` takes the place of the one that the config names: one that is open already, called `name`."""
+        """`source` takes the place of the one that the config names: one that is open already, called `name`.
+
+        `revisions` decides which commits of datasets on the hub are read; without it, what their names mean now.
+        `check_files` reads files whose hashes are known.
+        """
+        self.revisions = revisions or Revisions()
         self.config, self.split, self.name = config, split, name or split
-        is_whole = bool(config.validation_datasets)
+        is_whole, is_validation = bool(config.validation_datasets), split == "validation"
         self.plan = SamplePlan(
             tokenizer=tokenizer,
             seq_len=seq_len,
             vocab_size=vocab_size,
-            seed=seed,
-            shuffle=config.shuffle,
+            seed=VALIDATION_SEED if is_validation else seed,
+            shuffle=config.shuffle or is_validation,
             split="train" if is_whole else split,
             held_out_fraction=0.0 if is_whole else config.held_out_fraction,
             purpose=split,
+            check_files=check_files,
         )
-        self.source: DataSource = source or choose_source(config).build()
+        self.source: DataSource = source or self.revisions.pin(choose_source(config)).build()
         self.samples = self.source.open(self.plan)
         log.info("data: %s: %s; content hash %s", self.name, self.samples.description, self.samples.content_hash[:16])
 
@@ -101,6 +119,51 @@ class DataLoader(Configurable):
 
         return Prefetcher(make, depth=self.config.prefetch, name=f"data {self.split}")
 
+    def first_batches(self, count: int, *, local_batch_size: int, part: int = 0, parts: int = 1) -> list[Batch]:
+        """This part's micro-batches of the first `count` samples, or of all there are: each is read once.
+
+        All parts together see the same samples whatever their number, and each has as many micro-batches. Where the
+        samples run out, one without labels takes the place, so that it does not count.
+        """
+        total = self.samples_per_epoch
+        kept = self._read(range(count)) if total is None else []  # how many a stream has is known at its end
+        count = min(count, len(kept) if total is None else total)
+        together = local_batch_size * parts
+        self._check_first(count, together)
+        batches = []
+        for begin in range(part * local_batch_size, -(-count // together) * together, together):
+            run = range(begin, max(begin, min(begin + local_batch_size, count)))
+            group = kept[run.start : run.stop] if total is None else self._read(run)
+            if len(group) < local_batch_size:
+                group += [self._unlabelled] * (local_batch_size - len(group))
+            batches.append(stack_samples(group, Cursor(), first_number=begin))
+        return batches
+
+    def _read(self, run: range) -> list[Sample]:
+        return list(self.samples.reader.read(Cursor(), iter([run]), threading.Event()))
+
+    def _check_first(self, count: int, together: int) -> None:
+        """Samples without labels must fill whole micro-batches."""
+        if not count:
+            raise DataError(
+                f"{self.name}: there is no sample of {self.plan.seq_len} tokens",
+                why=f"the data is shorter: {self.samples.description}",
+                do="more data, or a larger --dataloader.held_out_fraction",
+            )
+        if count % together and LABELS not in self.sample(0, 0):
+            whole = count // together * together
+            raise DataError(
+                f"{self.name}: {count} samples do not fill micro-batches of {together} over all data-parallel ranks",
+                why="each counts once, and without labels nothing else can be left out of the loss",
+                do=f"--validator.samples {whole}" if whole else "more validation data, or smaller micro-batches",
+            )
+
+    @functools.cached_property
+    def _unlabelled(self) -> Sample:
+        """A sample that no loss counts."""
+        sample = self.sample(0, 0)
+        return {**sample, LABELS: np.full_like(sample[LABELS], IGNORED_LABEL)}
+
     def open_validation_sets(self) -> dict[str, "DataLoader"]:
         """What is validated on, by name: datasets of their own, or what is held out of each source.
 
@@ -108,7 +171,7 @@ class DataLoader(Configurable):
         """
         named = parse_validation_sets(self.config.validation_datasets)
         if named:
-            sources = {each.name: find_source(each.dataset, self.config).build() for each in named}
+            sources = {each.name: self.revisions.pin(find_source(each.dataset, self.config)).build() for each in named}
             return {name: self._with_source(source, name) for name, source in sources.items()}
         if isinstance(self.source, MixtureSource):
             parts = zip(self.source.names, self.source.sources, strict=True)
@@ -126,6 +189,8 @@ class DataLoader(Configurable):
             split="validation",
             source=source,
             name=name,
+            revisions=self.revisions,
+            check_files=self.plan.check_files,
         )
 
     @property
@@ -136,7 +201,8 @@ class DataLoader(Configurable):
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides which sample a cursor means. Belongs beside the cursor in a checkpoint."""
-        return {
+        found = self.revisions.found
+        return ({"revisions": dict(found)} if found else {}) | {
             "content_hash": self.samples.content_hash,
             "samples_per_epoch": self.samples_per_epoch,
             "seq_len": self.plan.seq_len,

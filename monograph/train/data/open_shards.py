@@ -1,6 +1,5 @@
 """Opening token shards: everything index.json claims is checked before a token is used."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Literal
@@ -10,11 +9,9 @@ import numpy as np
 from monograph.errors import DataError
 from monograph.log import get_log
 from monograph.train.data.corpus import CHUNK_DOCUMENTS, TokenCorpus, find_piece_starts
+from monograph.train.data.file_checks import FileCheck, FileChecker, check_here, damaged
 from monograph.train.data.shards import FORMAT, INDEX, OFFSETS, VERSION, FileEntry, ShardIndex
 from monograph.train.data.tokenizer import Tokenizer
-
-READ_BYTES = 1 << 24
-"""Bytes hashed at a time."""
 
 log = get_log(__name__)
 
@@ -24,8 +21,17 @@ def is_shard_folder(path: Path) -> bool:
     return path.is_dir() and ((path / OFFSETS).exists() or any(path.glob("tokens-*.bin")))
 
 
-def open_shards(folder: Path, tokenizer: Tokenizer, *, verify: Literal["hashes", "sizes"] = "hashes") -> TokenCorpus:
-    """Map a folder of shards. Sizes and the document table are always checked; 'hashes' also reads every token."""
+def open_shards(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    verify: Literal["hashes", "sizes"] = "hashes",
+    check_files: FileChecker = check_here,
+) -> TokenCorpus:
+    """Map a folder of shards. Sizes and the document table are always checked; 'hashes' also reads every token.
+
+    `check_files` reads what is to be hashed.
+    """
     index = read_index(folder)
     if index.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
@@ -41,8 +47,8 @@ def open_shards(folder: Path, tokenizer: Tokenizer, *, verify: Literal["hashes",
         log.info(
             "data: checking %.1f GiB of %s; --dataloader.verify_shards sizes skips this", total_bytes / 2**30, folder
         )
-    for entry in entries if verify == "hashes" else (index.offsets, index.keys):
-        check_hash(folder, entry)
+    hashed = entries if verify == "hashes" else (index.offsets, index.keys)
+    check_files([FileCheck(folder / entry.name, entry.sha256) for entry in hashed])
     dtype = np.dtype(index.dtype).newbyteorder("<")
     sizes = [entry.bytes // dtype.itemsize for entry in index.token_files]
     corpus = TokenCorpus(
@@ -92,17 +98,6 @@ def check_size(folder: Path, entry: FileEntry) -> None:
         raise damaged(path, f"it has {size} bytes and should have {entry.bytes}")
 
 
-def check_hash(folder: Path, entry: FileEntry) -> None:
-    """The thorough check, which finds any change."""
-    path = folder / entry.name
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(READ_BYTES):
-            found.update(data)
-    if found.hexdigest() != entry.sha256:
-        raise damaged(path, "its sha256 is not the one in index.json")
-
-
 def check_table(folder: Path, index: ShardIndex, corpus: TokenCorpus, sizes: list[int]) -> None:
     """The document table must cover the token files exactly, and no document may lie across two files."""
     path = folder / index.offsets.name
@@ -120,7 +115,3 @@ def has_empty_document(offsets: np.ndarray) -> bool:
     """Whether some document has no tokens, or fewer; looked up in chunks so that this needs little memory."""
     chunks = (offsets[start : start + CHUNK_DOCUMENTS + 1] for start in range(0, len(offsets) - 1, CHUNK_DOCUMENTS))
     return any(bool(np.any(chunk[1:] <= chunk[:-1])) for chunk in chunks)
-
-
-def damaged(path: Path, why: str) -> DataError:
-    return DataError(f"the token shard '{path}' is damaged", why=why, do="copy it again, or pack the data again")

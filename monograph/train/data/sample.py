@@ -4,6 +4,8 @@ import numpy as np
 
 from monograph.labels import IGNORED_LABEL
 
+LABELS = "labels"
+"""What a loss counts, where samples have it; IGNORED_LABEL is not counted."""
 Sample = dict[str, np.ndarray]
 """Name -> array, without a batch dim. Every sample of a source has the same names, shapes and dtypes."""
 

@@ -18,6 +18,7 @@ from monograph.config.configurable import Configurable
 from monograph.config.json_form import dump_json
 from monograph.config.references import name_of
 from monograph.train.data.cursor import Cursor
+from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.sample import Sample
 from monograph.train.data.source_configs import DataSourceConfig
 from monograph.train.data.split import Split
@@ -44,6 +45,8 @@ class SamplePlan:
     """Share of the data that is validation."""
     purpose: Split
     """What the samples are for: validation may have a dataset of its own, which is not split."""
+    check_files: FileChecker = check_here
+    """Reads the files whose hashes are known: here, or each on one of the ranks that share them."""
 
 
 class SampleReader(Protocol):

@@ -72,7 +72,7 @@ class HubSourceConfig(StreamSourceConfig):
     split: str = "train"
     """Split of the dataset."""
     revision: str = ""
-    """Commit or tag; pin it when a run must be repeatable."""
+    """Commit, tag or branch; a run looks up once which commit it is, and keeps to it when it goes on."""
     text_field: str = "text"
     """Field that holds a document's text."""
     retries: int = 8

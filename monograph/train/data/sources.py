@@ -9,15 +9,17 @@ from monograph.errors import DataError
 from monograph.train.data.builtin import open_builtin
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.document import Document, DocumentSource
+from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.files import open_files
 from monograph.train.data.open_shards import open_shards
+from monograph.train.data.source import OpenedSamples, SamplePlan
 from monograph.train.data.source_configs import (
     BuiltinSourceConfig,
     FileSourceConfig,
     HubSourceConfig,
     ShardSourceConfig,
 )
-from monograph.train.data.stream import RowFactory, RowStream, open_hub
+from monograph.train.data.stream import RowFactory, RowStream, describe_copy, open_hub
 from monograph.train.data.stream_source import StreamSource
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
@@ -68,6 +70,7 @@ class ShardSource(TextSource):
     """Token shards: tokenized already, so that they are mapped instead of read."""
 
     Config = ShardSourceConfig
+    _check_files: FileChecker = staticmethod(check_here)
 
     @property
     def description(self) -> str:
@@ -80,9 +83,15 @@ class ShardSource(TextSource):
             f"'{self.config.folder}' is packed already", why="tokens cannot be tokenized", do="give the original files"
         )
 
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """The shards' sequences; whoever the plan names checks the files."""
+        self._check_files = plan.check_files
+        return super().open(plan)
+
     def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
         """Map the shards, once they proved to be whole."""
-        return open_shards(Path(self.config.folder), tokenizer, verify=self.config.verify)
+        folder, verify = Path(self.config.folder), self.config.verify
+        return open_shards(folder, tokenizer, verify=verify, check_files=self._check_files)
 
 
 class HubSource(StreamSource):
@@ -104,8 +113,9 @@ class HubSource(StreamSource):
         return f"hf:{self.config.name} {self.config.subset}".strip() + f" [{self.config.split}]"
 
     def identity(self) -> tuple[str, ...]:
-        """What is read of which revision; retries and the like do not matter."""
-        return (self.description, self.config.revision, self.config.text_field)
+        """What is read of which revision, or of which local copy; retries and the like do not matter."""
+        version = self.config.revision or describe_copy(Path(self.config.name))
+        return (self.description, version, self.config.text_field)
 
     def read(self, pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
         """One document for each row."""

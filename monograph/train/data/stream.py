@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from monograph.errors import DataError, MonographError, describe_install
@@ -145,6 +146,14 @@ def check_hub_package(dataset: str) -> None:
             why="it is an optional extra",
             do=describe_install("hf", "datasets"),
         )
+
+
+def describe_copy(path: Path) -> str:
+    """The names and sizes of the files of a local dataset, which has no commit; empty where there is none."""
+    files = sorted(
+        (each.relative_to(path).as_posix(), each.stat().st_size) for each in path.rglob("*") if each.is_file()
+    )
+    return hashlib.sha256(repr(files).encode()).hexdigest() if files else ""
 
 
 def open_hub(name: str, *, subset: str, split: str, revision: str) -> RowFactory:

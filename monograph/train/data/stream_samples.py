@@ -50,10 +50,13 @@ class StreamSamples:
         seq_len: int,
         seed: int,
         shuffle_documents: int,
+        is_endless: bool = True,
     ) -> None:
+        """A stream that is not `is_endless` is read once."""
         self.stream, self.tokenizer = stream, tokenizer
         self.split, self.held_out_fraction = split, held_out_fraction
         self.seq_len, self.seed, self.shuffle_documents = seq_len, seed, shuffle_documents
+        self.is_endless = is_endless
 
     def check_start(self) -> None:
         """Read the first row, so that a wrong name, a missing field or an empty stream is found before training."""
@@ -79,11 +82,11 @@ class StreamSamples:
                         said = time.monotonic()
                         log.info("data: reading %s again: sample %d of %d", self.stream.description, index, wanted)
                 else:
-                    return  # the reader was closed
+                    return  # the reader was closed, or the stream has been read once
 
     def _read_tokens(self, closing: threading.Event) -> Iterator[np.ndarray]:
-        """The documents of this split, pass after pass."""
-        for number in itertools.count():
+        """The documents of this split, pass after pass, or once."""
+        for number in itertools.count() if self.is_endless else (0,):
             found = False
             documents = self._select(self.stream.read(closing.wait))
             shuffled = shuffle_window(documents, self.shuffle_documents, find_seed("stream", self.seed, number))

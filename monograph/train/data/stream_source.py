@@ -23,8 +23,10 @@ class StreamSource(TextSource):
         raise NotImplementedError(f"{type(self).__qualname__} does not define read(pause)")
 
     def open(self, plan: SamplePlan) -> OpenedSamples:
-        """Sequences cut from the stream; documents are shuffled within a window."""
+        """Sequences cut from the stream; documents are shuffled within a window, for validation they are read as they
+        come, once."""
         check_vocab(plan.tokenizer, plan.vocab_size)
+        is_validation = plan.purpose == "validation"
         samples = StreamSamples(
             self,
             plan.tokenizer,
@@ -32,7 +34,8 @@ class StreamSource(TextSource):
             held_out_fraction=plan.held_out_fraction,
             seq_len=plan.seq_len,
             seed=plan.seed,
-            shuffle_documents=self.config.buffer if plan.shuffle else 0,
+            shuffle_documents=self.config.buffer if plan.shuffle and not is_validation else 0,
+            is_endless=not is_validation,
         )
         samples.check_start()
         order = (samples.split, samples.held_out_fraction, samples.shuffle_documents)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,14 @@ def read_rows(table: Tensor) -> list[ReplicaDigest]:
     return [ReplicaDigest(*row) for row in table.tolist()]
 
 
-def digest_settings(config: Any, mesh: Mesh) -> int:
-    """The settings that all replicas must share, and the mesh of each, as a number."""
+def digest_settings(config: Any, mesh: Mesh, data: Mapping[str, Any]) -> int:
+    """The settings and the data (its fingerprint) that all replicas must share, and the mesh of each, as a number."""
     described = to_json(config)
     for section in _OWN_SECTIONS:
         described.pop(section, None)
     for section, field in _OWN_FIELDS:
         described[section].pop(field, None)
-    return _as_int64(f"{strict_json.dump(described)} {mesh}")
+    return _as_int64(f"{strict_json.dump(described)} {mesh} {strict_json.dump(dict(data))}")
 
 
 def digest_state(state: PeerState) -> int:
@@ -79,9 +79,9 @@ def explain_difference(rows: Sequence[ReplicaDigest], part: int) -> NotOfThisRun
     other = next(row.replica for row in rows if (row.settings, row.step, row.state) == common)
     if mine.settings != common[0]:
         return NotOfThisRun(
-            f"the settings of replica {mine.replica} are not those of replica {other}",
-            why="all replicas run the same program on the same configuration and the same mesh",
-            do="start them with the same flags, but for job, checkpoint, metrics, profiler and the replica's number",
+            f"the settings or the data of replica {mine.replica} are not those of replica {other}",
+            why="all replicas run the same program on the same configuration, data and mesh",
+            do="start them with the same files and flags; job, checkpoint, metrics, profiler and replica may differ",
         )
     if (mine.step, mine.state) != common[1:]:
         return NotOfThisRun(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from monograph.errors import CheckpointError
 from monograph.models.init import reset
 from monograph.train.checkpoint.disk import Disk, write_file
 from monograph.train.checkpoint.hf_export import export_hf
+from monograph.train.checkpoint.hf_folder import HfFolder
 from monograph.train.checkpoint.hf_import import import_hf
 from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk, TensorRecord, render_manifest
+from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.tensor_file import TensorSpec, write_tensor_file
-from monograph.train.checkpoint.verify import verify_checkpoint
+from monograph.train.checkpoint.verify import check_same_weights, verify_checkpoint
+from tests.kit.pretrained import write_pretrained
 from tests.train.checkpoint.disks import make_manager
 from tests.train.checkpoint.theirs import CASES, SHARED, read_all, read_ours, same_bits, write_theirs
 
@@ -156,3 +161,31 @@ def test_neither_direction_holds_the_model(tmp_path):
         moved = move(tmp_path / source, tmp_path / target, dtype=torch.float64, disk=disk)
         assert moved.n_bytes > 50e6
         assert disk.peak - before < moved.n_bytes / 4
+
+
+class TwoRanks(Ranks):
+    """This process and one that finds something else."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def all_gather_object(self, value):
+        return [value, self.other]
+
+
+def test_ranks_whose_folders_hold_other_weights_of_the_same_model_are_refused(tmp_path):
+    for name, scale in (("one", 1.0), ("other", 1.5)):
+        write_pretrained(tmp_path / name, scale=scale)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    one, copy, other = (HfFolder(tmp_path / name).digest() for name in ("one", "copy", "other"))
+    check_same_weights(tmp_path / "one", one, TwoRanks(copy))
+    with pytest.raises(CheckpointError, match="rank 1 finds other weights"):
+        check_same_weights(tmp_path / "one", one, TwoRanks(other))
+
+
+def test_ranks_whose_checkpoints_were_saved_by_other_runs_are_refused(tmp_path):
+    write_theirs(tmp_path / "theirs", next(iter(CASES)))
+    import_hf(tmp_path / "theirs", tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="rank 1 finds other weights"):
+        verify_checkpoint(tmp_path / "ours", TwoRanks("the digest of another manifest"))

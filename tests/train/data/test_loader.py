@@ -12,7 +12,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.source_configs import DataSourceConfig
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.kit.data import as_rows, build_corpus, build_loader, make_texts, take_updates, write_texts
+from tests.kit.data import as_rows, build_corpus, build_loader, make_texts, take_first, take_updates, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,16 @@ def test_batches_are_int64_tensors_in_host_memory(loader):
     for name in ("tokens", "labels", "positions", "documents"):
         tensor = batch.tensors[name]
         assert tensor.shape == (2, 16) and tensor.dtype == torch.int64 and tensor.device.type == "cpu"
+
+
+@pytest.mark.parametrize(("local", "parts"), [(1, 1), (2, 1), (3, 2), (16, 4)])
+def test_validation_reads_the_same_samples_once_whatever_the_seed_the_batch_and_the_parts(tmp_path, local, parts):
+    texts = write_texts(tmp_path / "texts.jsonl", make_texts(60))
+    (held,) = build_loader(texts, seed=parts, shuffle=local > 1, held_out_fraction=0.2).open_validation_sets().values()
+    (other,) = build_loader(texts, held_out_fraction=0.2).open_validation_sets().values()
+    whole = [as_rows(other.sample(0, number)) for number in range(other.samples_per_epoch)]
+    assert take_first(held, 7, local=local, parts=parts) == whole[:7]
+    assert take_first(held, 10_000, local=local, parts=parts) == whole
 
 
 def test_epochs_and_seeds_have_their_own_order(tmp_path):

@@ -93,6 +93,15 @@ def test_training_and_validation_share_no_sample_and_miss_none():
     assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(40)) and seen[1]
 
 
+def test_samples_without_labels_fill_the_micro_batches_of_a_validation_or_are_refused():
+    (held,) = open_latents(held_out_fraction=0.25).open_validation_sets().values()
+    assert held.samples_per_epoch == 10
+    assert len(held.first_batches(8, local_batch_size=2, part=1, parts=2)) == 2
+    with pytest.raises(DataError, match="10 samples do not fill micro-batches of 4 over all") as error:
+        held.first_batches(100, local_batch_size=2, parts=2)
+    assert error.value.do == "--validator.samples 8"
+
+
 def test_settings_of_a_source_are_in_the_fingerprint_of_the_data():
     assert open_latents().fingerprint() == open_latents().fingerprint()
     with pytest.raises(DataError, match="not the data of the saved run"):

@@ -10,13 +10,14 @@ from monograph.train.data import stream
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import find_source
-from monograph.train.data.document import Document
+from monograph.train.data.document import Document, find_key
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
+from monograph.train.data.split import is_held_out
 from monograph.train.data.stream import RowStream, is_transient
 from monograph.train.data.stream_samples import shuffle_window
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.kit.data import as_rows, build_loader, make_texts, naive_samples, take_updates
+from tests.kit.data import as_rows, build_loader, make_texts, naive_samples, take_first, take_updates
 
 TEXTS = make_texts(40)
 
@@ -199,11 +200,13 @@ def test_training_and_validation_share_no_document():
     settings = {"held_out_fraction": 0.4, "seq_len": 1}
     train, held = stream_loader(**settings), stream_loader(split="validation", **settings)
     total = sum(len(text.encode()) + 1 for text in TEXTS)
-    seen = []
-    for loader in (train, held):
-        tokens = [rows[0][0] for rows in first_samples(loader, 2 * total)]
-        text = loader.plan.tokenizer.decode(token if token != 257 else 10 for token in tokens)
-        seen.append(set(text.splitlines()[:-1]))
+    batches = held.first_batches(total, local_batch_size=1)
+    tokens = [
+        [rows[0][0] for rows in first_samples(train, 2 * total)],
+        [int(each.tensors["tokens"]) for each in batches],
+    ]
+    texts = [train.plan.tokenizer.decode(token if token != 257 else 10 for token in each) for each in tokens]
+    seen = [set(texts[0].splitlines()[:-1]), set(texts[1].splitlines())]
     assert seen[0] | seen[1] == set(TEXTS) and not seen[0] & seen[1] and seen[1]
 
 
@@ -258,3 +261,12 @@ def test_a_stream_without_the_datasets_package_says_what_to_install(monkeypatch)
     with pytest.raises(DataError, match="needs the datasets package") as error:
         build_loader("hf:someone/something")
     assert "[hf]'" in error.value.do
+
+
+@pytest.mark.parametrize(("local", "parts"), [(1, 1), (3, 2), (16, 2)])
+def test_a_stream_is_validated_on_its_first_samples_and_each_is_read_once(local, parts):
+    held = stream_loader(seed=local, stream_buffer=parts, held_out_fraction=0.4, split="validation")
+    texts = [text for text in TEXTS if is_held_out(find_key(Document("", text)), 0.4)]
+    whole = [as_rows(sample) for sample in naive_samples([[*text.encode(), 257] for text in texts], 16)]
+    assert take_first(held, 5, local=local, parts=parts) == whole[:5]
+    assert take_first(held, 10_000, local=local, parts=parts) == whole

@@ -1,0 +1,88 @@
+"""The data of a run: what is trained on and what is validated on, opened by every rank and compared between them."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+from monograph import strict_json
+from monograph.errors import DataError
+from monograph.parallel.groups import Groups
+from monograph.train.config import TrainerConfig
+from monograph.train.data.file_checks import FileCheck, find_damage, identify
+from monograph.train.data.loader import DataLoader
+from monograph.train.data.revisions import Revisions, find_commit
+from monograph.train.data.sample import Sample
+from monograph.train.preflight import read_continued
+from monograph.train.state import check_position
+
+TRAINING = "the training data"
+
+
+def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[str, DataLoader]]:
+    """The training data and the validation sets by name, once all ranks have the same."""
+    continued = read_continued(config)
+    revisions = Revisions(
+        saved=continued.get("data", {}).get("revisions", {}),
+        look_up=lambda name, revision: find_once(groups, lambda: find_commit(name, revision)),
+    )
+    data: DataLoader = config.dataloader.build(
+        tokenizer=config.tokenizer.build(),
+        seq_len=config.training.seq_len,
+        vocab_size=config.model.find_vocab_size(),
+        seed=config.debug.seed,
+        split="train",
+        revisions=revisions,
+        check_files=lambda files: check_together(groups, files),
+    )
+    check_position(continued, data, config.training, parts=groups.mesh.data_parts)
+    validation_sets = data.open_validation_sets() if config.validator.interval else {}
+    check_same_data(groups, {TRAINING: data, **validation_sets})
+    return data, validation_sets
+
+
+def find_once(groups: Groups, find: Callable[[], str]) -> str:
+    """What the first rank finds, on every rank; or its error."""
+    found, problem = "", None
+    if groups.rank == 0:
+        try:
+            found = find()
+        except DataError as error:
+            problem = error
+    found, problem = groups.broadcast_object((found, problem))
+    if problem is not None:
+        raise problem
+    return found
+
+
+def check_together(groups: Groups, files: Sequence[FileCheck]) -> None:
+    """Let each file be read by one of the ranks that see it; where nodes have copies, by one rank of each node."""
+    seen = groups.all_gather_object(identify(files), waits_for_files=True)
+    peers = [rank for rank, each in enumerate(seen) if each == seen[groups.rank]]
+    problem = find_damage(files[peers.index(groups.rank) :: len(peers)])
+    problems = groups.all_gather_object(problem, waits_for_files=True)
+    found = next((each for each in problems if each is not None), None)
+    if found is not None:
+        raise found
+
+
+def check_same_data(groups: Groups, loaders: Mapping[str, DataLoader]) -> None:
+    """Refuse files or a tokenizer that differ between nodes: each rank reads its part of one order of the samples,
+    and in other data that order has other places and another length."""
+    text = "\n".join(f"{name}: {describe_data(loader)}" for name, loader in loaders.items())
+    groups.check_same("the data", text, text=lambda: text)
+
+
+def describe_data(loader: DataLoader) -> str:
+    """What two ranks that read the same data have in common."""
+    facts = loader.fingerprint()
+    if loader.samples_per_epoch is not None:  # a stream would be read from its start
+        facts["first_sample"] = digest_sample(loader.sample(0, 0))
+    return strict_json.dump(facts)
+
+
+def digest_sample(sample: Sample) -> str:
+    """The hash of a sample's arrays: what a source says of itself does not cover what its files hold."""
+    found = hashlib.sha256()
+    for name in sorted(sample):
+        found.update(f"{name} {sample[name].dtype.str} {sample[name].shape}\n".encode())
+        found.update(sample[name].tobytes())
+    return found.hexdigest()

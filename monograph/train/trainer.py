@@ -235,7 +235,7 @@ class Trainer(Configurable):
         self.folder.claim(self.groups, self.start)
         self.checkpoints.open()
         goes_back = self.start.is_continued and self.config.checkpoint.load not in (LATEST, AUTO)
-        if goes_back and self.config.checkpoint.enabled:
+        if self.start.is_continued and self.config.checkpoint.enabled:
             self.checkpoints.set_later_aside(self.start.step)
         if self.is_rank_zero:
             goodput = GoodputFile(self.folder.path)

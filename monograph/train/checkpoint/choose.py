@@ -3,14 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import CheckpointManifest
+from monograph.train.checkpoint.manifest_file import DamagedError, read_manifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks
 from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint, refuse_path
-from monograph.train.checkpoint.verify import DamagedError, read_manifest, verify_checkpoint
+from monograph.train.checkpoint.verify import verify_checkpoint
+
+T = TypeVar("T")
 
 log = get_log(__name__)
 
@@ -74,7 +78,12 @@ def find_latest(store: Store, ranks: Ranks) -> Path | None:
     return open_best(candidates, ranks)[0]
 
 
-def _agree(find: Callable[[], Candidates], ranks: Ranks) -> Candidates:
+def has_any(store: Store, ranks: Ranks) -> bool:
+    """Whether there is a checkpoint, good or not, as the first rank sees it."""
+    return bool(_agree(store.find_all, ranks))
+
+
+def _agree(find: Callable[[], T], ranks: Ranks) -> T:
     """What the first rank finds, so that no two ranks can load different checkpoints."""
     try:
         found = ranks.broadcast_object(ranks.run_on_rank0(find))

@@ -96,9 +96,15 @@ def write_file(disk: Disk, path: Path, data: bytes) -> str:
         return file.finish()
 
 
-def hash_file(path: Path) -> tuple[int, str]:
-    """Size and sha256 of what is stored now, read in pieces and, where the system can, past its cache."""
+def hash_file(path: Path, *, size: int | None = None) -> tuple[int, str]:
+    """Size and sha256 of what is stored now, read in pieces and, where the system can, past its cache.
+
+    A file that does not have `size` bytes is not read; its hash is then empty.
+    """
     with open(path, "rb") as file:
+        found = os.fstat(file.fileno()).st_size  # after opening: what a mount remembers of a size may be old before
+        if size not in (None, found):
+            return found, ""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,13 +21,14 @@ from monograph.errors import CheckpointError
 from monograph.line_file import Steps
 from monograph.log import get_log
 from monograph.permissions import find_exposed
-from monograph.train.checkpoint.choose import choose, find_latest
+from monograph.train.checkpoint.choose import choose, find_latest, has_any
 from monograph.train.checkpoint.config import AUTO, CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import CheckpointManifest
+from monograph.train.checkpoint.manifest_file import DamagedError, read_manifest
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.slow_writers import WriterWatch
@@ -35,12 +36,10 @@ from monograph.train.checkpoint.staging import Staging
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
 from monograph.train.checkpoint.verify import (
     MODEL_PREFIX,
-    DamagedError,
     LoadRequest,
     check_request,
     check_same_weights,
     find_casts,
-    read_manifest,
 )
 from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
 
@@ -173,7 +172,7 @@ class CheckpointManager(Configurable):
         which, start = self.config.load, self.config.initial_load_path
         if which and self.config.enabled and not self._is_open:
             self._ranks.run_on_rank0(self._store.put_back)
-        if which and (which != AUTO or self._ranks.broadcast_object(self._store.find_all())):
+        if which and (which != AUTO or has_any(self._store, self._ranks)):
             return self.load(which, tensors, check=check)
         if which:
             log.info("%s: starting from %s", describe_choices(self._store), start or "scratch")
@@ -183,7 +182,7 @@ class CheckpointManager(Configurable):
         self, source: Path, tensors: Mapping[str, torch.Tensor], *, check: ValuesCheck | None = None
     ) -> Loaded:
         """Fill the weights among `tensors` from a checkpoint, a folder of them, or a Hugging Face folder."""
-        is_hf = not is_checkpoint(source) and (source / CONFIG_NAME).is_file()
+        is_hf = self._ranks.run_on_rank0(lambda: not is_checkpoint(source) and (source / CONFIG_NAME).is_file())
         if not self._ranks.broadcast_object(is_hf):
             return self.load(source, tensors, model_only=True, check=check)
         begin = time.perf_counter()
@@ -198,7 +197,7 @@ class CheckpointManager(Configurable):
         return Loaded(0, {}, source, True)
 
     def set_later_aside(self, step: int) -> None:
-        """Keep the checkpoints after `step`, which a run that goes back to it would write over, beside the folder."""
+        """Keep the checkpoints after `step`, in whose place a run that goes on from it will save, beside the folder."""
         self._ranks.run_on_rank0(lambda: self._store.set_later_aside(step))
 
     def latest(self) -> Path | None:

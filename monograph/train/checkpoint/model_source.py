@@ -14,12 +14,12 @@ from tokenizers import Tokenizer as TokenizerFile
 from monograph.config.configurable import check_config
 from monograph.config.json_form import from_json
 from monograph.errors import CheckpointError, ConfigError
-from monograph.manifest.fields import ManifestError
 from monograph.models.hf_families import find_family
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets
 from monograph.train.checkpoint.hf_source import name_model, resolve_source
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, parse_manifest
+from monograph.train.checkpoint.manifest import MANIFEST_NAME
+from monograph.train.checkpoint.manifest_file import read_manifest
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 MODEL_VALUE = "model"
@@ -70,10 +70,7 @@ def open_source(word: str) -> ModelSource:
 
 def open_checkpoint(path: Path) -> ModelSource:
     """A checkpoint by its manifest; its tokenizer lies in it (imports) or in the folder of its run."""
-    try:
-        values = parse_manifest((path / MANIFEST_NAME).read_bytes()).values
-    except (OSError, ManifestError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST_NAME}", why=str(error)) from None
+    values = read_manifest(path).values
     model = read_model_value(path, values.get(MODEL_VALUE))
     run = path.resolve().parent.parent
     tokenizer = find_tokenizer(path) or find_run_tokenizer(run)

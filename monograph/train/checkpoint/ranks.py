@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from monograph.train.checkpoint.patient_read import UnreadableError
+
 T = TypeVar("T")
 
 
@@ -105,14 +107,14 @@ class Ranks:
         if not found:
             return
         worst = next((problem for problem in found if not problem.from_disk), found[0])
-        if mine is not None and isinstance(mine, OSError) == worst.from_disk:
+        if mine is not None and is_disk_error(mine) == worst.from_disk:
             raise mine
         raise PeerError(worst.text, from_disk=worst.from_disk) from mine
 
 
 def is_disk_error(error: BaseException) -> bool:
     """Whether storage is to blame (full, broken, read-only) rather than the program."""
-    return isinstance(error, OSError) or (isinstance(error, PeerError) and error.from_disk)
+    return isinstance(error, OSError | UnreadableError) or (isinstance(error, PeerError) and error.from_disk)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -123,4 +125,4 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _describe(rank: int, error: Exception) -> _Problem:
-    return _Problem(f"rank {rank}: {type(error).__name__}: {error}", isinstance(error, OSError))
+    return _Problem(f"rank {rank}: {type(error).__name__}: {error}", is_disk_error(error))

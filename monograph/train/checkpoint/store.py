@@ -2,14 +2,16 @@
 
     step-00000100/          a committed checkpoint: it appeared in one rename and is never written to again
     .tmp-step-00000200-x/   a save under way, or what a killed one left behind
-    .old-step-00000100/     a checkpoint making room for a new one of the same step
+    .old-step-00000100/     a checkpoint making room for a new one of the same step, on its way to checkpoints.1/
     .trash-step-.../        a checkpoint being deleted
 
 Names that begin with a dot are leftovers as soon as their process is dead; `clean` finishes what it had begun.
 """
 
+import os
 import re
 import secrets
+import stat
 from pathlib import Path
 
 from monograph.errors import CheckpointError
@@ -18,6 +20,7 @@ from monograph.locks.lock_file import InUse
 from monograph.log import get_log
 from monograph.train.checkpoint.disk import Disk, remove_tree
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
+from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.set_aside import find_free
 
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -90,9 +93,13 @@ class Store:
 
     def find_all(self) -> list[Path]:
         """The committed checkpoints by step, lowest first; whether each is good is another question."""
-        if not self.folder.is_dir():
+        try:
+            names = read_again(lambda: os.listdir(self.folder))
+            found = [path for name in names if find_step(path := self.folder / name) is not None and _is_folder(path)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        found = [path for path in self.folder.iterdir() if find_step(path) is not None and path.is_dir()]
+        except OSError as error:
+            raise UnreadableError(self.folder, error.strerror or str(error)) from None
         return sorted(found, key=lambda path: (find_step(path) or 0, path.name))
 
     def prepare(self, step: int) -> Path:
@@ -108,7 +115,6 @@ class Store:
         old = final.with_name(f".old-{final.name}")
         replaces = final.exists()
         if replaces:
-            log.warning("%s exists and is replaced", final)
             self.disk.rename(final, old)
         try:
             self.disk.rename(prepared, final)
@@ -118,19 +124,40 @@ class Store:
             raise
         self.disk.sync_folder(self.folder)
         if replaces:
-            self.delete(old)
+            self._keep_replaced(old, final.name)
 
     def set_later_aside(self, step: int) -> None:
-        """Move checkpoints of later steps out of the way of a run that goes back to `step`, into a folder beside."""
+        """Move checkpoints of later steps, which the run passed over or goes back from, into a folder beside."""
         later = [path for path in self.find_all() if (find_step(path) or 0) > step]
         if not later:
             return
         kept = find_free(self.folder)
-        self.disk.make_folder(kept)
         for path in later:
-            self.disk.rename(path, kept / path.name)
+            self._keep(path, kept / path.name)
         names = ", ".join(path.name for path in later)
-        log.warning("going back to step %d: the later checkpoints %s are now in %s", step, names, kept)
+        log.warning("going on from step %d: the later checkpoints %s are now in %s", step, names, kept)
+
+    def _keep_replaced(self, old: Path, name: str) -> None:
+        """Keep what a new checkpoint of the same step took the name of: it may be another run's, or good after all.
+
+        Failing to move it costs nothing that was committed: it is logged and tried again at the next start.
+        """
+        kept = find_free(self.folder) / name
+        try:
+            self._keep(old, kept)
+        except OSError as error:
+            log.warning("could not move %s to %s: %s", old, kept, error)
+        else:
+            log.warning("there was a %s before: it is now %s", name, kept)
+
+    def _keep(self, path: Path, kept: Path) -> None:
+        """Move a checkpoint into a folder beside; the folder lasts before anything is in it."""
+        if not kept.parent.is_dir():
+            self.disk.make_folder(kept.parent)
+            self.disk.sync_folder(kept.parent.parent)
+        self.disk.rename(path, kept)
+        self.disk.sync_folder(kept.parent)
+        self.disk.sync_folder(self.folder)
 
     def delete(self, path: Path) -> None:
         """Take a folder away, first its name and then its content, so that no half of it can be taken for a checkpoint.
@@ -155,9 +182,19 @@ class Store:
                 log.warning("%s: putting back the checkpoint that a stopped save had moved aside", replaced[1])
                 self.disk.rename(path, self.folder / replaced[1])
                 self.disk.sync_folder(self.folder)
-            elif replaced or (_LEFTOVER_NAME.fullmatch(path.name) and path.is_dir()):
+            elif replaced:
+                self._keep_replaced(path, replaced[1])
+            elif _LEFTOVER_NAME.fullmatch(path.name) and path.is_dir():
                 log.info("removing %s, left over from a stopped save", path.name)
                 self.delete(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a folder; an error of the system where that cannot be told."""
+    try:
+        return stat.S_ISDIR(read_again(path.stat).st_mode)
+    except FileNotFoundError:  # deleted since it was listed
+        return False
 
 
 def find_step(path: Path) -> int | None:

@@ -12,17 +12,13 @@ import torch
 from safetensors import SafetensorError
 
 from monograph.errors import CheckpointError
-from monograph.manifest.fields import FileRecord, ManifestError
+from monograph.log import get_log
+from monograph.manifest.fields import FileRecord
 from monograph.train.checkpoint.disk import hash_file
-from monograph.train.checkpoint.manifest import (
-    MANIFEST_NAME,
-    TENSOR_FILE_ENDING,
-    CheckpointManifest,
-    TensorRecord,
-    parse_manifest,
-)
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, TENSOR_FILE_ENDING, CheckpointManifest, TensorRecord
+from monograph.train.checkpoint.manifest_file import DamagedError, describe_damage, read_manifest
+from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.checkpoint.ranks import Ranks
-from monograph.train.checkpoint.store import find_step
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_specs
 
 MODEL_PREFIX = "model/"
@@ -32,19 +28,7 @@ OPTIMIZER_PREFIX = "optimizer/"
 _SHOWN = 5
 _HASH_THREADS = 4
 
-
-class DamagedError(CheckpointError):
-    """The bytes on disk are not those that were saved; `file` is the one that shows it."""
-
-    def __init__(self, path: Path, file: str, reason: str) -> None:
-        super().__init__(
-            f"checkpoint {path} is damaged: {file}: {reason}",
-            do="load another one; --checkpoint.load latest takes the newest good one",
-        )
-        self.path, self.file, self.reason = path, file, reason
-
-    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
-        return type(self), (self.path, self.file, self.reason)
+log = get_log(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,34 +39,24 @@ class LoadRequest:
     shape: tuple[int, ...]
 
 
-def read_manifest(path: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint at `path`, once it has proved to be intact."""
-    try:
-        manifest = parse_manifest((path / MANIFEST_NAME).read_bytes())
-    except (OSError, ManifestError) as error:
-        raise DamagedError(path, MANIFEST_NAME, _reason(error)) from None
-    if find_step(path) not in (None, manifest.step):
-        raise DamagedError(path, MANIFEST_NAME, f"it belongs to step {manifest.step}")
-    return manifest
-
-
 def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManifest:
-    """Read every byte of a checkpoint and compare it with the manifest; raises DamagedError on all ranks.
+    """Read every byte of a checkpoint and compare it with the manifest; raises the same error on all ranks:
+    DamagedError, or UnreadableError where storage does not show the bytes and nothing else is wrong.
 
     Each rank reads its share of the files, several at a time.
     """
     ranks = ranks or Ranks()
     opened = ranks.broadcast_object(_attempt_manifest(path) if ranks.is_first else None)
-    if isinstance(opened, DamagedError) or opened is None:
+    if isinstance(opened, CheckpointError) or opened is None:
         raise opened or AssertionError("the first rank shares what it found")
     check_same_weights(path, _digest_manifest(path), ranks)
     mine = sorted(opened.files)[ranks.rank :: ranks.size]
     contents = _find_contents(opened)
     with ThreadPoolExecutor(min(_HASH_THREADS, max(1, len(mine)))) as pool:
-        found = list(pool.map(lambda name: _find_damage(path, name, opened.files[name], contents[name]), mine))
-    damage = [problem for part in ranks.all_gather_object(found) for problem in part if problem is not None]
-    if damage:
-        raise damage[0]
+        found = list(pool.map(lambda name: _find_problem(path, name, opened.files[name], contents[name]), mine))
+    problems = [problem for part in ranks.all_gather_object(found) for problem in part if problem is not None]
+    if problems:
+        raise min(problems, key=lambda problem: isinstance(problem, UnreadableError))
     return opened
 
 
@@ -156,18 +130,17 @@ def list_some(title: str, entries: Iterable[str]) -> str:
     return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
 
 
-def _attempt_manifest(path: Path) -> CheckpointManifest | DamagedError:
+def _attempt_manifest(path: Path) -> CheckpointManifest | CheckpointError:
     """The manifest and the list of names; hashing is shared out once these are known."""
     try:
         manifest = read_manifest(path)
-        names = set(os.listdir(path)) - {MANIFEST_NAME}
-    except DamagedError as damage:
-        return damage
+        names = set(read_again(lambda: os.listdir(path))) - {MANIFEST_NAME}
+    except CheckpointError as error:
+        return error
     except OSError as error:
-        return DamagedError(path, MANIFEST_NAME, _reason(error))
-    for name in sorted(names ^ set(manifest.files)):
-        reason = "it is not part of this checkpoint" if name in names else "it is missing"
-        return DamagedError(path, name, reason)
+        return UnreadableError(path, error.strerror or str(error))
+    if strays := sorted(names - set(manifest.files)):
+        log.warning("%s; it is not read", list_some(f"{path} holds what is not part of it", strays))
     return manifest
 
 
@@ -179,18 +152,21 @@ def _digest_manifest(path: Path) -> str:
         return ""
 
 
-def _find_damage(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> DamagedError | None:
+def _find_problem(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> CheckpointError | None:
+    """How a file differs from what was saved, or why that cannot be told."""
     try:
-        size = (path / name).stat().st_size
+        size, sha256 = read_again(lambda: hash_file(path / name, size=record.size), may_be_late=True)
         if size != record.size:
             return DamagedError(path, name, f"it has {size} bytes instead of {record.size}")
-        if hash_file(path / name)[1] != record.sha256:
+        if sha256 != record.sha256:
             return DamagedError(path, name, "its content has changed (sha256 differs)")
         if not name.endswith(TENSOR_FILE_ENDING):
             return None
-        stored = read_specs(path / name)
-    except (OSError, SafetensorError) as error:
-        return DamagedError(path, name, _reason(error))
+        stored = read_again(lambda: read_specs(path / name))
+    except (FileNotFoundError, SafetensorError) as error:
+        return DamagedError(path, name, describe_damage(error))
+    except OSError as error:
+        return UnreadableError(path, f"{name}: {error.strerror or error}")
     if stored != content:
         key = min(key for key in stored.keys() | content.keys() if stored.get(key) != content.get(key))
         return DamagedError(path, name, f"{key} is not what the manifest says")
@@ -215,9 +191,3 @@ def _find_mismatch(name: str, saved: TensorRecord, wanted: LoadRequest, model_on
     if dtype != wanted.dtype and not castable:
         return f"{name} is {saved.dtype} there and {str(wanted.dtype).removeprefix('torch.')} here"
     return ""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it is missing"
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -103,12 +104,6 @@ def test_a_deleted_file_is_refused(folder, caplog, file):
     check_refused(folder, file, caplog)
 
 
-@pytest.mark.parametrize("file", ["rank-00001.safetensors", "notes.txt", "model.pt", ".hidden"])
-def test_an_added_file_is_refused(folder, caplog, file):
-    (folder / "step-00000002" / file).write_bytes(b"x")
-    check_refused(folder, file, caplog)
-
-
 @pytest.mark.parametrize("file", [TENSORS, MANIFEST_NAME])
 def test_a_file_of_another_step_is_refused(folder, caplog, file):
     """The two files have the same size and are both well formed: only the hash tells them apart."""
@@ -173,7 +168,10 @@ class Payload:
         return os.system, (f"touch {self.trace}",)
 
 
-@pytest.mark.parametrize("file", [TENSORS, MANIFEST_NAME, ".metadata", "__0_0.distcp", "values.pkl", "extra.pt"])
+STRAYS = (".metadata", "__0_0.distcp", "values.pkl", "rank-00001.safetensors")
+
+
+@pytest.mark.parametrize("file", [TENSORS, MANIFEST_NAME, *STRAYS])
 @pytest.mark.parametrize("form", ["pickle", "torch"])
 def test_code_in_a_checkpoint_never_runs(folder, tmp_path, file, form):
     trace = tmp_path / "trace"
@@ -183,11 +181,10 @@ def test_code_in_a_checkpoint_never_runs(folder, tmp_path, file, form):
     path.write_bytes(buffer.getvalue())
     live = blank(make_state(0))
     with make_manager(folder) as manager:
-        with pytest.raises(DamagedError):
-            manager.load(2, live)
-        with pytest.raises(DamagedError):
-            manager.load(folder / "step-00000002", live)
-        assert manager.load("latest", live).step == 1
+        for which in (2, folder / "step-00000002"):
+            with nullcontext() if file in STRAYS else pytest.raises(DamagedError):
+                manager.load(which, live)
+        assert manager.load("latest", live).step == (2 if file in STRAYS else 1)
     assert not trace.exists()
 
 

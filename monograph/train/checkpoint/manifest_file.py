@@ -1,0 +1,41 @@
+"""The manifest of a checkpoint on disk, read and proved to be intact. Loads without torch."""
+
+from pathlib import Path
+
+from monograph.errors import CheckpointError
+from monograph.manifest.fields import ManifestError
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from monograph.train.checkpoint.patient_read import UnreadableError, read_again
+from monograph.train.checkpoint.store import find_step
+
+
+class DamagedError(CheckpointError):
+    """The bytes on disk are not those that were saved; `file` is the one that shows it."""
+
+    def __init__(self, path: Path, file: str, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path} is damaged: {file}: {reason}",
+            do="load another one; --checkpoint.load latest takes the newest good one",
+        )
+        self.path, self.file, self.reason = path, file, reason
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
+        return type(self), (self.path, self.file, self.reason)
+
+
+def read_manifest(path: Path) -> CheckpointManifest:
+    """The manifest of the checkpoint at `path`, once it has proved to be intact."""
+    try:
+        manifest = parse_manifest(read_again((path / MANIFEST_NAME).read_bytes, may_be_late=True))
+    except (FileNotFoundError, ManifestError) as error:
+        raise DamagedError(path, MANIFEST_NAME, describe_damage(error)) from None
+    except OSError as error:
+        raise UnreadableError(path, f"{MANIFEST_NAME}: {error.strerror or error}") from None
+    if find_step(path) not in (None, manifest.step):
+        raise DamagedError(path, MANIFEST_NAME, f"it belongs to step {manifest.step}")
+    return manifest
+
+
+def describe_damage(error: Exception) -> str:
+    """What an error says about a file, in a few words."""
+    return "it is missing" if isinstance(error, FileNotFoundError) else str(error)

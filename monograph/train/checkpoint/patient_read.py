@@ -1,0 +1,48 @@
+"""Reading from a disk that may refuse for a moment: tried again, then an error of its own. Loads without torch.
+
+A network mount that is remounted, late or crowded answers ESTALE, EIO or EACCES for files that are whole. That says
+nothing about their content, so it never counts as damage.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from monograph.errors import CheckpointError
+from monograph.log import get_log
+
+T = TypeVar("T")
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0)
+"""Before each new try."""
+
+log = get_log(__name__)
+
+
+class UnreadableError(CheckpointError):
+    """Storage refused to show a checkpoint, so whether it is good is not known."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"checkpoint {path} cannot be read: {reason}",
+            why="it may be whole: an older one in its place would lose steps",
+            do="repair the mount or the rights and start again, or choose another one by its step: --checkpoint.load N",
+        )
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
+def read_again(work: Callable[[], T], *, may_be_late: bool = False) -> T:
+    """What `work` reads; a refusal is tried again, and a missing file only where its name may still appear."""
+    for pause in PAUSES_SECONDS:
+        try:
+            return work()
+        except FileNotFoundError:
+            if not may_be_late:
+                raise
+        except OSError as error:
+            log.warning("%s: it is tried again in %g s", error, pause)
+        time.sleep(pause)
+    return work()

@@ -1,0 +1,88 @@
+"""A disk that refuses to show a checkpoint says nothing about it: it is asked again, and no older one is taken."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from monograph.errors import CheckpointError
+from monograph.train.checkpoint.patient_read import PAUSES_SECONDS, UnreadableError
+from tests.train.checkpoint.disks import blank, find_steps, make_manager, make_state, same, save_steps
+from tests.train.checkpoint.refusing_reads import RefusingReads, refusing
+
+ERRORS = (errno.ESTALE, errno.EIO, errno.EACCES, errno.ETIMEDOUT)
+FOR_EVER = 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    save_steps(tmp_path / "run", 1, 2)
+    return tmp_path / "run"
+
+
+def resume(folder: Path, reads: RefusingReads, live: dict) -> int | None:
+    """The step that `auto` loads while some reads are refused."""
+    with make_manager(folder, enabled=False, load="auto") as manager, refusing(reads):
+        loaded = manager.resume(live)
+    return loaded.step if loaded is not None else None
+
+
+def count_reads(folder: Path) -> int:
+    reads = RefusingReads(folder)
+    assert resume(folder, reads, blank(make_state(0))) == 2
+    return reads.count
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_an_error_at_any_read_of_a_resume_that_passes_changes_nothing(folder, code):
+    for at in range(1, count_reads(folder) + 1):
+        live = blank(make_state(0))
+        assert resume(folder, RefusingReads(folder, code, first=at, last=at), live) == 2
+        assert same(live, make_state(2))
+
+
+def test_an_error_at_any_read_of_a_resume_that_stays_never_takes_an_older_checkpoint(folder):
+    for at in range(1, count_reads(folder) + 1):
+        live = blank(make_state(0))
+        with pytest.raises(CheckpointError, match=r"cannot be read|stopped half way"):
+            resume(folder, RefusingReads(folder, errno.ESTALE, first=at, last=FOR_EVER), live)
+        assert same(live, blank(make_state(0)))
+
+
+def test_a_refusal_is_tried_again_a_stated_number_of_times(folder):
+    retries = len(PAUSES_SECONDS)
+    assert resume(folder, RefusingReads(folder, errno.EIO, first=1, last=retries), blank(make_state(0))) == 2
+    with pytest.raises(UnreadableError, match="an older one in its place would lose steps"):
+        resume(folder, RefusingReads(folder, errno.EIO, first=1, last=retries + 1), blank(make_state(0)))
+
+
+@pytest.mark.parametrize("file", [".nfs000000000000a1b2", ".DS_Store", "notes.txt"])
+def test_a_stray_file_does_not_spoil_a_checkpoint_and_is_named(folder, caplog, file):
+    (folder / "step-00000002" / file).write_bytes(b"x")
+    live, reads = blank(make_state(0)), RefusingReads(folder / "step-00000002" / file)
+    assert resume(folder, reads, live) == 2
+    assert same(live, make_state(2)) and reads.count == 0
+    assert f"{file}; it is not read" in caplog.text
+
+
+def test_what_was_passed_over_is_kept_when_its_step_is_saved_again(folder):
+    tensors = folder / "step-00000002" / "rank-00000.safetensors"
+    damaged = tensors.read_bytes()[:-1]
+    tensors.write_bytes(damaged)
+    with make_manager(folder, load="latest") as manager:
+        assert manager.resume(blank(make_state(0))).step == 1
+        manager.save(2, make_state(77), {})
+    assert find_steps(folder) == [1, 2]
+    kept = folder.with_name("run.1") / "step-00000002"
+    assert (kept / tensors.name).read_bytes() == damaged
+    with make_manager(folder, enabled=False) as manager:
+        live = blank(make_state(0))
+        assert manager.load("latest", live).step == 2 and same(live, make_state(77))
+
+
+def test_a_save_survives_an_older_manifest_that_cannot_be_read_for_a_moment(folder):
+    with make_manager(folder, load="latest", keep_last=0) as manager:
+        manager.resume(blank(make_state(0)))
+        with refusing(RefusingReads(folder / "step-00000001", errno.EIO, first=1, last=2)):
+            manager.save(3, make_state(3), {})
+    assert find_steps(folder) == [1, 2, 3]

@@ -65,7 +65,7 @@ from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.open_data import open_data
 from monograph.train.preflight import check_before_start
-from monograph.train.signals import StoppedOnRequest, stop_at_once
+from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from monograph.train.startup import Startup
 from monograph.train.step_settings import make_settings
 from monograph.train.summary import Summary, print_summary
@@ -343,21 +343,21 @@ def describe(groups: Groups) -> str:
 def train(config: TrainerConfig) -> Summary:
     """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`."""
     startup = Startup()
-    check_config(config)
-    mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    check_before_start(config)
-    with deterministic_kernels(config.debug.deterministic):
-        with startup.phase("set-up"):
-            device = use_device(config.debug.device)
-            check_recordable(config.compile.cuda_graph, device)
-        joined = joined_groups(
-            mesh,
-            device,
-            timeout_seconds=config.parallelism.timeout_seconds,
-            files_timeout_seconds=config.checkpoint.timeout_seconds,
-            flight_folder=Path(config.job.dump_folder) / FLIGHT_FOLDER,
-        )
-        with ExitStack() as stack:
+    with watch_for_stop() as stop, deterministic_kernels(config.debug.deterministic), ExitStack() as stack:
+        with stop.at_once():
+            check_config(config)
+            mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
+            check_before_start(config)
+            with startup.phase("set-up"):
+                device = use_device(config.debug.device)
+                check_recordable(config.compile.cuda_graph, device)
+            joined = joined_groups(
+                mesh,
+                device,
+                timeout_seconds=config.parallelism.timeout_seconds,
+                files_timeout_seconds=config.checkpoint.timeout_seconds,
+                flight_folder=Path(config.job.dump_folder) / FLIGHT_FOLDER,
+            )
             with startup.phase("groups" if mesh.world_size > 1 else "set-up"):
                 groups = stack.enter_context(joined)
             with startup.phase("set-up"):
@@ -366,12 +366,11 @@ def train(config: TrainerConfig) -> Summary:
                 folder = stack.enter_context(reserved_folder(config, groups))
                 if config.metrics.page and groups.rank == 0:
                     stack.enter_context(training_page(folder.path))
-            with stop_at_once():
-                trainer = build_trainer(config, groups, startup, folder)
-            try:
-                return trainer.train()
-            finally:
-                trainer.step.close()
+            trainer = build_trainer(config, groups, startup, folder)
+        try:
+            return trainer.train()
+        finally:
+            trainer.step.close()
 
 
 def train_command(config: TrainerConfig, line: CommandLine) -> int:

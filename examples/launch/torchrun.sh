@@ -1,8 +1,10 @@
 #!/bin/bash
 # monograph launch llama3_8b --on torchrun --nodes 2 --gpus_per_node 8
 # note: parameters and optimizer state take 6.0 of 80 GB on H100 (--machine names another); monograph inspect estimates the whole step
+# note: 570 s to stop: a step, and two checkpoints of 48.2 GB a node, written and read back at 0.5 GB/s; --seconds_to_save N for slower storage or longer steps
 set -euo pipefail
 
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540
 # export NCCL_DEBUG=WARN           # INFO says which network it found
 # export NCCL_SOCKET_IFNAME=eth0   # the interface that nodes meet over, when there are several
 # export NCCL_IB_HCA=mlx5          # InfiniBand adapters to use

@@ -159,6 +159,9 @@ class LaunchOptions(Configurable.Config):
     """Where the agents meet on the first node."""
     python: str = "python"
     """The interpreter on the nodes that has monograph installed."""
+    seconds_to_save: int = 0
+    """Between the request to stop and the end, in which a step is finished and saved; 0 reckons it from the size of a
+    checkpoint."""
     time: str = "24:00:00"
     """slurm: the time limit of the job; it is requeued when that is over."""
     partition: str = ""
@@ -191,6 +194,12 @@ class LaunchOptions(Configurable.Config):
                 f"--min_nodes {self.min_nodes} of --nodes {self.nodes}",
                 why="there are never more nodes than --nodes",
                 do=f"--min_nodes {self.nodes}",
+            )
+        if self.seconds_to_save and not 60 <= self.seconds_to_save <= 65535:
+            raise ConfigError(
+                f"--seconds_to_save must be in 60..65535, got {self.seconds_to_save}",
+                why="ranks need time for a step and a checkpoint, and SLURM counts no further",
+                do="--seconds_to_save 600, or leave it out",
             )
         if not 0 < self.port < 65536:
             raise ConfigError(f"--port must be in 1..65535, got {self.port}")

@@ -12,7 +12,7 @@ from typing import Any
 from monograph.commands.terminal import make_console, print_plain
 from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
-from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_words
+from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
 from monograph.recipes.size import count_parameters
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
@@ -55,7 +55,10 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
             "--accelerators is missing", why="SkyPilot rents machines by their GPUs", do="--accelerators H100"
         )
     check_folder(options["on"], config.job.dump_folder, options["mount"])
-    notes = find_notes(config, mesh, ranks_per_node=ranks) + ([memory] if memory else [])
+    seconds, reckoned = options["seconds_to_save"], ""
+    if not seconds:
+        seconds, reckoned = plan_seconds_to_save(config, mesh, size.total if size else None, nodes=min_nodes)
+    notes = [*find_notes(config, mesh, ranks_per_node=ranks), *(each for each in (memory, reckoned) if each)]
     shown = [f"--{name} {shlex.quote(str(options[name]))}" for name in ("on", "nodes", "gpus_per_node")]
     return Job(
         name=options["name"] or make_name(recipe),
@@ -67,6 +70,7 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
         folder=config.job.dump_folder,
         command=f"monograph launch {shlex.join(words)} {' '.join(shown)}",
         notes=tuple(notes),
+        seconds_to_save=seconds,
         **{
             name: options[name]
             for name in (

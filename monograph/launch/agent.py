@@ -18,15 +18,23 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
+from monograph.compat.elastic import patient_restarts
 from monograph.crash import STACKS_VARIABLE, describe_exit
 from monograph.errors import EXIT_FAILED
-from monograph.launch.local import SECONDS_TO_SAVE, find_first_failure
+from monograph.launch.environment import STOP_VARIABLE
+from monograph.launch.local import find_first_failure
+from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import get_log, set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
 from monograph.train.signals import StoppedOnRequest
 
 log = get_log("agent")
 _STOPPED = StoppedOnRequest.exit_code
+SHUTDOWN_SECONDS = 3600
+"""How long ranks may take to end after they were asked to, where the job file does not say. It is longer than their own
+limits for a step and for files, which end them in words if they hang."""
+_SECONDS_TO_MEET = 600
+"""torch's own limit for agents to find each other, which begins when the first of them has stopped its ranks."""
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """With the store of the first rendezvous shared, torch (2.13) tells its address only once: a node that joins later, or
 comes back, waits for it in vain. So every rendezvous has a store of its own."""
@@ -35,16 +43,19 @@ comes back, waits for it in vain. So every rendezvous has a store of its own."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's ranks until the job is over; returns an exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
+    os.environ.setdefault(STOP_VARIABLE, str(SHUTDOWN_SECONDS))
     os.environ.setdefault(STACKS_VARIABLE, "1")
     os.environ.setdefault(_OWN_STORE, "1")
     set_up_log()
     given = get_args_parser().parse_args(arguments)
     config, command, words = config_from_args(given)
+    config.signals_to_handle = TORCH_HANDLES
+    config.rdzv_configs.setdefault("join_timeout", int(config.shutdown_timeout or 0) + _SECONDS_TO_MEET)
     folder = Path(given.log_dir) if given.log_dir else None
     begin = time.time_ns()
     try:
-        elastic_launch(config, command)(*words)
+        with patient_restarts(), passed_on() as heard:
+            elastic_launch(config, command)(*words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if set(codes.values()) == {_STOPPED}:
@@ -55,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 - codes[first] if codes[first] < 0 else codes[first]
     except SignalException as stopped:
         failed = [path for path in find_notes(folder, since=begin) if StoppedOnRequest.__name__ not in path.read_text()]
-        log.info("%s: the ranks of this node have ended", stopped.sigval.name)
+        log.info("%s: the ranks of this node have ended", heard[0] if heard else stopped.sigval.name)
         return EXIT_FAILED if failed else _STOPPED
     return 0
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from monograph.launch.job import Job
 
+STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""torch's name for how long an agent waits for ranks that it asked to end, before it kills them."""
 CHOICES = (
     ("NCCL_DEBUG", "WARN", "INFO says which network it found"),
     ("NCCL_SOCKET_IFNAME", "eth0", "the interface that nodes meet over, when there are several"),

@@ -1,5 +1,6 @@
 """A job on several nodes: what its file is made from, and what is checked before. Loads without torch."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ from monograph.train.optimizer_config import ITEM_BYTES
 ENGINES = ("slurm", "kubernetes", "skypilot", "torchrun")
 EXIT_REQUEUE = 75
 """What ranks end with when they were asked to stop and have saved: `StoppedOnRequest.exit_code`."""
-SECONDS_TO_SAVE = 180
-"""Between the request to stop and the end, whatever the engine."""
+LEAST_SECONDS_TO_SAVE = 180
+"""Between the request to stop and the end, at least: a step, and SLURM may ask up to a minute early."""
+SAVE_GB_PER_SECOND = 0.5
+"""What a node is taken to write to shared storage and to read back from it; few are slower."""
+SECONDS_TO_END = 30
+"""What engines leave the agents after the ranks' last second."""
 _INNER = (
     (Group.TP, "tensor_parallel_degree", "tp"),
     (Group.CP, "context_parallel_degree", "cp"),
@@ -44,6 +49,8 @@ class Job:
     python: str
     port: int
     max_restarts: int
+    seconds_to_save: int
+    """Between the request to stop and the end."""
     time: str
     command: str
     """The command that made the file."""
@@ -66,6 +73,11 @@ class Job:
     def nnodes(self) -> str:
         """As torchrun wants it: 4, or 2:4."""
         return f"{self.min_nodes}:{self.nodes}" if self.is_elastic else str(self.nodes)
+
+    @property
+    def seconds_to_stop(self) -> int:
+        """How long an agent waits for its ranks before it kills them: a little less than the engine waits for it."""
+        return self.seconds_to_save - SECONDS_TO_END
 
     def agent(self, *, endpoint: str, run_id: str, extra: Sequence[str] = ()) -> list[list[str]]:
         """The command of one node's agent, as lines of words; `endpoint` and `run_id` may hold shell variables."""
@@ -106,6 +118,24 @@ def check_nodes(config: TrainerConfig, *, nodes: int, min_nodes: int, ranks_per_
                 do=f"--min_nodes {nodes}, or: {error.do}",
             ) from None
     return plan_run_mesh(config, nodes * ranks_per_node)
+
+
+def plan_seconds_to_save(config: TrainerConfig, mesh: Mesh, parameters: int | None, *, nodes: int) -> tuple[int, str]:
+    """Between the request to stop and the end, and a note that says from what.
+
+    A checkpoint is written and read back; with `async_save` another one may be under way, and ends first.
+    """
+    if parameters is None or not config.checkpoint.enabled:
+        return LEAST_SECONDS_TO_SAVE, ""
+    state_gb = parameters * ITEM_BYTES[config.training.dtype] * (1 + config.find_state_ratio()) / nodes / 1e9
+    saves = 2 if config.checkpoint.async_save else 1
+    seconds = LEAST_SECONDS_TO_SAVE + 2 * saves * state_gb / SAVE_GB_PER_SECOND
+    rounded = math.ceil(seconds / 30) * 30
+    checkpoints = "two checkpoints" if saves == 2 else "a checkpoint"
+    return rounded, (
+        f"{rounded} s to stop: a step, and {checkpoints} of {state_gb:.1f} GB a node, written and read back at "
+        f"{SAVE_GB_PER_SECOND:g} GB/s; --seconds_to_save N for slower storage or longer steps"
+    )
 
 
 def find_notes(config: TrainerConfig, mesh: Mesh, *, ranks_per_node: int) -> list[str]:

@@ -2,8 +2,8 @@
 
 import shlex
 
-from monograph.launch.environment import describe_head, make_choices
-from monograph.launch.job import EXIT_REQUEUE, SECONDS_TO_SAVE, Job
+from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
+from monograph.launch.job import EXIT_REQUEUE, Job
 
 API = "trainer.kubeflow.org/v1alpha1"
 
@@ -59,7 +59,7 @@ def _runtime(job: Job) -> list[str]:
         "              template:",
         "                spec:",
         "                  restartPolicy: Never",
-        f"                  terminationGracePeriodSeconds: {SECONDS_TO_SAVE}",
+        f"                  terminationGracePeriodSeconds: {job.seconds_to_save}",
         "                  containers:",
         "                    - name: node",
         f"                      image: {job.image}",
@@ -102,8 +102,8 @@ def _train_job(job: Job) -> list[str]:
         f"    numNodes: {job.nodes}",
         *(gpus if job.has_gpus else []),
         "    env:",
-        "      - name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        f'        value: "{SECONDS_TO_SAVE - 30}"',
+        f"      - name: {STOP_VARIABLE}",
+        f'        value: "{job.seconds_to_stop}"',
         *(f"      {line}" for line in make_choices('- {{name: {name}, value: "{value}"}}')),
         "    command:",
         "      - /bin/bash",

@@ -4,16 +4,15 @@ Rank 0 keeps the terminal. What the others print goes to the run's folder; when 
 code or signal, and the end of the first one's log is shown: that is the reason, and the other failures follow from it.
 """
 
+import math
 import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -23,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
+from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
 from monograph.train.command_line import RANKS_VARIABLE
@@ -31,8 +31,7 @@ from monograph.train.folder import check_run_folder
 from monograph.train.launch_logs import LaunchLogs
 from monograph.train.signals import StoppedOnRequest
 
-SECONDS_TO_SAVE = 600
-"""How long ranks may take to end after they were asked to: a checkpoint of a large model takes its time."""
+MAX_SECONDS_TO_STOP = 7 * 86400
 _SECONDS_TO_FOLLOW = 20
 """Once one rank has failed, the launcher kills the others after 30 s; what was killed sooner was not killed by it."""
 
@@ -55,7 +54,6 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     """Run `monograph WORDS` on `ranks` local ranks; the exit code is that of the rank that failed first, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.environ[RANKS_VARIABLE] = str(ranks)
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     os.environ.setdefault(STACKS_VARIABLE, "1")
     set_up_log(level=config.debug.log_level)
     if words[0] == "train":
@@ -72,7 +70,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
         ) from None
     begin = time.time()
     try:
-        failure = _run_ranks(words, ranks, logs, label)
+        failure = _run_ranks(words, ranks, logs, label, seconds_to_stop=find_seconds_to_stop(config))
         if failure is None or failure.code == StoppedOnRequest.exit_code:
             return failure.code if failure else 0
         _show_reason(failure, logs)
@@ -88,7 +86,16 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
             staged.settle(is_kept=False)
 
 
-def _run_ranks(words: list[str], ranks: int, logs: Path, label: str) -> LaunchFailure | None:
+def find_seconds_to_stop(config: TrainerConfig) -> int:
+    """How long ranks may take to end after they were asked to: a step, the save under way, and one more.
+
+    These have limits of their own, which end a rank that hangs in words; so the launcher never kills one that saves.
+    """
+    seconds = config.parallelism.timeout_seconds + 2 * config.checkpoint.timeout_seconds
+    return math.ceil(min(seconds, MAX_SECONDS_TO_STOP))
+
+
+def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_to_stop: int) -> LaunchFailure | None:
     """Run the ranks to their end; None when all of them ended well."""
     settings = LaunchConfig(
         run_id=label,
@@ -99,13 +106,15 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str) -> LaunchFa
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
+        shutdown_timeout=seconds_to_stop,
+        signals_to_handle=TORCH_HANDLES,
         logs_specs=DefaultLogsSpecs(
             log_dir=str(logs), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
         ),
     )
     start = time.time_ns()
     try:
-        with _passed_on(signal.SIGUSR1):
+        with passed_on() as heard:
             elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -114,22 +123,8 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str) -> LaunchFa
         for rank, path in _find_error_files(logs, since=start):
             if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
                 return LaunchFailure(rank, {rank: EXIT_FAILED})
-        raise StoppedOnRequest(f"{stopped.sigval.name}: all ranks have stopped") from None
+        raise StoppedOnRequest(f"{(heard or [stopped.sigval.name])[0]}: all ranks have stopped") from None
     return None
-
-
-@contextmanager
-def _passed_on(number: signal.Signals) -> Iterator[None]:
-    """Hand this signal to the ranks too, as the launcher does with SIGTERM and SIGINT by itself."""
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        raise SignalException(f"{number.name} was received", sigval=number)
-
-    before = signal.signal(number, tell)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def find_first_failure(failures: Mapping[int, ProcessFailure]) -> int:
@@ -141,7 +136,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure]) -> int:
     notes = {rank: path.stat().st_mtime for rank, each in failures.items() if (path := Path(each.error_file)).exists()}
     silent = {rank: each.exitcode for rank, each in failures.items() if rank not in notes}
     is_late = bool(notes) and time.time() - min(notes.values()) > _SECONDS_TO_FOLLOW
-    told_to_end = (-signal.SIGTERM, -signal.SIGKILL) if is_late else (-signal.SIGTERM,)
+    told_to_end = {-signal.SIGTERM, -signal.SIGUSR1} | ({-signal.SIGKILL} if is_late else set())
     killed = [rank for rank, code in silent.items() if code not in told_to_end]
     if killed:  # a survivor that hangs in a collective is killed by the launcher, but later
         return min(killed, key=lambda rank: (failures[rank].timestamp, rank))

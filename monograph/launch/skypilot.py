@@ -1,6 +1,6 @@
 """A task for SkyPilot's managed jobs: it finds machines, starts one agent a node, and recovers what is lost."""
 
-from monograph.launch.environment import describe_head, make_choices
+from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
 from monograph.launch.job import EXIT_REQUEUE, Job
 
 
@@ -27,6 +27,7 @@ def render(job: Job) -> str:
         "#     mode: MOUNT_CACHED",
         "envs:",
         '  OMP_NUM_THREADS: "1"',
+        f'  {STOP_VARIABLE}: "{job.seconds_to_stop}"',
         *(f"  {line}" for line in make_choices('{name}: "{value}"')),
         "setup: |",
         "  pip install .",

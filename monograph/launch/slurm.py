@@ -1,7 +1,7 @@
 """A batch script for SLURM: one agent a node, requeued when the ranks were asked to stop."""
 
-from monograph.launch.environment import describe_head, join_shell, make_choices
-from monograph.launch.job import EXIT_REQUEUE, SECONDS_TO_SAVE, Job
+from monograph.launch.environment import STOP_VARIABLE, describe_head, join_shell, make_choices
+from monograph.launch.job import EXIT_REQUEUE, Job
 
 
 def render(job: Job) -> str:
@@ -13,7 +13,7 @@ def render(job: Job) -> str:
         *([f"--gpus-per-node={job.ranks_per_node}"] if job.has_gpus else []),
         "--exclusive",
         f"--time={job.time}",
-        f"--signal=TERM@{SECONDS_TO_SAVE}",
+        f"--signal=TERM@{job.seconds_to_save}",
         "--requeue",
         "--open-mode=append",
         "--output=%x-%j.out",
@@ -29,13 +29,14 @@ def render(job: Job) -> str:
         *(f"#SBATCH {option}" for option in options),
         "set -uo pipefail",
         "",
+        f"export {STOP_VARIABLE}={job.seconds_to_stop}",
         *make_choices("export {name}={value}"),
         "",
         "# The nodes meet at the first of them. A requeued job is another rendezvous than the one before.",
         'HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'RUN_ID="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
         "",
-        f"srun --kill-on-bad-exit={bad_exit} --wait={SECONDS_TO_SAVE} {agent}",
+        f"srun --kill-on-bad-exit={bad_exit} --wait={job.seconds_to_save} {agent}",
         "code=$?",
         "",
         f"# {EXIT_REQUEUE}: the ranks were asked to stop (by the time limit, or a drained node) and have saved.",

@@ -1,6 +1,6 @@
 """A script without a scheduler: started on every node at about the same time, with the address of the first."""
 
-from monograph.launch.environment import describe_head, join_shell, make_choices
+from monograph.launch.environment import STOP_VARIABLE, describe_head, join_shell, make_choices
 from monograph.launch.job import Job
 
 
@@ -20,6 +20,7 @@ def render(job: Job) -> str:
         *describe_head(job),
         "set -euo pipefail",
         "",
+        f"export {STOP_VARIABLE}={job.seconds_to_stop}",
         *make_choices("export {name}={value}"),
         "",
         *head,

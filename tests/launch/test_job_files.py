@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -88,6 +89,7 @@ def test_what_the_user_wrote_about_resuming_stays(capsys):
         ("skypilot --job.dump_folder /shared/run", "--accelerators is missing"),
         ("slurm --name Has_Capitals", "lower case"),
         ("slurm --port 70000", "--port"),
+        ("slurm --seconds-to-save 5", "--seconds_to_save must be in 60..65535"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_printed(words, expected, capsys):
@@ -111,6 +113,27 @@ def test_groups_that_leave_a_node_are_noted_with_the_degree_that_would_not(capsy
     assert "--parallelism.tensor_parallel_degree 4 keeps them inside" in launch(capsys, "slurm", *words)
     assert "keeps them inside" not in launch(capsys, "slurm", *words, "--machine", "gb200")
     assert "keeps them inside" not in launch(capsys, "slurm", "--nodes", "4", "--gpus-per-node", "8", *words[4:])
+
+
+def find_grace(printed):
+    """The seconds that an engine leaves a job, by every name that says so."""
+    return {int(each) for each in re.findall(r"(?:TERM@|--wait=|terminationGracePeriodSeconds: )(\d+)", printed)}
+
+
+@pytest.mark.parametrize("engine", ["slurm.sh", "kubernetes.yaml"])
+def test_the_time_to_stop_follows_from_the_size_of_a_checkpoint_and_the_agent_keeps_within_it(engine, capsys):
+    on, *words = JOBS[engine]
+    in_turn = ("--checkpoint.async_save", "false")
+    jobs = [
+        launch(capsys, on, *words, "--nodes", str(nodes), *extra, recipe="llama3_70b")
+        for nodes, extra in ((64, in_turn), (16, in_turn), (16, ("--checkpoint.async_save", "true")))
+    ]
+    (many,), (few,), (saving_twice,) = map(find_grace, jobs)
+    assert 180 <= many < few < saving_twice, "fewer nodes write more each, and a save under way comes first"
+    for text, seconds in zip(jobs, (many, few, saving_twice), strict=True):
+        agent = int(re.search(r'TORCH_ELASTIC_SHUTDOWN_TIMEOUT\W+(?:value: ")?(\d+)', text)[1])
+        assert seconds - 60 <= agent < seconds
+    assert find_grace(launch(capsys, on, *words, "--seconds-to-save", "900")) == {900}
 
 
 def test_a_job_without_checkpoints_is_noted(capsys):

@@ -12,6 +12,7 @@ import torch
 
 import monograph.run
 from monograph.run import train
+from monograph.train import signals
 from monograph.train.checkpoint.manager import CheckpointManager
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from tests.kit.runs import differing, find_steps, open_trainer, read_exact, read_records, read_step, tiny_run
@@ -133,12 +134,70 @@ def usual_interrupt():
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_signal_is_noted_and_the_second_takes_its_ordinary_effect(usual_interrupt):
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(signals, "time", made := Clock())
+    return made
+
+
+def test_the_first_signal_is_noted_and_a_later_one_takes_its_ordinary_effect(usual_interrupt, clock):
     with pytest.raises(KeyboardInterrupt), watch_for_stop() as stop:
         assert not stop
         os.kill(os.getpid(), signal.SIGINT)
         assert stop and stop.signal_name == "SIGINT"
+        clock.now += signals.SAME_REQUEST_SECONDS
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_one_request_may_come_as_many_signals(clock):
+    """A scheduler signals every process of a node, and the launcher passes on what it was told, sooner or later."""
+    died = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: died.append(number))
+    try:
+        with watch_for_stop() as stop:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+                clock.now += 0.001
+            clock.now += 60
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert stop.signal_name == "SIGTERM" and died == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert died == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_request_whose_exception_python_drops_still_ends_the_start(monkeypatch):
+    class Collected:
+        """Asks while it is collected, which is where Python reports exceptions and goes on."""
+
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    stopped = pytest.raises(StoppedOnRequest, match="SIGINT: stopped before the first step")
+    with stopped, watch_for_stop() as stop, stop.at_once():
+        Collected()
+        went_on = bool(stop)
+    assert went_on and len(dropped) == 1
+
+
+def test_a_watch_inside_of_another_knows_what_that_one_was_told():
+    with watch_for_stop() as outer:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with watch_for_stop() as stop:
+            assert stop is outer and stop.signal_name == "SIGUSR1"
 
 
 def test_who_was_asked_to_stop_does_not_mind_a_terminal_that_closes_meanwhile():

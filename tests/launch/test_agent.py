@@ -1,0 +1,82 @@
+"""How an agent stops its ranks: as long as they need where they can save, once, and asked in a way that never kills."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from monograph.launch import agent, stop_signals
+from monograph.launch.environment import STOP_VARIABLE
+
+WORDS = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1", "x.py")
+
+
+class Ranks:
+    """The processes of a node, to torch's agent."""
+
+    def __init__(self):
+        self.limits = []
+
+    def close(self, death_sig, timeout):
+        self.limits.append(timeout)
+
+
+def stop_ranks(config, *, left):
+    """How long the agent of two nodes gives its ranks to end, when one of the nodes has left or another one joins."""
+    holder = SimpleNamespace(state=SimpleNamespace(participants=dict.fromkeys(["a", "b"][: 2 - left])))
+    spec = WorkerSpec("trainer", 1, SimpleNamespace(_state_holder=holder), entrypoint="true", master_port=1)
+    made = LocalElasticAgent(spec, DefaultLogsSpecs(), shutdown_timeout=config.shutdown_timeout)
+    made._worker_group.group_world_size = 2
+    made._pcontext = ranks = Ranks()
+    made._stop_workers(made._worker_group)
+    return ranks.limits
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """What `main` runs instead of torch's launcher."""
+    monkeypatch.delenv(STOP_VARIABLE, raising=False)
+    found = {}
+
+    def launch(config, _command):
+        def run(*_words):
+            found["config"] = config
+            found["limits"] = [stop_ranks(config, left=left) for left in (0, 1)]
+
+        return run
+
+    monkeypatch.setattr(agent, "elastic_launch", launch)
+    return found
+
+
+def test_ranks_that_make_room_for_a_new_node_may_save_as_long_as_the_job_says(stopped, monkeypatch):
+    monkeypatch.setenv(STOP_VARIABLE, "900")
+    assert agent.main(WORDS) == 0
+    assert stopped["limits"] == [[900], [30]], "and those whose peers are gone are not waited for"
+    assert stopped["config"].rdzv_configs["join_timeout"] > 900, "the new node waits as long"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_an_agent_asks_its_ranks_once_and_with_a_signal_that_never_kills(number):
+    with stop_signals.passed_on() as heard:
+        with pytest.raises(SignalException) as asked:
+            os.kill(os.getpid(), number)
+        assert asked.value.sigval == signal.SIGUSR1 and heard == [number.name]
+        for again in (number, signal.SIGTERM):
+            os.kill(os.getpid(), again)
+        assert heard == [number.name]
+
+
+def test_asking_an_agent_again_later_ends_its_ranks_at_once(monkeypatch):
+    with stop_signals.passed_on():
+        with pytest.raises(SignalException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", 0.0)
+        with pytest.raises(SignalException) as asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.value.sigval == signal.SIGTERM

@@ -87,6 +87,6 @@ def _joined(config: TrainerConfig) -> Iterator[Groups]:
     device, limit = use_device(config.debug.device), config.parallelism.timeout_seconds
     with (
         deterministic_kernels(config.debug.deterministic),
-        joined_groups(mesh, device, timeout_seconds=limit) as groups,
+        joined_groups(mesh, device, timeout_seconds=limit, shares_gpus=config.debug.share_gpus) as groups,
     ):
         yield groups

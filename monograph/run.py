@@ -357,6 +357,7 @@ def train(config: TrainerConfig) -> Summary:
                 timeout_seconds=config.parallelism.timeout_seconds,
                 files_timeout_seconds=config.checkpoint.timeout_seconds,
                 flight_folder=Path(config.job.dump_folder) / FLIGHT_FOLDER,
+                shares_gpus=config.debug.share_gpus,
             )
             with startup.phase("groups" if mesh.world_size > 1 else "set-up"):
                 groups = stack.enter_context(joined)

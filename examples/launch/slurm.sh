@@ -29,7 +29,7 @@ srun --kill-on-bad-exit=1 --wait=570 python -m monograph.launch.agent \
     --nnodes 2 --nproc-per-node 8 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD_NODE:29500" --rdzv-id "$RUN_ID" \
     --max-restarts 3 --log-dir outputs/llama3_8b/logs \
-    -m monograph train llama3_8b --job.dump_folder outputs/llama3_8b --checkpoint.load auto
+    -m monograph train llama3_8b --job.dump_folder outputs/llama3_8b --debug.device cuda --checkpoint.load auto
 code=$?
 
 # 75: the ranks were asked to stop (by the time limit, or a drained node) and have saved.

@@ -17,4 +17,4 @@ exec python -m monograph.launch.agent \
     --nnodes 2 --nproc-per-node 8 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id "${RUN_ID:-llama3-8b}" \
     --max-restarts 3 --log-dir outputs/llama3_8b/logs \
-    -m monograph train llama3_8b --job.dump_folder outputs/llama3_8b --checkpoint.load auto
+    -m monograph train llama3_8b --job.dump_folder outputs/llama3_8b --debug.device cuda --checkpoint.load auto

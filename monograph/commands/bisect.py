@@ -40,10 +40,10 @@ def run(lines: BisectLines, arguments: BisectArguments) -> tuple[list[Outcome], 
     left = lines.left
     set_up_log(level=left.debug.log_level)
     mesh = plan_run_mesh(left, int(os.environ.get("WORLD_SIZE", "1")))
-    limit = left.parallelism.timeout_seconds
+    device, limit = use_device(left.debug.device), left.parallelism.timeout_seconds
     with (
         deterministic_kernels(left.debug.deterministic),
-        joined_groups(mesh, use_device(left.debug.device), timeout_seconds=limit) as groups,
+        joined_groups(mesh, device, timeout_seconds=limit, shares_gpus=left.debug.share_gpus) as groups,
     ):
         outcome = bisect(left, lines.right, groups, steps=arguments.steps, tolerance=arguments.tolerance)
         outcomes: list[Outcome] = groups.all_gather_object(outcome)

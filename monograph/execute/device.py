@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from monograph.errors import ConfigError
 from monograph.log import get_log
 
 log = get_log("run")
+DEVICES = Path("/dev")
 
 
 def find_device(wanted: str) -> torch.device:
@@ -23,6 +25,13 @@ def find_device(wanted: str) -> torch.device:
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("debug.device is cuda", why="torch sees no CUDA device here", do="--debug.device cpu")
+    is_for_gpus = torch.version.cuda is not None and not torch.cuda.is_available()
+    if wanted == "auto" and is_for_gpus and (gpus := find_hidden_gpus()):
+        raise ConfigError(
+            f"this machine has {', '.join(gpus)}, and torch cannot use it",
+            why=f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, and the driver does not answer",
+            do="repair the driver (nvidia-smi says what is wrong), or --debug.device cpu",
+        )
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -37,6 +46,13 @@ def use_device(wanted: str) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def find_hidden_gpus() -> list[str]:
+    """The GPUs that this process was given, by the names of their files, whether or not torch can use them."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return []
+    return sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
 
 
 def check_recordable(cuda_graph: str, device: torch.device) -> None:

@@ -94,6 +94,8 @@ def plan_words(words: Sequence[str], config: TrainerConfig) -> tuple[str, ...]:
     """The words of the run, with what a job that may be started again needs; what the user wrote stays."""
     given = {word for word in words if word.startswith("--")}
     added = [] if "--job.dump_folder" in given else ["--job.dump_folder", config.job.dump_folder]
+    if config.debug.device == "auto" and "--debug.device" not in given:
+        added += ["--debug.device", "cuda"]  # a node whose GPUs are lost must not train on its CPUs
     added += [] if "--checkpoint.load" in given else ["--checkpoint.load", "auto"]
     return (*words, *added)
 

@@ -29,9 +29,11 @@ from monograph.parallel.error_file import record_failure
 from monograph.parallel.flight import set_up_flight, write_flight
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.lone_group import LoneGroup
+from monograph.parallel.meeting import meet
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
+from monograph.parallel.rank_devices import agree_on_backend
 
 log = get_log("groups")
 FILES_SECONDS = 1800.0
@@ -246,9 +248,11 @@ def joined_groups(
     timeout_seconds: float = 300.0,
     files_timeout_seconds: float = FILES_SECONDS,
     flight_folder: Path | None = None,
+    shares_gpus: bool = False,
 ) -> Iterator[Groups]:
     """Join the ranks a launcher started (or be the only one), and leave in order whatever happens.
 
+    What they talk over is decided for all of them together; `shares_gpus` lets several have one GPU, over gloo.
     After a failure, each rank reports what its collectives were doing to `flight_folder`.
     """
     rank = int(os.environ.get("RANK", "0"))
@@ -258,16 +262,10 @@ def joined_groups(
     started_here, excepthook = not dist.is_initialized(), sys.excepthook
     _free_groups_at_exit()
     if started_here:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and _can_use_nccl() else "gloo"
         limit = timedelta(seconds=timeout_seconds)
-        if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
-        else:
-            with _explained_rendezvous():
-                store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
-            dist.init_process_group(
-                backend, store=_own_part(store, rank), rank=rank, world_size=world_size, timeout=limit
-            )
+        store, world_size = _join(mesh, rank, limit)
+        backend = agree_on_backend(store, rank, world_size, device, shares_gpus=shares_gpus)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     groups = Groups(mesh, rank, device, timeout_seconds=timeout_seconds, files_timeout_seconds=files_timeout_seconds)
     leave: Callable[[], None] = dist.destroy_process_group
     try:
@@ -283,6 +281,15 @@ def joined_groups(
         groups.close()
         if started_here:
             leave()
+
+
+def _join(mesh: Mesh, rank: int, limit: timedelta) -> tuple[dist.Store, int]:
+    """A store for this joining alone, and how many ranks have met there."""
+    if mesh.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        return dist.HashStore(), 1
+    with _explained_rendezvous():
+        store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
+        return meet(store, rank, world_size, timeout=limit), world_size
 
 
 @contextmanager
@@ -339,14 +346,3 @@ def find_first_difference(one: str, other: str) -> str:
         if left != right:
             return f"line {number}: {left.strip()!r} and {right.strip()!r}"
     return "they print alike"
-
-
-def _own_part(store: dist.Store, rank: int) -> dist.Store:
-    """The store as this joining sees it: whoever joins twice must not find the addresses of the first time."""
-    return dist.PrefixStore(f"joining-{store.add(f'joinings-of-{rank}', 1)}", store)
-
-
-def _can_use_nccl() -> bool:
-    """Whether every rank has a GPU of its own, or NCCL was told to let ranks share one (NCCL 2.30 and newer)."""
-    is_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
-    return not is_shared or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

@@ -187,6 +187,9 @@ class DebugConfig(Configurable.Config):
     """Use only deterministic kernels, so that two runs give the same bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
+    share_gpus: bool = False
+    """Let several ranks have one GPU, over gloo and host memory: slow, for trying a mesh out. Otherwise more ranks than
+    GPUs are refused."""
     log_level: Literal["debug", "info", "warning"] = "info"
     """The least important messages that are logged."""
     replay_every: int = 0

@@ -96,10 +96,10 @@ def verify_command(config: TrainerConfig) -> int:
     """`monograph verify`, as one of the ranks: exit code 1 when anything differs."""
     set_up_log(level=config.debug.log_level)
     mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-    device = use_device(config.debug.device)
+    device, limit = use_device(config.debug.device), config.parallelism.timeout_seconds
     with (
         deterministic_kernels(config.debug.deterministic),
-        joined_groups(mesh, device, timeout_seconds=config.parallelism.timeout_seconds) as groups,
+        joined_groups(mesh, device, timeout_seconds=limit, shares_gpus=config.debug.share_gpus) as groups,
     ):
         verdict = verify(config, groups)
         failed = groups.any_rank(verdict is not None and not verdict.is_equal)

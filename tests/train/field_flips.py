@@ -77,6 +77,7 @@ SHOWN_BY = {
     "test_a_slow_rank_is_named_with_its_own_time_and_the_bits_stay",
     "metrics.slow_rank_limit": "train/test_slow_ranks.py::"
     "test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster",
+    "debug.share_gpus": "parallel/test_rank_devices.py::test_ranks_share_a_gpu_only_where_that_was_asked_for",
     "debug.replay_every": "train/test_replay_check.py::test_a_planted_bit_flip_is_found_and_the_rank_is_named",
     "fault_tolerance.replicas": "train/test_lost_replicas.py::"
     "test_a_killed_replica_comes_back_while_the_others_train_on",

@@ -1,0 +1,53 @@
+"""How ranks find each other in a store that may hold what earlier ranks left there.
+
+A launcher that starts ranks anew may keep its store. Which round this is, no variable says alike on all nodes: torch's
+count of restarts belongs to one agent. So the first rank makes a name that no round before had, and every other rank
+asks for it under a name of its own, which no round before had either.
+"""
+
+import secrets
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from monograph.errors import ConfigError
+
+_PAUSE_SECONDS = (0.005, 0.2)
+"""Between two looks of the first rank: at first, and at last."""
+
+
+def meet(store: dist.Store, rank: int, world_size: int, *, timeout: timedelta) -> dist.Store:
+    """The part of the store that belongs to this joining alone, once all of its ranks are here."""
+    name = secrets.token_hex(8)
+    if rank:
+        store.set(f"asked-{store.add('asking', 1)}", name)
+        name = store.get(f"answer-to-{name}").decode()
+        own = dist.PrefixStore(f"joining-{name}", store)
+        own.add("arrived", 1)
+        return own
+    own = dist.PrefixStore(f"joining-{name}", store)
+    _answer(store, own, name, world_size, until=time.monotonic() + timeout.total_seconds())
+    return own
+
+
+def _answer(store: dist.Store, own: dist.Store, name: str, world_size: int, *, until: float) -> None:
+    """Tell everyone who asks; those that asked and are dead by now do not come, and nobody waits for them."""
+    waiting: set[int] = set()
+    seen, pause = 0, _PAUSE_SECONDS[0]
+    while (arrived := own.add("arrived", 0)) < world_size - 1:
+        asking = store.add("asking", 0)
+        waiting |= set(range(seen + 1, asking + 1))
+        seen = asking
+        for number in sorted(waiting):
+            if store.check([f"asked-{number}"]):
+                store.set(f"answer-to-{store.get(f'asked-{number}').decode()}", name)
+                waiting.remove(number)
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"{world_size - 1 - arrived} of {world_size} ranks have not come",
+                why="the first rank has waited for them as long as parallelism.timeout_seconds",
+                do="look at the logs of the other ranks: what ended them is there",
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_SECONDS[1])

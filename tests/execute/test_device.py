@@ -1,0 +1,30 @@
+"""Which device a process trains on: the one that was asked for, and never a CPU because a driver is broken."""
+
+import pytest
+import torch
+
+from monograph.errors import ConfigError
+from monograph.execute import device
+from monograph.execute.device import find_device
+
+
+@pytest.fixture
+def broken(monkeypatch, tmp_path):
+    """A machine with two GPUs that torch cannot use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(broken, tmp_path):
+    with pytest.raises(ConfigError, match=f"this machine has {tmp_path}/nvidia0, {tmp_path}/nvidia1, and torch cannot"):
+        find_device("auto")
+
+
+def test_a_cpu_that_was_asked_for_is_taken_whatever_gpus_there_are(broken, monkeypatch):
+    assert find_device("cpu") == torch.device("cpu")
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert find_device("auto") == torch.device("cpu")

@@ -1,0 +1,52 @@
+"""Ranks that are started anew find each other, whatever earlier ranks left in the store that the launcher kept."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from monograph.errors import ConfigError
+from monograph.parallel.meeting import meet
+
+LIMIT = timedelta(seconds=20)
+SHORT = timedelta(seconds=0.3)
+
+
+def join(store, ranks, *, world, timeout=LIMIT):
+    """These ranks of a world, as threads; for each the key that the first one leaves, or its error."""
+
+    def work(rank):
+        own = meet(store, rank, world, timeout=timeout)
+        if rank == 0:
+            own.set("address", "the first rank's")
+        return own.get("address").decode()
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [each.result() for each in [pool.submit(work, rank) for rank in ranks]]
+
+
+@pytest.fixture
+def store():
+    made = dist.HashStore()
+    made.set_timeout(LIMIT)
+    return made
+
+
+def test_ranks_meet_again_although_one_of_them_never_came_the_time_before(store):
+    with pytest.raises(ConfigError, match="1 of 2 ranks have not come"):
+        join(store, [0], world=2, timeout=SHORT)
+    assert len(join(store, [0, 1], world=2)) == 2
+
+
+def test_ranks_meet_again_although_the_first_one_never_came_the_time_before(store):
+    store.set_timeout(SHORT)
+    with pytest.raises(dist.DistStoreError):
+        join(store, [1], world=2)
+    store.set_timeout(LIMIT)
+    assert len(join(store, [0, 1], world=2)) == 2
+
+
+def test_a_world_that_grows_and_shrinks_meets_every_time(store):
+    for world in (2, 4, 3, 1, 2):
+        assert join(store, list(range(world)), world=world) == ["the first rank's"] * world

@@ -1,8 +1,11 @@
-"""`python -m monograph` is the same as `monograph`."""
+"""`python -m monograph`, which is also what the command `monograph` runs."""
 
 import sys
 
-from monograph.cli import main
+from monograph.at_start import ended_by_ctrl_c
+
+with ended_by_ctrl_c():
+    from monograph.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

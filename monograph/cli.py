@@ -5,11 +5,13 @@ a traceback is for our own bugs.
 """
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from monograph import __version__
+from monograph.at_start import ended_by_ctrl_c
 from monograph.commands.request import make_quiet, read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
 from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
@@ -17,6 +19,7 @@ from monograph.commands.terminal import allow_any_text, drop_output, make_consol
 from monograph.config.configurable import BaseConfig
 from monograph.config.references import import_named, load_reference
 from monograph.errors import ConfigError, MonographError
+from monograph.launch.follow import follow_launcher
 from monograph.train.startup import early_phase
 
 EXIT_INTERRUPTED = 130
@@ -35,6 +38,8 @@ _IMPORT = "--import"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     allow_any_text()
+    if os.environ.get("WORLD_SIZE", "0") not in ("", "0"):
+        follow_launcher()
     try:
         code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -124,11 +129,17 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
     elif rest:
         raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
     if command.check is not None:
-        check = load_reference(command.check) if isinstance(command.check, str) else command.check
+        check = load(command.check) if isinstance(command.check, str) else command.check
         check(*positional, **keywords)
     if command.has_ranks and keywords["ranks"] > 0:
-        return load_reference(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
-    return load_reference(command.function)(*positional, **keywords) or 0
+        return load(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
+    return load(command.function)(*positional, **keywords) or 0
+
+
+def load(reference: str) -> Any:
+    """What does the work; importing it takes seconds, in which there is nothing to interrupt but the process."""
+    with ended_by_ctrl_c():
+        return load_reference(reference)
 
 
 def place_leading(command: Command, rest: list[str]) -> list[str]:

@@ -68,6 +68,7 @@ WRONG = {
 }
 
 INCONSISTENT = {
+    "llama3_debugmodel --ranks 100000": "--ranks 100000 on a machine for",
     "llama3_debugmodel --training.seq_len 5000": "model.rope.max_seq_len is 2048",
     "llama3_debugmodel --training.steps 0": "steps is 0",
     "llama3_debugmodel --training.local_batch_size 0": "local_batch_size is 0",

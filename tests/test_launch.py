@@ -218,10 +218,10 @@ def test_a_launcher_that_dies_twice_asks_its_ranks_to_stop_once(tmp_path):
     """The kernel sends a signal for each of its threads, and Python may start on the second inside of the first."""
     script = """
 import os, signal
-from monograph.commands.on_ranks import _end_with_launcher
+from monograph.launch.follow import follow_launcher
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("stop"))
-_end_with_launcher()
+follow_launcher()
 handler = signal.getsignal(signal.SIGHUP)
 for _ in range(3):
     handler(signal.SIGHUP, None)

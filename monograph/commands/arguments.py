@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
+from monograph.launch.rank_limits import check_local_ranks
 from monograph.passes.config import PassesConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
@@ -21,6 +22,7 @@ class RankOptions(Configurable.Config):
     def check(self) -> None:
         if self.ranks < 0:
             raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts processes", do="--ranks 2")
+        check_local_ranks(self.ranks)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from monograph.bisect.run import Outcome, bisect
 from monograph.bisect.show import describe_outcomes
 from monograph.commands.bisect_lines import BisectLines, read_lines
 from monograph.commands.insight_arguments import BisectArguments
-from monograph.commands.on_ranks import start_rank
 from monograph.commands.terminal import print_plain
+from monograph.crash import print_stacks_on_crash
 from monograph.errors import EXIT_FAILED
 from monograph.execute.device import deterministic_kernels, use_device
 from monograph.launch.local import launch
@@ -27,7 +27,7 @@ def bisect_command(arguments: BisectArguments) -> int:
             words = ["bisect", arguments.left, *([arguments.right] if arguments.right else [])]
             flags = ["--steps", str(arguments.steps), "--tolerance", repr(arguments.tolerance)]
             return launch([*words, *flags], lines.ranks, config)
-    start_rank()
+    print_stacks_on_crash()
     outcomes, is_printer = run(lines, arguments)
     if is_printer:
         how = f"within {arguments.tolerance:g}" if arguments.tolerance else "bit for bit"

@@ -7,6 +7,7 @@ from typing import Literal
 from monograph.commands.sizes import parse_bytes
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
+from monograph.launch.rank_limits import check_local_ranks
 from monograph.machine.choose import find_machine
 
 
@@ -49,6 +50,7 @@ class MachineMeasureArguments(Configurable.Config):
     def check(self) -> None:
         if self.ranks < 0:
             raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts processes", do="--ranks 2")
+        check_local_ranks(self.ranks)
         if not self.out.endswith(".json"):
             what = f"--out {self.out}" if self.out else "--out is missing"
             raise ConfigError(what, why="the rates go to a .json file", do="--out machine.json")

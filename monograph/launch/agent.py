@@ -22,6 +22,7 @@ from monograph.compat.elastic import patient_restarts
 from monograph.crash import STACKS_VARIABLE, describe_exit
 from monograph.errors import EXIT_FAILED
 from monograph.launch.environment import STOP_VARIABLE
+from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.local import find_first_failure
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import get_log, set_up_log
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault(STOP_VARIABLE, str(SHUTDOWN_SECONDS))
     os.environ.setdefault(STACKS_VARIABLE, "1")
     os.environ.setdefault(_OWN_STORE, "1")
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     set_up_log()
     given = get_args_parser().parse_args(arguments)
     config, command, words = config_from_args(given)

@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
+from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
@@ -53,7 +54,7 @@ class LaunchFailure:
 def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
     """Run `monograph WORDS` on `ranks` local ranks; the exit code is that of the rank that failed first, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-    os.environ[RANKS_VARIABLE] = str(ranks)
+    os.environ[RANKS_VARIABLE], os.environ[LAUNCHER_VARIABLE] = str(ranks), str(os.getpid())
     os.environ.setdefault(STACKS_VARIABLE, "1")
     set_up_log(level=config.debug.log_level)
     if words[0] == "train":
@@ -81,7 +82,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
             _print(f"the logs of all ranks are in {kept}")
         return 128 - failure.code if failure.code < 0 else failure.code
     finally:
-        del os.environ[RANKS_VARIABLE]
+        del os.environ[RANKS_VARIABLE], os.environ[LAUNCHER_VARIABLE]
         if staged is not None:
             staged.settle(is_kept=False)
 

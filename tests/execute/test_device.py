@@ -12,6 +12,7 @@ from monograph.execute.device import find_device
 def broken(monkeypatch, tmp_path):
     """A machine with two GPUs that torch cannot use."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(device, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
@@ -21,6 +22,11 @@ def broken(monkeypatch, tmp_path):
 def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(broken, tmp_path):
     with pytest.raises(ConfigError, match=f"this machine has {tmp_path}/nvidia0, {tmp_path}/nvidia1, and torch cannot"):
         find_device("auto")
+
+
+def test_a_torch_for_cpus_computes_on_the_cpu_whatever_gpus_there_are(broken, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert find_device("auto") == torch.device("cpu")
 
 
 def test_a_cpu_that_was_asked_for_is_taken_whatever_gpus_there_are(broken, monkeypatch):

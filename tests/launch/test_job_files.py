@@ -69,7 +69,10 @@ def test_job_files_are_valid_for_their_engine(file, extra, capsys):
 def test_what_the_user_wrote_about_resuming_stays(capsys):
     words = ("--nodes", "1", "--gpus-per-node", "2", "--checkpoint.load", "latest", "--job.dump_folder", "/data/a b")
     printed = launch(capsys, "torchrun", *words)
-    assert "--checkpoint.load latest --job.dump_folder '/data/a b' --debug.device cuda\n" in printed and "auto" not in printed
+    assert (
+        "--checkpoint.load latest --job.dump_folder '/data/a b' --debug.device cuda\n" in printed
+        and "auto" not in printed
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Ranks do not outlive what started them: nobody else would stop them. Loads without torch, because it comes first."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+LAUNCHER_VARIABLE = "MONOGRAPH_LAUNCHER_PID"
+"""Who starts ranks, as they are told: one that is born later has another parent by the time it can look."""
+_PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
+
+
+def follow_launcher() -> None:
+    """Stop in order, as on SIGTERM, when the launcher hangs up or dies without a word, also if it has died already.
+
+    The kernel may say so several times (once for each thread of the launcher). Python may begin with the second while
+    the first has not run a line yet, so which of them is the first is up to a lock.
+    """
+    first = threading.Lock()
+
+    def stop_once(_number: int, _frame: FrameType | None) -> None:
+        if first.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher = os.environ.pop(LAUNCHER_VARIABLE, None)
+    if sys.platform == "linux":
+        signal.signal(signal.SIGHUP, stop_once)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+        if launcher not in (None, str(os.getppid())):
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,52 @@
+"""A rank whose launcher is gone ends, also when it was gone before the rank could look; a request is never lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from monograph.launch.follow import LAUNCHER_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+FOLLOW = "from monograph.launch.follow import follow_launcher; follow_launcher(); print('lives on')"
+IMPORT = """
+import sys
+from monograph.cli import run_command
+from monograph.commands.table import Command
+sys.exit(run_command(Command("x", "", "", function="tests.launch.interrupted_import:work"), []))
+"""
+
+
+def run(code, **variables):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_rank_that_is_born_after_its_launcher_died_ends_at_once():
+    done = run(FOLLOW, **{LAUNCHER_VARIABLE: "1"})
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+
+
+def test_a_rank_whose_launcher_lives_goes_on():
+    assert run(FOLLOW, **{LAUNCHER_VARIABLE: str(os.getpid())}).stdout == "lives on\n"
+
+
+def test_ranks_end_when_their_launcher_is_killed_while_they_start(tmp_path):
+    """Between the start of a process and its first look, nobody tells it that its parent has died."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(f"import time; time.sleep(0.3); {FOLLOW}; time.sleep(60)")
+    launcher = f"""
+import os, signal, subprocess, sys
+os.environ[{LAUNCHER_VARIABLE!r}] = str(os.getpid())
+ranks = [subprocess.Popen([sys.executable, {str(rank)!r}], start_new_session=True) for _ in range(2)]
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = run(launcher, PYTHONPATH=str(ROOT))  # returns when the ranks have closed its output, too
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+def test_ctrl_c_inside_of_an_import_ends_the_command_without_a_word():
+    done = run(IMPORT)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

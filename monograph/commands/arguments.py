@@ -9,6 +9,7 @@ from monograph.launch.rank_limits import check_local_ranks
 from monograph.passes.config import PassesConfig
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
+_PLAIN = re.compile(r"[\w./:@+=,~-]*")
 BENCH_MODES = ("eager", "layer", "exact", "fast", "float8", "inductor-regions", "inductor-whole")
 
 
@@ -173,7 +174,7 @@ class LaunchOptions(Configurable.Config):
     image: str = ""
     """kubernetes: the container image with monograph installed."""
     volume_claim: str = ""
-    """kubernetes: the PersistentVolumeClaim that holds the run's folder, data and artifacts."""
+    """kubernetes: the PersistentVolumeClaim that holds the run's folder, data and artifacts; skypilot: the volume."""
     mount: str = ""
     """kubernetes, skypilot: where shared storage is mounted; job.dump_folder lies below it."""
     accelerators: str = ""
@@ -217,9 +218,17 @@ class LaunchOptions(Configurable.Config):
                 raise ConfigError(
                     f"--{name} while --on is {self.on}", why=f"it is for {others}", do=f"leave --{name} out"
                 )
+        for name in ("python", *(name for names in _ENGINE_OPTIONS.values() for name in names)):
+            if not _PLAIN.fullmatch(getattr(self, name)):
+                raise ConfigError(
+                    f"--{name} {getattr(self, name)!r}",
+                    why="it stands in the job file as it is, where other characters would end it",
+                    do="letters, digits and any of _ . / : @ + = , - ~",
+                )
         if self.on == "kubernetes" and not self.image:
             raise ConfigError("--image is missing", why="pods need one that has monograph installed", do="--image NAME")
-        if self.on == "kubernetes" and bool(self.volume_claim) != bool(self.mount):
+        needs_mount = self.on == "kubernetes" and bool(self.volume_claim) != bool(self.mount)
+        if needs_mount or (self.volume_claim and not self.mount):
             raise ConfigError(
                 f"--volume_claim {self.volume_claim or 'is missing'} and --mount {self.mount or 'is missing'}",
                 why="a claim is mounted somewhere",
@@ -234,7 +243,7 @@ class LaunchOptions(Configurable.Config):
 _ENGINE_OPTIONS: dict[str, tuple[str, ...]] = {
     "slurm": ("time", "partition", "account"),
     "kubernetes": ("image", "volume_claim", "mount"),
-    "skypilot": ("accelerators", "infra", "mount"),
+    "skypilot": ("accelerators", "infra", "volume_claim", "mount"),
     "torchrun": (),
 }
 """Engine -> the options that only some engines have."""

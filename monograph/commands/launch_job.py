@@ -13,6 +13,7 @@ from monograph.commands.terminal import make_console, print_plain
 from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
 from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
+from monograph.launch.quote import quote_word, quote_words
 from monograph.recipes.size import count_parameters
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_whole
@@ -59,7 +60,7 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
     if not seconds:
         seconds, reckoned = plan_seconds_to_save(config, mesh, size.total if size else None, nodes=min_nodes)
     notes = [*find_notes(config, mesh, ranks_per_node=ranks), *(each for each in (memory, reckoned) if each)]
-    shown = [f"--{name} {shlex.quote(str(options[name]))}" for name in ("on", "nodes", "gpus_per_node")]
+    shown = [f"--{name} {quote_word(str(options[name]))}" for name in ("on", "nodes", "gpus_per_node")]
     return Job(
         name=options["name"] or make_name(recipe),
         nodes=nodes,
@@ -68,7 +69,7 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
         has_gpus=config.debug.device != "cpu",
         words=plan_words(words, config),
         folder=config.job.dump_folder,
-        command=f"monograph launch {shlex.join(words)} {' '.join(shown)}",
+        command=f"monograph launch {quote_words(words)} {' '.join(shown)}",
         notes=tuple(notes),
         seconds_to_save=seconds,
         **{

@@ -1,7 +1,7 @@
 """Tuned settings on disk: one JSON file for each kind of GPU and version of the kernels, in the user's cache folder.
 
-A file is written whole, by one process at a time, which adds to what others have written. A file that cannot be read is
-ignored with a warning, and replaced by the next that is written.
+A file is written whole, by one process at a time, which adds to what others have written. A damaged file is ignored
+with a warning, and replaced by the next that is written; one that cannot be read now is ignored and stays.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from monograph.kernels.tuning import Settings, TunedKey
 from monograph.log import get_log
 from monograph.whole_file import write_whole
 
+LOCK_SECONDS = 10.0
+"""How long to wait for another process that writes."""
 log = get_log("tune")
 _KERNELS = Path(__file__).parent
 
@@ -84,11 +87,16 @@ def read_tuned(kind: GpuKind) -> dict[TunedKey, TunedKernel]:
     """What was tuned for a kind of GPU; nothing, with a warning, where the file is damaged."""
     path = find_folder() / kind.file_name
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return {}
+        return _read(path, kind)
     except OSError as error:
         log.warning("tuned settings of kernels are not used: %s cannot be read: %s", path, error.strerror)
+        return {}
+
+
+def _read(path: Path, kind: GpuKind) -> dict[TunedKey, TunedKernel]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return {}
     try:
         made_for, found = parse_tuned(content)
@@ -99,10 +107,10 @@ def read_tuned(kind: GpuKind) -> dict[TunedKey, TunedKernel]:
 
 
 def write_tuned(kind: GpuKind, tuned: Iterable[TunedKernel]) -> Path:
-    """Add to what is known of a kind of GPU; the file."""
+    """Add to what is known of a kind of GPU; the file. What is known is read first, and an OSError ends it."""
     path = find_folder() / kind.file_name
     with _locked(path.with_suffix(".lock")):
-        write_whole(path, render_tuned(kind, {**read_tuned(kind), **{each.key: each for each in tuned}}))
+        write_whole(path, render_tuned(kind, {**_read(path, kind), **{each.key: each for each in tuned}}))
     return path
 
 
@@ -146,11 +154,21 @@ def _parse_kernel(data: Any) -> TunedKernel:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; on a file system without locks the last writer wins."""
+    """One process at a time; on a file system without locks the last writer wins, as after a lock that does not end: a
+    file server can keep that of a machine that has died."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + LOCK_SECONDS
     with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            log.debug("%s: %s", path, error)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    log.warning("%s has been locked for %g s: going on without the lock", path, LOCK_SECONDS)
+                    break
+                time.sleep(0.05)
+            except OSError as error:
+                log.debug("%s: %s", path, error)
+                break
         yield

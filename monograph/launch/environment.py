@@ -18,9 +18,8 @@ CHOICES = (
 
 def describe_head(job: Job) -> list[str]:
     """Comments at the top of a job file: how it was made, and the notes."""
-    lines = [f"# {job.command}"]
-    lines += [f"# note: {note}" for note in job.notes]
-    return lines
+    lines = [job.command, *(f"note: {note}" for note in job.notes)]
+    return [f"# {line}" for each in lines for line in each.splitlines()]
 
 
 def make_choices(form: str) -> list[str]:

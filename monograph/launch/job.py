@@ -1,12 +1,12 @@
 """A job on several nodes: what its file is made from, and what is checked before. Loads without torch."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monograph.axes import Group
 from monograph.errors import ConfigError
+from monograph.launch.quote import quote_word
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
 from monograph.parallel.mesh import Mesh
@@ -85,8 +85,8 @@ class Job:
             [self.python, "-m", "monograph.launch.agent"],
             ["--nnodes", self.nnodes, "--nproc-per-node", str(self.ranks_per_node), *extra],
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run_id],
-            ["--max-restarts", str(self.max_restarts), "--log-dir", shlex.quote(f"{self.folder}/logs")],
-            ["-m", "monograph", "train", *map(shlex.quote, self.words)],
+            ["--max-restarts", str(self.max_restarts), "--log-dir", quote_word(f"{self.folder}/logs")],
+            ["-m", "monograph", "train", *map(quote_word, self.words)],
         ]
 
 

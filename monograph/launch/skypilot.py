@@ -2,6 +2,19 @@
 
 from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
 from monograph.launch.job import EXIT_REQUEUE, Job
+from monograph.launch.quote import quote_word
+
+
+def _volumes(job: Job) -> list[str]:
+    """Where the run's folder lies. Not on a bucket: MOUNT_CACHED shows a node's files to the others some time later,
+    and MOUNT cannot rename a folder, which is what makes a checkpoint whole or absent."""
+    mark, folder = "" if job.volume_claim else "# ", quote_word(job.folder)
+    return [
+        f"# The run's folder, {folder}, must be on a file system that all nodes share and that outlives",
+        "# them: a volume that many nodes may write to (sky volumes apply). A bucket is none; it may hold the data.",
+        f"{mark}volumes:",
+        f"{mark}  {job.mount or '/shared'}: {job.volume_claim or 'my-volume'}",
+    ]
 
 
 def render(job: Job) -> str:
@@ -20,11 +33,7 @@ def render(job: Job) -> str:
         "  job_recovery:",
         f"    max_restarts_on_errors: {job.max_restarts}",
         f"    recover_on_exit_codes: [{EXIT_REQUEUE}]",
-        f"# The run's folder, {job.folder}, must be on storage that all nodes share and that outlives them:",
-        "# file_mounts:",
-        f"#   {job.mount or '/shared'}:",
-        "#     source: s3://my-bucket      # or gs://, r2://",
-        "#     mode: MOUNT_CACHED",
+        *_volumes(job),
         "envs:",
         '  OMP_NUM_THREADS: "1"',
         f'  {STOP_VARIABLE}: "{job.seconds_to_stop}"',

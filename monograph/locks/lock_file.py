@@ -1,8 +1,9 @@
 """One writer at a time: a file that is locked by its open handle and names the process that holds it.
 
 The system releases the handle when the process ends, however it ends, so a killed process holds no lock. What the
-file says is for people, and for file systems whose locks do not reach other machines or do not exist: there a holder on
-this machine counts while its process lives, one on another machine while it refreshes the file's time.
+file says is for people, and for file systems whose locks do not reach other machines, do not exist, or outlive a
+machine that died: there a holder on this machine counts while its process lives, one on another machine while it
+refreshes the file's time.
 """
 
 import errno
@@ -12,6 +13,7 @@ import secrets
 import threading
 import time
 import weakref
+from enum import Enum
 from pathlib import Path
 
 from monograph.errors import ConfigError
@@ -30,6 +32,14 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HELD: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
 log = get_log("lock")
+
+
+class _Lock(Enum):
+    """What the system says to a wish for the lock."""
+
+    OURS = "ours"
+    THEIRS = "another process's, or that of one which a file server has not given up"
+    NONE = "the file system has none"
 
 
 class InUse(ConfigError):
@@ -112,23 +122,34 @@ class LockFile:
             return False
         is_ours = False
         try:
-            has_lock = _lock(file, self.path)
+            lock = _lock(file)
+            if lock is _Lock.THEIRS:
+                self._check_elsewhere(file)
             content = os.pread(file, _CONTENT_BYTES, 0)
-            if not is_new:
-                self._check_free(file, content, has_lock=has_lock)
+            if not is_new or lock is _Lock.THEIRS:
+                self._check_free(file, content, has_lock=lock is _Lock.OURS)
             if not _is_at(self.path, file) or os.pread(file, _CONTENT_BYTES, 0) != content:
                 return False
-            if not has_lock and not is_new:
+            if lock is _Lock.THEIRS or (lock is _Lock.NONE and not is_new):
                 self._clear_away(content)
                 return False
-            self._write(file, is_needed=not has_lock)
+            self._write(file, is_needed=lock is _Lock.NONE)
             is_ours = True
         finally:
             if not is_ours:
                 os.close(file)
         self._file = file
-        self._remove = self._remove or not has_lock
+        self._remove = self._remove or lock is _Lock.NONE
         return True
+
+    def _check_elsewhere(self, file: int) -> None:
+        """Raise InUse when who has the lock is on this machine: the system knows its own processes.
+
+        A file server may keep the lock of a machine that died, for hours or for good; only that machine could tell.
+        """
+        holder = _find_holder(file)
+        if holder is None or holder.is_here:
+            raise InUse(self.path, holder)
 
     def _check_free(self, file: int, content: bytes, *, has_lock: bool) -> None:
         """Raise InUse when what the file says has to be believed and its holder seems to be alive."""
@@ -155,7 +176,7 @@ class LockFile:
         )
 
     def _clear_away(self, content: bytes) -> None:
-        """Where there are no locks: move a dead holder's file away; another's that took its place is put back."""
+        """Where no lock can be had: move a dead holder's file away; another's that took its place is put back."""
         moved = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
             os.rename(self.path, moved)
@@ -202,17 +223,17 @@ def _open(path: Path) -> tuple[int, bool]:
         return os.open(path, os.O_RDWR), False
 
 
-def _lock(file: int, path: Path) -> bool:
-    """Lock the open file; False where the file system has no locks, InUse when another process holds it."""
+def _lock(file: int) -> _Lock:
+    """Lock the open file, if it can be had."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise InUse(path, _find_holder(file)) from None
+        return _Lock.THEIRS
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        return False
-    return True
+        return _Lock.NONE
+    return _Lock.OURS
 
 
 def _find_holder(file: int) -> Holder | None:

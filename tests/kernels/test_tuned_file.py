@@ -1,11 +1,15 @@
 """Tuned settings on disk: read back, kept apart by GPU and source, added to by several writers, damaged."""
 
+import errno
+import fcntl
 import logging
 import multiprocessing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from monograph.kernels import tuned_file
 from monograph.kernels.tuned_file import (
     GpuKind,
     TunedKernel,
@@ -97,3 +101,27 @@ def test_the_same_settings_are_the_same_bytes():
 def test_the_digest_of_the_kernels_is_that_of_their_files():
     assert len(hash_kernels()) == 16
     assert hash_kernels() == hash_kernels.__wrapped__()
+
+
+def test_a_file_that_cannot_be_read_now_is_not_replaced(monkeypatch):
+    """Once an input/output error lost what earlier runs had tuned."""
+    write_tuned(H200, [tuned(3)])
+
+    def refuse(path):
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="input/output"):
+        broken.setattr(Path, "read_bytes", refuse)
+        write_tuned(H200, [tuned(4)])
+    assert set(read_tuned(H200)) == {tuned(3).key}
+
+
+def test_a_lock_that_does_not_end_delays_a_writer_and_does_not_stop_it(monkeypatch, caplog):
+    """A file server can keep the lock of a machine that has died."""
+    monkeypatch.setattr(tuned_file, "LOCK_SECONDS", 0.1)
+    lock = (find_folder() / H200.file_name).with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as dead:
+        fcntl.flock(dead, fcntl.LOCK_EX)
+        write_tuned(H200, [tuned(3)])
+    assert set(read_tuned(H200)) == {tuned(3).key} and "going on without the lock" in caplog.text

@@ -92,6 +92,8 @@ def test_what_the_user_wrote_about_resuming_stays(capsys):
         ("skypilot --job.dump_folder /shared/run", "--accelerators is missing"),
         ("slurm --name Has_Capitals", "lower case"),
         ("slurm --port 70000", "--port"),
+        ("slurm --partition a\\n#SBATCH", "--partition 'a"),
+        ("skypilot --accelerators H100 --volume-claim v", "a claim is mounted somewhere"),
         ("slurm --seconds-to-save 5", "--seconds_to_save must be in 60..65535"),
     ],
 )
@@ -141,6 +143,35 @@ def test_the_time_to_stop_follows_from_the_size_of_a_checkpoint_and_the_agent_ke
 
 def test_a_job_without_checkpoints_is_noted(capsys):
     assert "every restart begins at step 1" in launch(capsys, "slurm", "--checkpoint.enabled", "false")
+
+
+HOSTILE = "a\ntouch injected\n'; touch injected; '\"$(touch injected)`touch injected`\\\t\u2028b"
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_what_a_user_wrote_is_one_word_of_the_job_whatever_is_in_it(file, capsys, tmp_path):
+    """Line breaks end comments and YAML blocks; what follows them would run, or be read as another field."""
+    engine, *words = JOBS[file]
+    printed = launch(capsys, engine, *words, "--job.description", HOSTILE)
+    assert not [line for line in printed.splitlines() if line.strip().startswith(("touch", "'; touch"))]
+    script = printed
+    if file.endswith(".yaml"):
+        last = list(yaml.safe_load_all(printed))[-1]
+        script = last["run"] if engine == "skypilot" else last["spec"]["trainer"]["command"][-1]
+    stub = (
+        'python() { printf \'%s\\0\' "$@" > words; }; srun() { shift 2; "$@"; }; scontrol() { :; }; exec() { "$@"; }\n'
+    )
+    variables = {"SLURM_JOB_NODELIST": "a", "SLURM_JOB_ID": "1", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "1"}
+    variables |= {"SKYPILOT_NODE_IPS": "a", "SKYPILOT_TASK_ID": "1", "HEAD": "a", "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-c", stub + script], cwd=tmp_path, env=variables, check=True)
+    assert HOSTILE in (tmp_path / "words").read_bytes().decode().split("\0")
+    assert [path.name for path in tmp_path.iterdir()] == ["words"], "and nothing of it ran"
+
+
+def test_a_skypilot_job_keeps_its_folder_on_a_volume_and_recommends_no_bucket(capsys):
+    named = launch(capsys, *JOBS["skypilot.yaml"], "--volume-claim", "team-disk", "--nodes", "2")
+    assert yaml.safe_load(named)["volumes"] == {"/shared": "team-disk"}
+    assert "MOUNT_CACHED" not in named and "mode: MOUNT" not in named
 
 
 def test_submitting_needs_the_engine_and_torchrun_needs_one_node(capsys, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """One process at a time has a folder, whatever happens to the process or to the folder."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -182,6 +183,44 @@ def test_a_holder_elsewhere_that_was_just_there_is_waited_for(tmp_path, take, mo
     assert 1 < time.monotonic() - start_time < 20
 
 
+@pytest.fixture
+def on_file_server(tmp_path):
+    """A lock that a file server keeps for a machine, whether or not that machine is there."""
+    opened = []
+
+    def keep(age_seconds):
+        path = write_lock(tmp_path, elsewhere(), age_seconds=age_seconds)
+        opened.append(path.open("rb"))
+        fcntl.flock(opened[-1], fcntl.LOCK_EX)
+        return path
+
+    yield keep
+    for file in opened:
+        file.close()
+
+
+def test_a_lock_that_a_file_server_keeps_for_a_dead_machine_is_taken_over_and_said_so(
+    tmp_path, take, on_file_server, caplog
+):
+    path = on_file_server(age_seconds=lock_file.STALE_SECONDS + 30)
+    before = path.stat().st_ino
+    take().check()
+    assert parse_holder(path.read_bytes()).pid == os.getpid() and path.stat().st_ino != before
+    assert "process 4711 on elsewhere has not refreshed it for 90 s and is taken to be dead" in caplog.text
+    code, said = finish(start(TRY, tmp_path))
+    assert code and f"process {os.getpid()}" in said
+
+
+def test_a_lock_on_a_file_server_whose_machine_refreshes_it_is_refused(take, on_file_server):
+    path = on_file_server(age_seconds=0)
+    refresh = threading.Timer(0.5, os.utime, [path])
+    refresh.start()
+    with pytest.raises(InUse, match="process 4711 on elsewhere") as error:
+        take()
+    assert "refreshed" in error.value.why
+    refresh.join()
+
+
 def test_a_lock_is_refreshed_while_it_is_held(tmp_path, take, monkeypatch):
     monkeypatch.setattr(lock_file, "HEARTBEAT_SECONDS", 0.05)
     take()
@@ -238,11 +277,14 @@ def test_a_folder_that_another_took_after_its_lock_file_was_removed_is_noticed(t
 
 def test_a_process_that_was_stopped_for_long_notices_that_its_folder_was_taken_over(tmp_path, take, monkeypatch):
     """Where locks do not reach other machines: the file is the same, and names another holder."""
-    lock = take()
-    write_lock(tmp_path, elsewhere())
-    monkeypatch.setattr(lock_file, "STALE_SECONDS", -1.0)  # as if the last refreshing were long ago
+    lock, usual = take(), time.monotonic
+    path = write_lock(tmp_path, elsewhere())
+    monkeypatch.setattr(time, "monotonic", lambda: usual() + lock_file.STALE_SECONDS)
+    refresh = threading.Timer(0.3, os.utime, [path])
+    refresh.start()
     with pytest.raises(FolderMoved, match="taken over"):
         lock.check()
+    refresh.join()
 
 
 def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path, take, monkeypatch):

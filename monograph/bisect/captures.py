@@ -1,16 +1,18 @@
 """Captured steps that no pass has touched, next to each other and next to an eager step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from monograph.bisect.differences import find_differences
 from monograph.bisect.nodes import find_node_by_tags
 from monograph.bisect.replay import replay, replay_all
-from monograph.bisect.search import Finding
+from monograph.bisect.search import Finding, find_base
 from monograph.bisect.stages import CAPTURE, PassedGraph
 from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import OutputKind
+from monograph.passes.overlap.chunk_experts import ChunkExperts
+from monograph.train.config import TrainerConfig
 
 
 def sum_gradients(stage: PassedGraph, micro: Sequence[StepInputs]) -> dict[str, Tensor]:
@@ -20,6 +22,32 @@ def sum_gradients(stage: PassedGraph, micro: Sequence[StepInputs]) -> dict[str, 
         for name, value in replay(stage.graph, inputs).items():
             total[name] = total[name] + value if name in total else value
     return {name: value for name, value in total.items() if name.startswith(OutputKind.GRADIENT.value)}
+
+
+def find_restart(configs: Iterable[TrainerConfig]) -> str:
+    """The pass after which numbers are others by design, on both sides: modules that are run chunk by chunk round
+    differently from whole ones, and the step that one side cuts by a pass the other one captures or runs in chunks."""
+    left, right = (config.compile.expert_overlap for config in configs)
+    is_same = left.is_on and right.is_on and left.replace(strategy="trace") == right.replace(strategy="trace")
+    return ChunkExperts.name() if is_same else ""
+
+
+def compare_with_modules(
+    stages: Sequence[PassedGraph],
+    micro: Sequence[StepInputs],
+    computed: Mapping[str, Tensor],
+    *,
+    tolerance: float,
+    restart: str,
+) -> Finding | None:
+    """Whether the gradients of a captured step are those that eager modules computed."""
+    base = find_base(stages, restart)
+    wrong = find_differences(sum_gradients(stages[base], micro), computed, tolerance)
+    if not wrong:
+        return None
+    if base:
+        return Finding("pass", restart, "its chunks are not those of the eager step", wrong)
+    return Finding(CAPTURE, "the captured graph, before any pass, is not the eager step", "", wrong)
 
 
 def compare_captures(captured: list[PassedGraph], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:

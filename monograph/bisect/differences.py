@@ -68,6 +68,16 @@ def _describe_shapes(left: Tensor, right: Tensor) -> str:
     return " and ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in (left, right))
 
 
+def find_missing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, ValueDifference]:
+    """What one side alone has, such as the gradient of a parameter that the other one freezes."""
+    sides = {**dict.fromkeys(left, "A"), **dict.fromkeys(right, "B")}
+    return {
+        name: ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, f"{side} alone has it")
+        for name, side in sides.items()
+        if (name in left) != (name in right)
+    }
+
+
 def find_differences(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], tolerance: float = 0.0
 ) -> dict[str, ValueDifference]:

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from monograph.bisect.captures import compare_captures, sum_gradients
-from monograph.bisect.differences import find_differences
-from monograph.bisect.search import EXECUTION, Finding, blame_passes
-from monograph.bisect.stages import CAPTURE, PassedGraph, build_stages
+from monograph.bisect.captures import compare_captures, compare_with_modules, find_restart
+from monograph.bisect.search import EXECUTION, Finding, blame_passes, find_base
+from monograph.bisect.stages import PassedGraph, build_stages
 from monograph.execute.pipeline.build import make_sources
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.graph.inputs import StepInputs
@@ -37,6 +36,7 @@ def explain_pipeline(
 ) -> Findings:
     """What changed loss or gradients, as this rank sees it; nothing where the fault is in another rank's stage."""
     graphs = {name: make_stage_graphs(configs[name], step, groups) for name, step in steps.items() if step.captured}
+    restart = find_restart(configs.values())
     first = next(iter(steps.values()))
     tensors = [batch.tensors for batch in micro]
     scalars = first.compute_scalars(tensors)
@@ -45,20 +45,22 @@ def explain_pipeline(
         found = {
             name: finding
             for name, stages in graphs.items()
-            if (finding := blame_stages(stages, steps[name], carried, groups, tolerance=tolerance))
+            if (finding := blame_stages(stages, steps[name], carried, groups, tolerance=tolerance, restart=restart))
         }
         if groups.any_rank(bool(found)):
             return found
     if len(graphs) == 2:
         carried = first.record_inputs(tensors[0], scalars)
-        captured = compare_stage_captures(list(graphs.values()), list(steps.values()), carried, tolerance=tolerance)
+        given = list(graphs.values()), list(steps.values()), carried
+        captured = compare_stage_captures(*given, tolerance=tolerance, restart=restart)
         if groups.any_rank(captured is not None):
             return {"both": captured} if captured else {}
     if len(graphs) == 1:
         (name,) = graphs
         (other,) = steps.keys() - graphs.keys()
         recorded = [steps[other].record_inputs(batch, scalars) for batch in tensors]
-        wrong = compare_with_eager(graphs[name], steps[name], recorded, computed[other], tolerance=tolerance)
+        compared = graphs[name], steps[name], recorded, computed[other]
+        wrong = compare_with_eager(*compared, tolerance=tolerance, restart=restart)
         if groups.any_rank(wrong is not None):
             return {name: wrong} if wrong else {}
     return {"both": EXECUTION}
@@ -77,12 +79,19 @@ def make_stage_graphs(config: TrainerConfig, step: PipelineStep, groups: Groups)
 
 
 def blame_stages(
-    graphs: ByStage, step: PipelineStep, carried: Mapping[int, StepInputs], groups: Groups, *, tolerance: float
+    graphs: ByStage,
+    step: PipelineStep,
+    carried: Mapping[int, StepInputs],
+    groups: Groups,
+    *,
+    tolerance: float,
+    restart: str,
 ) -> Finding | None:
     """The first stage of this rank in which a pass changed an output; None when none did."""
     for number, stages in graphs.items():
         inputs = with_buffers(carried[number], step)
-        found = blame_passes(stages, inputs, tolerance=tolerance, agree=groups.any_rank_of_stage)
+        agree = groups.any_rank_of_stage
+        found = blame_passes(stages, inputs, tolerance=tolerance, agree=agree, restart=restart)
         if found is not None:
             return replace(found, stage=number)
     return None
@@ -94,11 +103,13 @@ def compare_stage_captures(
     carried: Mapping[int, StepInputs],
     *,
     tolerance: float,
+    restart: str,
 ) -> Finding | None:
     """The first stage of this rank that both sides capture differently."""
     for number in graphs[0]:
         inputs = [with_buffers(carried[number], step) for step in steps]
-        found = compare_captures([each[number][0] for each in graphs], inputs, tolerance=tolerance)
+        bases = [each[number][find_base(each[number], restart)] for each in graphs]
+        found = compare_captures(bases, inputs, tolerance=tolerance)
         if found is not None:
             return replace(found, stage=number)
     return None
@@ -111,6 +122,7 @@ def compare_with_eager(
     computed: Mapping[str, Tensor],
     *,
     tolerance: float,
+    restart: str,
 ) -> Finding | None:
     """The first stage of this rank whose captured graph is not its eager step; tied slots have sums of several stages
     and are left out."""
@@ -118,10 +130,9 @@ def compare_with_eager(
     wanted = {name: value for name, value in computed.items() if name not in tied}
     for number, stages in graphs.items():
         inputs = [with_buffers(each[number], step) for each in recorded]
-        wrong = find_differences(sum_gradients(stages[0], inputs), wanted, tolerance)
-        if wrong:
-            what = "the captured graph, before any pass, is not the eager step"
-            return Finding(CAPTURE, what, "", wrong, stage=number)
+        wrong = compare_with_modules(stages, inputs, wanted, tolerance=tolerance, restart=restart)
+        if wrong is not None:
+            return replace(wrong, stage=number)
     return None
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from monograph.bisect.captures import compare_captures, sum_gradients
-from monograph.bisect.differences import ValueDifference, find_differences
+from monograph.bisect.captures import compare_captures, compare_with_modules, find_restart
+from monograph.bisect.differences import ValueDifference, find_difference, find_differences, find_missing
 from monograph.bisect.pipeline import explain_pipeline
 from monograph.bisect.replay import keep
-from monograph.bisect.search import EXECUTION, Finding, blame_passes
+from monograph.bisect.search import EXECUTION, Finding, blame_passes, find_base
 from monograph.bisect.stages import CAPTURE, PassedGraph, build_stages
 from monograph.execute.base import MeshStep
 from monograph.execute.facts import make_facts
@@ -23,8 +24,8 @@ from monograph.run import build_source, build_step, make_example
 from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.train.data.cursor import Cursor
 from monograph.train.optimizer import Optimizer
+from monograph.train.start import Start, load_start
 from monograph.train.update import add_gradients, apply_update
 
 log = get_log("bisect")
@@ -36,6 +37,8 @@ class Outcome:
 
     steps: int
     """Updates that were compared."""
+    rates: int = 0
+    """Steps of which the learning rates were compared."""
     step: int = 0
     """The first update that differs on any rank; 0 when none does."""
     differences: dict[str, ValueDifference] = field(default_factory=dict)
@@ -51,6 +54,12 @@ class Side:
     config: TrainerConfig
     step: MeshStep
     optimizer: Optimizer
+    start: Start
+
+    @property
+    def lr(self) -> float:
+        """Of every update that is compared: the peak, because a warmup's first rates hide what an optimizer does."""
+        return self.config.optimizer.lr
 
 
 def bisect(left: TrainerConfig, right: TrainerConfig, groups: Groups, *, steps: int, tolerance: float) -> Outcome:
@@ -64,22 +73,21 @@ def bisect(left: TrainerConfig, right: TrainerConfig, groups: Groups, *, steps: 
 
 
 def make_side(config: TrainerConfig, groups: Groups) -> Side:
-    """A step and its optimizer, with the weights it starts from."""
+    """A step and its optimizer, with what the run starts from."""
     step = build_step(config, groups)
-    return Side(config, step, build_optimizer(config.plan_optimizer(), step))
+    optimizer = build_optimizer(config.plan_optimizer(), step)
+    return Side(config, step, optimizer, load_start(config, step, optimizer, groups))
 
 
 def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, tolerance: float) -> Outcome:
-    """Update by update: weights before, then loss and gradients, then weights after."""
+    """Update by update: weights before, then loss and gradients, then weights after; at last the rates of all steps."""
     a, b = sides["A"], sides["B"]
-    found = find_differences(collect_state(a.step), collect_state(b.step), tolerance)
-    if groups.any_rank(bool(found)):
-        return Outcome(0, 1, found, {"both": Finding("start", "the weights before the first update")})
+    found = find_differences(collect_state(a), collect_state(b), tolerance)
+    if groups.any_rank(bool(found)) or a.start.step != b.start.step:
+        note = f"A starts after step {a.start.step}, B after step {b.start.step}"
+        return Outcome(0, 0, 1, found, {"both": Finding("start", "what the first update starts from", note)})
     _, parts = a.step.data_part
-    training, scheduler = (
-        a.config.training,
-        a.config.lr_scheduler.build(peak=a.config.optimizer.lr, steps=max(steps, 1)),
-    )
+    training = a.config.training
     whole = training.local_batch_size * parts if training.global_batch_size == -1 else training.global_batch_size
     with a.config.dataloader.build(
         tokenizer=a.config.tokenizer.build(),
@@ -88,7 +96,7 @@ def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, toler
         seed=a.config.debug.seed,
         split="train",
     ).batches(
-        Cursor(),
+        a.start.cursor,
         local_batch_size=training.local_batch_size,
         global_batch_size=whole,
         part=a.step.data_part[0],
@@ -96,21 +104,36 @@ def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, toler
     ) as batches:
         for number in range(1, steps + 1):
             micro = [next(batches) for _ in range(whole // (training.local_batch_size * parts))]
-            outcome = compare_update(sides, groups, micro, lr=scheduler.lr(number), tolerance=tolerance)
+            outcome = compare_update(sides, groups, micro, tolerance=tolerance)
             if outcome is not None:
                 differences, findings = outcome
-                return Outcome(number, number, differences, findings)
+                return Outcome(number, 0, number, differences, findings)
             log.info("update %d of %d is equal", number, steps)
-    return Outcome(steps)
+    return compare_rates(a, b, steps=steps)
+
+
+def compare_rates(a: Side, b: Side, *, steps: int) -> Outcome:
+    """The learning rates of all steps that both runs still have; `steps` updates were equal."""
+    first, last = a.start.step + 1, min(side.config.training.steps for side in (a, b))
+    for step in range(first, last + 1):
+        left, right = (side.start.rates.lr(step) for side in (a, b))
+        if left != right:
+            found = find_difference(*(torch.tensor(each, dtype=torch.float64) for each in (left, right)))
+            assert found is not None
+            schedule = Finding(
+                "schedule", "the learning rate", f"the first {steps} updates are equal at a peak of both"
+            )
+            return Outcome(steps, step - first, step, {"learning rate": found}, {"both": schedule})
+    return Outcome(steps, max(0, last - first + 1))
 
 
 def compare_update(
-    sides: dict[str, Side], groups: Groups, micro: list[Batch], *, lr: float, tolerance: float
+    sides: dict[str, Side], groups: Groups, micro: list[Batch], *, tolerance: float
 ) -> tuple[dict[str, ValueDifference], dict[str, Finding]] | None:
     """One update of both; None when they are equal."""
     losses = {name: add_gradients(side.step, micro) for name, side in sides.items()}
     computed = [{"loss": keep(losses[name])} | collect_gradients(side.step) for name, side in sides.items()]
-    found = find_differences(computed[0], computed[1], tolerance)
+    found = find_differences(computed[0], computed[1], tolerance) | find_missing(computed[0], computed[1])
     if groups.any_rank(bool(found)):
         for side in sides.values():
             side.step.discard()
@@ -119,8 +142,8 @@ def compare_update(
     norms = {}
     for name, side in sides.items():
         limit = side.config.training.max_norm
-        norms[name] = apply_update(side.step, side.optimizer, loss=losses[name], lr=lr, max_norm=limit).grad_norm
-    updated = [{"grad_norm": keep(norms[name])} | collect_state(side.step) for name, side in sides.items()]
+        norms[name] = apply_update(side.step, side.optimizer, loss=losses[name], lr=side.lr, max_norm=limit).grad_norm
+    updated = [{"grad_norm": keep(norms[name])} | collect_state(side) for name, side in sides.items()]
     found = find_differences(updated[0], updated[1], tolerance)
     if groups.any_rank(bool(found)):
         kinds = [type(side.optimizer).__name__ for side in sides.values()]
@@ -130,13 +153,15 @@ def compare_update(
 
 
 def _options(side: Side) -> str:
-    return side.config.plan_optimizer().describe()
+    return f"{side.config.plan_optimizer().describe()}, lr {side.lr:g}, max_norm {side.config.training.max_norm:g}"
 
 
-def collect_state(step: MeshStep) -> dict[str, Tensor]:
-    """Parameters and buffers that training changes, in the order of the table."""
-    kept = {name: value for name, value in step.model.named_buffers() if not name.endswith("coords")}
-    return {name: keep(value) for name, value in (dict(step.parameters) | kept).items() if value.numel()}
+def collect_state(side: Side) -> dict[str, Tensor]:
+    """Parameters and buffers that training changes, in the order of the table, then the optimizer's state."""
+    kept = {name: value for name, value in side.step.model.named_buffers() if not name.endswith("coords")}
+    state = {f"{kind} {name}": value for (kind, name), value in side.optimizer.state().items()}
+    found = dict(side.step.parameters) | kept | state
+    return {name: keep(value) for name, value in found.items() if value.numel()}
 
 
 def collect_gradients(step: MeshStep) -> dict[str, Tensor]:
@@ -161,6 +186,7 @@ def explain(
     if steps:
         configs = {name: side.config for name, side in sides.items()}
         return explain_pipeline(steps, configs, groups, micro, computed, tolerance=tolerance)
+    restart = find_restart(side.config for side in sides.values())
     stages = {name: make_stages(side, groups) for name, side in sides.items() if isinstance(side.step, GraphStep)}
     first = next(iter(sides.values()))
     tensors = [batch.tensors for batch in micro]
@@ -170,23 +196,25 @@ def explain(
         for name in stages:
             if name not in found:
                 inputs = make_inputs(first.step, sides[name].step, batch, scalars)
-                blamed = blame_passes(stages[name], inputs, tolerance=tolerance, agree=groups.any_rank)
+                agree = groups.any_rank
+                blamed = blame_passes(stages[name], inputs, tolerance=tolerance, agree=agree, restart=restart)
                 found |= {name: blamed} if blamed else {}
         if found:
             return found
     batch = tensors[0]
     if len(stages) == 2:
         given = [make_inputs(first.step, side.step, batch, scalars) for side in sides.values()]
-        captured = compare_captures([each[0] for each in stages.values()], given, tolerance=tolerance)
+        bases = [each[find_base(each, restart)] for each in stages.values()]
+        captured = compare_captures(bases, given, tolerance=tolerance)
         if groups.any_rank(captured is not None):
             return {"both": captured or Finding("capture", "the captured steps differ on another rank")}
     if len(stages) == 1:
         (name,) = stages
         (other,) = sides.keys() - stages.keys()
         given = [make_inputs(first.step, sides[name].step, each, scalars) for each in tensors]
-        wrong = find_differences(sum_gradients(stages[name][0], given), computed[other], tolerance)
-        if groups.any_rank(bool(wrong)):
-            return {name: Finding(CAPTURE, "the captured graph, before any pass, is not the eager step", "", wrong)}
+        wrong = compare_with_modules(stages[name], given, computed[other], tolerance=tolerance, restart=restart)
+        if groups.any_rank(wrong is not None):
+            return {name: wrong or Finding(CAPTURE, "the captured graph is not the eager step on another rank")}
     return {"both": EXECUTION}
 
 

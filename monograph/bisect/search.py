@@ -18,7 +18,7 @@ class Finding:
     """What changed a number, on one rank."""
 
     kind: str
-    """pass, capture, optimizer, execution or start."""
+    """pass, capture, optimizer, execution, start or schedule."""
     name: str
     """The pass, or what else it was."""
     note: str = ""
@@ -58,14 +58,31 @@ def find_pass(
     return high, tried
 
 
+def find_base(stages: Sequence[PassedGraph], restart: str) -> int:
+    """The index of the graph whose numbers those after it should have: that of the pass `restart`, or the captured."""
+    return next((index for index, each in enumerate(stages) if each.name == restart), 0)
+
+
 def blame_passes(
-    stages: Sequence[PassedGraph], inputs: StepInputs, *, tolerance: float, agree: Agree
+    stages: Sequence[PassedGraph], inputs: StepInputs, *, tolerance: float, agree: Agree, restart: str = ""
 ) -> Finding | None:
-    """The pass that changed the outputs and the node where it shows first; None when no pass did."""
-    found = find_pass(stages, inputs, tolerance=tolerance, agree=agree)
-    if found is None:
-        return None
-    index, tried = found
+    """The pass that changed the outputs and the node where it shows first; None when no pass did.
+
+    The pass `restart` changes them by design: those before it are compared with the captured graph, those after it
+    with the graph that it left.
+    """
+    base = find_base(stages, restart)
+    for part in [stages[:base], stages[base:]] if base else [stages]:
+        found = find_pass(part, inputs, tolerance=tolerance, agree=agree)
+        if found is not None:
+            return locate(part, *found, inputs, tolerance=tolerance)
+    return None
+
+
+def locate(
+    stages: Sequence[PassedGraph], index: int, tried: Sequence[str], inputs: StepInputs, *, tolerance: float
+) -> Finding:
+    """What a pass changed: the outputs, and the first node."""
     before, after = stages[index - 1], stages[index]
     (expected, old), (outputs, new) = (replay_all(each.graph, inputs) for each in (before, after))
     differences = find_differences(expected, outputs, tolerance)

@@ -12,10 +12,14 @@ def describe_outcomes(outcomes: Sequence[Outcome], how: str) -> str:
     """The verdict over all ranks, the first rank that differs in detail."""
     first = outcomes[0]
     if not first.step:
-        return f"equal {how}: loss, gradients and weights of {first.steps} updates on {_count(len(outcomes))}"
+        updates = f"{first.steps} update{'s' if first.steps > 1 else ''}"
+        rates = f", and the learning rates of {first.rates:,} steps" if first.rates else ""
+        return (
+            f"equal {how}: loss, gradients, weights and optimizer state of {updates} on {_count(len(outcomes))}{rates}"
+        )
     ranks = [rank for rank, each in enumerate(outcomes) if each.differences]
     shown = min(ranks, key=lambda rank: (_find_place(outcomes[rank]), rank), default=0)
-    lines = [f"different: update {first.step}, {_name_ranks(ranks, len(outcomes))}"]
+    lines = [f"different: update {first.step:,}, {_name_ranks(ranks, len(outcomes))}"]
     outcome = outcomes[shown]
     listed = list(outcome.differences.items())
     lines += [f"  {name}: {value}" for name, value in listed[:_SHOWN_OUTPUTS]]

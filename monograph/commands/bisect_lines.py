@@ -11,6 +11,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.pipeline.builtin import PLAIN
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+from monograph.train.preflight import check_checkpoint
 
 _SAME = ("dataloader", "tokenizer")
 _SAME_TRAINING = ("seq_len", "local_batch_size", "global_batch_size")
@@ -39,11 +40,19 @@ def read_lines(arguments: BisectArguments) -> BisectLines:
             why="one line is compared with its own eager step",
             do="leave --compile.mode out, or write a second line",
         )
-    plain = type(config.compile)(mode="eager")
-    parallelism = config.parallelism.replace(fsdp="graph", pipeline_schedule=find_plain_schedule(config))
-    eager = config.replace(compile=plain, parallelism=parallelism, passes=type(config.passes)())
-    auto = type(config.activation_checkpoint)()
-    return BisectLines(config, eager.replace(activation_checkpoint=auto), left.options["ranks"])
+    return BisectLines(config, make_eager(config), left.options["ranks"])
+
+
+def make_eager(config: TrainerConfig) -> TrainerConfig:
+    """The eager step of a run: the modules op by op over the same shards, in the same chunks."""
+    overlap = config.compile.expert_overlap
+    chunks = overlap.replace(strategy="trace") if overlap.is_on else overlap
+    return config.replace(
+        compile=type(config.compile)(mode="eager", expert_overlap=chunks),
+        parallelism=config.parallelism.replace(fsdp="graph", pipeline_schedule=find_plain_schedule(config)),
+        passes=type(config.passes)(),
+        activation_checkpoint=type(config.activation_checkpoint)(),
+    )
 
 
 def find_plain_schedule(config: TrainerConfig) -> str:
@@ -73,8 +82,10 @@ def find_stages(config: TrainerConfig, mesh: Mesh) -> tuple[tuple[str, ...], tup
 
 
 def check_bisect(arguments: BisectArguments) -> None:
-    """What can be refused before torch is imported."""
-    read_lines(arguments)
+    """What can be refused before torch is imported: lines that cannot be compared, checkpoints that are not there."""
+    lines = read_lines(arguments)
+    for config in (lines.left, lines.right):
+        check_checkpoint(config)
 
 
 def check_same(left: Request, right: Request) -> None:

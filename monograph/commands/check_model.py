@@ -65,5 +65,6 @@ def verify_axes(config: TrainerConfig, words: Sequence[str], ranks: int) -> Iter
             )
         text = done.stdout if done.returncode == 0 else done.stderr + done.stdout
         lines = [line for line in text.splitlines() if line.strip()]
-        note = lines[-1] if done.returncode == 0 else "\n".join(lines[-SHOWN:])
+        equal = next((line for line in lines if line.startswith("equal")), lines[-1])
+        note = equal if done.returncode == 0 else "\n".join(lines[-SHOWN:])
         yield CheckRow("", f"verify {axis}{ranks}", "refused" if done.returncode else "ok", note)

@@ -31,7 +31,6 @@ from monograph.commands.checks import (
     check_pass_arguments,
     check_plan_options,
     check_precompile,
-    check_ranks,
     check_tune,
 )
 from monograph.commands.insight_arguments import (
@@ -100,10 +99,10 @@ COMMANDS = (
     ),
     Command(
         name="verify",
-        usage="RECIPE [--ranks N] [--section.field value ...]",
+        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
         summary="Prove that a parallel plan computes what one device computes.",
         function="monograph.commands.on_ranks:verify",
-        check=check_ranks,
+        check="monograph.commands.check_train:check_verify",
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),

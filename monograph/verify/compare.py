@@ -10,7 +10,9 @@ from monograph.verify.trace import RankMismatch, StepTrace
 
 NOISE = 1e-6
 """A gradient that is everywhere below this part of the model's largest one is zero but for rounding."""
-KINDS = ("start", "forward", "backward", "gradient", "updated")
+KINDS = ("start", "forward", "backward", "gradient", "state", "updated")
+ROUNDINGS = 2
+"""Of a weight, each of half a last bit or less, that an update may make in another order."""
 
 
 @dataclass(kw_only=True)
@@ -26,8 +28,10 @@ class ModuleRow:
     """The gradient of what it puts out: it comes from the modules after this one."""
     gradient: float | None = None
     """The gradients of its parameters."""
+    state: float | None = None
+    """The optimizer's state after the step."""
     updated: float | None = None
-    """Parameters and buffers after the step."""
+    """How parameters and buffers changed in the step, relative to the largest change of each."""
     routing: int | None = None
     """Tokens that chose other experts."""
 
@@ -91,11 +95,14 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
     by_name = (
         ("start", sharded.before, reference.before, 0.0),
         ("gradient", sharded.gradients, reference.gradients, noise),
-        ("updated", sharded.after, reference.after, 0.0),
+        *(("state", sharded.state.get(kind, {}), named, 0.0) for kind, named in reference.state.items()),
     )
     for kind, ours, theirs, below in by_name:
         for name, expected in theirs.items():
             _note(found.rows[module_of(name)], kind, ours.get(name), expected, below)
+    for name, expected in reference.after.items():
+        row, before = found.rows[module_of(name)], reference.before[name]
+        row.updated = max(row.updated or 0.0, change_difference(sharded.after.get(name), expected, before))
     return found
 
 
@@ -145,6 +152,23 @@ def largest_difference(ours: Tensor | None, theirs: Tensor, noise: float = 0.0) 
     if gap == 0.0 or max(largest(ours), scale) < noise:
         return 0.0
     found = gap / scale if scale else float("inf")
+    return found if found == found else float("inf")
+
+
+def change_difference(ours: Tensor | None, theirs: Tensor, before: Tensor) -> float:
+    """The largest difference of any element after an update, relative to the largest change that the reference made.
+
+    Weights are far larger than what an update adds to them, so a wrong update is a small part of the weight; and their
+    rounding is a large part of a small update, so that much of a difference counts as none.
+    """
+    if ours is None or ours.shape != theirs.shape:
+        return float("inf")
+    ours, theirs, before = (value.double() for value in (ours, theirs, before))
+    rounding = ROUNDINGS * torch.finfo(torch.float32).eps * torch.maximum(theirs.abs(), before.abs())
+    gap, moved = largest(((ours - theirs).abs() - rounding).clamp(min=0.0)), largest(theirs - before)
+    if gap == 0.0:
+        return 0.0
+    found = gap / moved if moved else float("inf")
     return found if found == found else float("inf")
 
 

@@ -1,7 +1,9 @@
 """The same step on one device, with nothing of the parallel code in it: whole parameters, batch and backward."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +13,17 @@ from monograph.models.init import initialize, materialize
 from monograph.models.model import SEED, StepOutput, find_scalars
 from monograph.models.sequence_part import WHOLE
 from monograph.models.weight_decay import find_decayed
+from monograph.train.checkpoint.verify import MODEL_PREFIX
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
-from monograph.verify.trace import StepTrace, snapshot
+from monograph.train.optimizer_config import AdamWConfig, OptimizerConfig
+from monograph.train.start import fill_tensors
+from monograph.verify.plain_adamw import PlainAdamW
+from monograph.verify.trace import StepTrace, by_kind, snapshot
 from monograph.verify.watch import can_record, recorded
+
+EVALUATION = "evaluation loss"
+"""Among a trace's metrics: the loss of the same micro-batches without gradients."""
 
 
 class Reference:
@@ -30,15 +39,15 @@ class Reference:
         self.config = config
         self.parameters = dict(self.model.named_parameters())
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        planned = config.plan_optimizer()
-        random = {"seed": config.debug.seed} if planned.draws_random else {}
-        self.optimizer = planned.build(parameters=self.trained, decayed=find_decayed(self.model), **random)
+        stored = self.parameters | buffers_of(self.model)
+        fill_tensors(config, {f"{MODEL_PREFIX}{name}": value.detach() for name, value in stored.items()})
+        self.optimizer = build_plain_optimizer(config.plan_optimizer(), self.trained, find_decayed(self.model))
         self.metrics: dict[str, Tensor] = {}
         """Sums of the last step."""
 
     def run(self, batches: Sequence[Batch], *, parts: int) -> StepTrace:
         """Forward and backward over all micro-batches: those of the first of `parts` data-parallel ranks come first."""
-        trace = StepTrace(before=snapshot(self.parameters))
+        trace = StepTrace(before=snapshot(self.parameters) | snapshot(buffers_of(self.model)))
         scalars = self.compute_scalars(batches)
         reductions = self.count_globally(batches, scalars, parts)
         with recorded(self.model, is_open=can_record(self.config)) as recording:
@@ -56,7 +65,17 @@ class Reference:
             trace.choices[path] = torch.cat(choices).unflatten(0, trace.outputs[recording.first].shape[:2])
         trace.gradients = snapshot({name: _gradient(p) for name, p in self.trained.items()})
         trace.grad_norm = self.grad_norm().item()
+        if self.config.needs_evaluation():
+            trace.metrics = trace.metrics | {EVALUATION: self.evaluate(batches, scalars)}
         return trace
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Batch], scalars: Mapping[str, Tensor]) -> Tensor:
+        """The loss of the same micro-batches without gradients."""
+        self.model.eval()
+        losses = [self.forward(batch, scalars).loss.double().cpu() for batch in batches]
+        self.model.train()
+        return torch.stack(losses).sum()
 
     def grad_norm(self) -> Tensor:
         """The 2-norm of the whole gradient, summed in fp64: torch's fp32 norm is off by 1e-5 on some CPUs."""
@@ -102,22 +121,30 @@ class Reference:
         totals = [torch.stack(seen[number::rounds]).sum(0) for number in range(rounds)]
         return [ReplayedCounts(totals[index % rounds]) for index in range(len(batches))]
 
-    def update(self, trace: StepTrace, gradients: Mapping[str, Tensor], lr: float) -> None:
-        """Update with the sharded run's gradients, and add the result to `trace`.
+    def update(self, trace: StepTrace, sharded: StepTrace, *, lr: float) -> None:
+        """Update with the sharded run's gradients, norm and limit, and add the result to `trace`.
 
         Adam divides by the gradient's own size: fed with its own gradients, this model would turn rounding noise in
         elements near zero into visible differences. Fed with the same ones, any difference is the update's fault.
         """
         for name, parameter in self.trained.items():
-            parameter.grad = gradients[name].to(self.device, parameter.dtype, copy=True)
-        norm = self.grad_norm()
-        if self.config.training.max_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self.config.training.max_norm, norm)
-        self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
-        if not self.optimizer.refusal.item():
+            parameter.grad = sharded.gradients[name].to(self.device, parameter.dtype, copy=True)
+        norm = torch.tensor(sharded.grad_norm, device=self.device)
+        if sharded.max_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.trained.values(), sharded.max_norm, norm)
+        if math.isfinite(trace.loss) and math.isfinite(sharded.grad_norm):
+            self.optimizer.step(lr, loss=torch.tensor(trace.loss), grad_norm=norm)
             self.model.finish_update({name: value.to(self.device) for name, value in self.metrics.items()})
         self.optimizer.clear_gradients()
         trace.after = snapshot(self.parameters) | snapshot(buffers_of(self.model))
+        trace.state = by_kind(self.optimizer.state())
+
+
+def build_plain_optimizer(planned: OptimizerConfig, parameters: Mapping[str, Tensor], decayed: Collection[str]) -> Any:
+    """The rule on whole parameters: ours written down once more, and one of a user's own as it is."""
+    if type(planned) is AdamWConfig:
+        return PlainAdamW(planned, parameters=parameters, decayed=decayed)
+    return planned.build(parameters=parameters, decayed=decayed)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsCon
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
-from monograph.verify.compare import compare
+from monograph.verify.compare import Differences, compare
+from monograph.verify.coverage import find_uncovered
 from monograph.verify.data import open_updates, open_whole_updates
-from monograph.verify.float8 import find_scale_split, is_quantized, verify_float8
+from monograph.verify.float8 import find_scale_split, from_weights, is_quantized, verify_float8
+from monograph.verify.rates import compare_rates
 from monograph.verify.reference import Reference
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import assemble, gather_traces
@@ -39,7 +41,7 @@ def in_fp32(config: TrainerConfig) -> TrainerConfig:
             compile=config.compile.replace(numerics=numerics),
             passes=config.passes.replace(on=on, quantize_matmuls=QuantizeMatmulsConfig()),
         )
-    config = config.replace(
+    config = from_weights(config).replace(
         training=config.training.replace(dtype="float32", compute_dtype="float32"),
         optimizer=config.optimizer.for_fp32(),
         parallelism=config.parallelism.replace(reduce_dtype="float32"),
@@ -63,6 +65,8 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
     """The verdict on rank 0, None elsewhere: in fp32, and a run in float8 also as it is, where one device has the same
     numbers."""
     verdict = verify_fp32(in_fp32(config), groups, steps=steps, tolerance=tolerance)
+    if verdict is not None:
+        verdict.uncovered = find_uncovered(config, groups.device.type)
     if not is_quantized(config):
         return verdict
     reason = find_scale_split(groups.mesh)
@@ -77,6 +81,7 @@ def verify_fp32(config: TrainerConfig, groups: Groups, *, steps: int, tolerance:
     reference = Reference(on_one_device(config), groups.device) if is_judge else None
     promise = promise_numerics(config, ran=run.step.ran_passes, device=groups.device.type)
     verdict = Verdict(tolerance=tolerance, numerics=str(promise))
+    verdict.add(1, Differences(metrics=compare_rates(config)))
     part, parts = run.step.data_part
     with open_updates(config, part, parts) as mine, open_whole_updates(config, parts) as everyone:
         for number in range(1, steps + 1):
@@ -85,7 +90,7 @@ def verify_fp32(config: TrainerConfig, groups: Groups, *, steps: int, tolerance:
             if traces is not None and reference is not None:
                 sharded = assemble(traces, run.step.whole_table)
                 expected = reference.run(next(everyone), parts=parts)
-                reference.update(expected, sharded.gradients, run.scheduler.lr(number))
+                reference.update(expected, sharded, lr=config.optimizer.lr)
                 verdict.add(number, compare(sharded, expected))
                 log.info("step %d of %d compared", number, steps)
             groups.barrier()

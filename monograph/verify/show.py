@@ -2,25 +2,28 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from monograph.parallel.mesh import Mesh
+from monograph.verify.compare import ModuleRow
 from monograph.verify.verdict import Verdict
 from monograph.whole_file import write_whole
 
 _COLUMNS = (
-    ("output", "forward"),
-    ("d output", "backward"),
-    ("start", "start"),
-    ("gradient", "gradient"),
-    ("updated", "updated"),
+    ("output", ("forward",)),
+    ("d output", ("backward",)),
+    ("start", ("start",)),
+    ("gradient", ("gradient",)),
+    ("updated", ("state", "updated")),
 )
-"""Title and kind of the numbers shown for each module."""
+"""Title and kinds of the numbers shown for each module: the largest of them."""
 
 
 def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
@@ -34,7 +37,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
         table.add_column(title, justify="right", min_width=7)
     table.add_column("routing", justify="right", min_width=7)
     for row in verdict.all.rows.values():
-        numbers = [_show(getattr(row, kind), verdict.tolerance) for _, kind in _COLUMNS]
+        numbers = [_show(_find_largest(row, kinds), verdict.tolerance) for _, kinds in _COLUMNS]
         routing = "" if row.routing is None else ("equal" if not row.routing else f"[red]{row.routing} differ[/red]")
         table.add_row(row.path, *numbers, routing)
     console.print(table)
@@ -50,6 +53,8 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
         console.print(f"[green]equal[/green]: {words}")
     else:
         console.print(f"[red]different[/red], first in step {verdict.step} at {verdict.blame}", highlight=False)
+    for each in verdict.uncovered:
+        console.print(f"[yellow]not compared[/yellow]: {escape(each)}", highlight=False)
     if verdict.float8_reason:
         console.print(f"[yellow]not compared in float8[/yellow]: {verdict.float8_reason}", highlight=False)
     if verdict.float8 is not None:
@@ -72,11 +77,16 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "loss": _plain(verdict.all.loss),
         "grad_norm": _plain(verdict.all.grad_norm),
         "metrics": {name: _plain(value) for name, value in verdict.all.metrics.items()},
+        "not_compared": list(verdict.uncovered),
         "torn": [str(entry) for entry in verdict.all.mismatches],
         "modules": [{name: _plain(v) for name, v in asdict(row).items()} for row in verdict.all.rows.values()],
         "float8_reason": verdict.float8_reason,
         "float8": None if verdict.float8 is None else _as_json(verdict.float8),
     }
+
+
+def _find_largest(row: ModuleRow, kinds: Sequence[str]) -> float | None:
+    return max((value for kind in kinds if (value := getattr(row, kind)) is not None), default=None)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """One step as numbers that can be compared: global tensors, however they were computed and sharded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,10 +19,11 @@ class RankMismatch:
 
     name: str
     kind: str
-    """start, gradient, updated; or the name itself for loss and grad_norm."""
+    """start, gradient, state, updated; or the name itself for loss and grad_norm."""
 
     def __str__(self) -> str:
         words = {"start": "its starting values", "gradient": "its gradient", "updated": "its updated values"}
+        words["state"] = "its optimizer state"
         return f"{self.name}: ranks disagree on {words.get(self.kind, 'it')}"
 
 
@@ -43,8 +44,12 @@ class StepTrace:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     after: dict[str, Tensor] = field(default_factory=dict)
     """Parameters and persistent buffers after the update."""
+    state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """The optimizer's state after the update, by its kind and the parameter."""
+    max_norm: float = 0.0
+    """What the update clipped the gradient norm to; 0 clips nothing."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Sums over the global batch: the experts' load, auxiliary losses."""
+    """Sums over the global batch: the experts' load, auxiliary losses; and the loss of an evaluation."""
     mismatches: list[RankMismatch] = field(default_factory=list)
 
 
@@ -60,7 +65,10 @@ class LocalTrace:
     before: dict[str, Tensor]
     gradients: dict[str, Tensor]
     after: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+    buffers_before: dict[str, Tensor]
+    buffers_after: dict[str, Tensor]
+    max_norm: float
     metrics: dict[str, Tensor]
     """Summed over all ranks already, and the same on all of them."""
 
@@ -68,6 +76,14 @@ class LocalTrace:
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies in host memory."""
     return {name: value.detach().float().cpu().clone() for name, value in tensors.items()}
+
+
+def by_kind(state: Mapping[tuple[str, str], Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Copies of an optimizer's state in host memory."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for (kind, name), value in state.items():
+        found.setdefault(kind, {})[name] = value
+    return {kind: snapshot(values) for kind, values in found.items()}
 
 
 def gradients_of(step: MeshStep) -> dict[str, Tensor]:
@@ -88,6 +104,7 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
     """The global view of all ranks' parts; what should be equal on several ranks is checked on the way."""
     mesh = table.mesh
     trace = StepTrace(loss=parts[0].loss, grad_norm=parts[0].grad_norm, metrics=parts[0].metrics)
+    trace.max_norm = parts[0].max_norm
     for kind in ("outputs", "output_gradients"):
         for path in getattr(parts[0], kind):
             getattr(trace, kind)[path] = join_stream([getattr(part, kind)[path] for part in parts], mesh)
@@ -96,20 +113,38 @@ def assemble(parts: list[LocalTrace], table: ParamTable) -> StepTrace:
         split = [[choice.unflatten(0, rows) for choice in part.choices[path]] for part in parts]
         trace.choices[path] = join_stream(split, mesh)
     for field_name, kind in (("before", "start"), ("gradients", "gradient"), ("after", "updated")):
-        for slot in table.trained if kind == "gradient" else table:
-            named = {rank: getattr(part, field_name) for rank, part in enumerate(parts)}
-            shards = {rank: held[slot.name] for rank, held in named.items() if slot.name in held}
-            getattr(trace, field_name)[slot.name] = table.gather_full(slot, shards)
-            if not _agree(slot, shards):
-                trace.mismatches.append(RankMismatch(name=slot.name, kind=kind))
-    for name, value in parts[0].buffers.items():
-        trace.after[name] = value
-        if not all(torch.equal(part.buffers[name], value) for part in parts):
-            trace.mismatches.append(RankMismatch(name=name, kind="updated"))
+        slots = table.trained if kind == "gradient" else table
+        held = [getattr(part, field_name) for part in parts]
+        setattr(trace, field_name, _join(slots, held, table, kind, trace.mismatches))
+    for name in dict.fromkeys(each for part in parts for each in part.state):
+        held = [part.state.get(name, {}) for part in parts]
+        trace.state[name] = _join(table.trained, held, table, "state", trace.mismatches)
+    for field_name, kind in (("before", "start"), ("after", "updated")):
+        for name, value in getattr(parts[0], f"buffers_{field_name}").items():
+            getattr(trace, field_name)[name] = value
+            if not all(torch.equal(getattr(part, f"buffers_{field_name}")[name], value) for part in parts):
+                trace.mismatches.append(RankMismatch(name=name, kind=kind))
     for name in ("loss", "grad_norm"):
         if len({getattr(part, name) for part in parts}) > 1:
             trace.mismatches.append(RankMismatch(name=name, kind=name))
     return trace
+
+
+def _join(
+    slots: Iterable[Slot],
+    held: Sequence[Mapping[str, Tensor]],
+    table: ParamTable,
+    kind: str,
+    mismatches: list[RankMismatch],
+) -> dict[str, Tensor]:
+    """Whole tensors from what every rank holds of them; ranks that disagree are noted."""
+    whole = {}
+    for slot in slots:
+        shards = {rank: named[slot.name] for rank, named in enumerate(held) if slot.name in named}
+        whole[slot.name] = table.gather_full(slot, shards)
+        if not _agree(slot, shards):
+            mismatches.append(RankMismatch(name=slot.name, kind=kind))
+    return whole
 
 
 def join_stream(parts: list[list[Tensor]], mesh: Mesh) -> Tensor:

@@ -27,6 +27,8 @@ class Verdict:
     """What both sides computed in."""
     float8: "Verdict | None" = None
     """The same about the float8 matmuls of a run that asks for them, where the mesh can be compared in float8."""
+    uncovered: tuple[str, ...] = ()
+    """What the run does and this did not compare."""
     float8_reason: str = ""
     """Why a run that asks for float8 was compared in fp32 alone."""
 
@@ -92,9 +94,11 @@ def _blame_backward(found: Differences, tolerance: float) -> str:
 
 def _blame_update(found: Differences, tolerance: float) -> str:
     for row in found.rows.values():
+        if _is_wrong(row.state, tolerance):
+            return f"{row.path}: its optimizer state differs by {row.state:.1e}"
         if _is_wrong(row.updated, tolerance):
-            return f"{row.path}: its updated values differ by {row.updated:.1e}"
-    return _blame_mismatch(found.mismatches, "updated")
+            return f"{row.path}: its update differs by {row.updated:.1e}"
+    return _blame_mismatch(found.mismatches, "state") or _blame_mismatch(found.mismatches, "updated")
 
 
 def _blame_number(name: str, difference: float, mismatches: list[RankMismatch], tolerance: float) -> str:

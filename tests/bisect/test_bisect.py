@@ -4,15 +4,21 @@ import json
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from monograph import cli
 from monograph.bisect.differences import find_difference
+from monograph.bisect.run import Outcome
 from monograph.bisect.show import describe_outcomes
+from monograph.commands.bisect_lines import check_bisect, make_eager
+from monograph.commands.insight_arguments import BisectArguments
+from monograph.errors import CheckpointError
+from monograph.run import train
 from monograph.train.optimizer_config import AdamWConfig
-from tests.bisect.faults import FAULTS, stale_casts
+from tests.bisect.faults import FAULTS, planted, stale_casts
 from tests.bisect.on_ranks import bisect_two, bisect_with_bad_rank, bisect_with_bad_stage, bisect_with_fault
 from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
@@ -59,7 +65,8 @@ def test_equal_runs_are_equal_and_say_how_many_updates_were_compared(tmp_path):
     outcome = bisect_two(config, config.replace(compile=config.compile.replace(mode="eager")), 2)
     assert outcome.step == 0
     assert describe_outcomes([outcome], "bit for bit") == (
-        "equal bit for bit: loss, gradients and weights of 2 updates on one rank"
+        "equal bit for bit: loss, gradients, weights and optimizer state of 2 updates on one rank, and the learning "
+        "rates of 4 steps"
     )
 
 
@@ -69,6 +76,39 @@ def test_an_optimizer_that_differs_is_found_where_loss_and_gradients_agree(tmp_p
     outcome = bisect_two(config, other, 3)
     assert (outcome.step, outcome.findings["both"].kind) == (1, "optimizer")
     assert "loss and gradients are equal" in describe_outcomes([outcome], "bit for bit")
+
+
+WARMUP = {"lr_scheduler.warmup_steps": 2000, "training.steps": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "step", "shown"),
+    [
+        ({"optimizer.lr": 2e-3}, "optimizer", 1, "lr 0.002"),
+        ({"optimizer.weight_decay": 0.0}, "optimizer", 1, "loss and gradients are equal"),
+        ({"training.max_norm": 0.5}, "optimizer", 1, "max_norm 0.5"),
+        ({"lr_scheduler.decay": "linear"}, "schedule", 2001, "the learning rate"),
+        ({"lr_scheduler.total_steps": 20_000}, "schedule", 2001, "the learning rate"),
+        ({"training.freeze": ("layers.0.*",)}, None, 1, "A alone has it"),
+    ],
+)
+def test_settings_of_the_update_that_differ_are_found_whatever_the_warmup(change, kind, step, shown, tmp_path):
+    left, right = (tiny("llama3", tmp_path, {"model.n_layers": 1, **WARMUP, **each}) for each in ({}, change))
+    outcome = bisect_two(left, right, 1)
+    assert outcome.step == step
+    assert kind is None or outcome.findings["both"].kind == kind
+    assert shown in describe_outcomes([outcome], "bit for bit")
+
+
+def test_runs_are_compared_from_where_they_start(tmp_path):
+    """A checkpoint's weights, optimizer state, data and rates; and a run from scratch starts elsewhere."""
+    small = {"model.n_layers": 1, "checkpoint.interval": 2, "training.steps": 4}
+    train(tiny("llama3", tmp_path, {**small, "training.steps": 2, "lr_scheduler.total_steps": 4}))
+    scratch, eager = (tiny("llama3", tmp_path, {**small, "checkpoint.load": load}) for load in ("", "latest"))
+    graph = eager.replace(compile=eager.compile.replace(mode="graph"))
+    assert bisect_two(graph, eager, 2) == Outcome(2, 2)
+    outcome = bisect_two(scratch, eager, 1)
+    assert outcome.findings["both"].kind == "start" and "B after step 2" in describe_outcomes([outcome], "")
 
 
 @pytest.mark.long
@@ -118,6 +158,26 @@ def test_a_fault_on_one_pipeline_stage_is_located_to_the_stage_the_pass_and_the_
     assert "A: pass remove_no_ops on stage 1" in text and f"as rank {ranks // 2} sees it" in text
 
 
+IN_CHUNKS = ("recompute", "fuse_kernels")
+"""Faults before and after the pass that cuts."""
+CHUNKS = {
+    **{"training.local_batch_size": 4, "model.n_layers": 1, "model.kernels": "fused"},
+    **{"passes.off": ("overlap_experts",), "compile.expert_overlap.modules": "layers.*.moe"},
+}
+
+
+@pytest.mark.parametrize("strategy", ["trace", "graph"])
+@pytest.mark.parametrize("fault", ["", *(pytest.param(each, marks=pytest.mark.long) for each in IN_CHUNKS)])
+def test_a_line_with_chunked_experts_is_compared_with_eager_chunks(fault, strategy, tmp_path):
+    """Chunks round differently from whole experts; the pass that cuts them is not to blame for another's fault."""
+    config = graph_config("qwen3_moe", tmp_path, {**CHUNKS, "compile.expert_overlap.strategy": strategy})
+    with planted(fault) if fault else nullcontext():
+        outcome = bisect_two(config, make_eager(config), 1)
+    assert {side: (each.kind, each.name) for side, each in outcome.findings.items()} == (
+        {"A": ("pass", fault)} if fault else {}
+    )
+
+
 def test_differences_are_of_bits_and_know_where_they_are():
     left = torch.tensor([[1.0, float("nan")], [3.0, 4.0]])
     assert find_difference(left, left.clone()) is None
@@ -155,6 +215,12 @@ def test_what_cannot_be_compared_is_refused_at_once_without_torch():
     for (code, _, err, seconds), reason in zip(json.loads(done.stdout), REFUSED.values(), strict=True):
         assert (code, reason in err) == (2, True), err
         assert seconds < 2
+
+
+@pytest.mark.parametrize("flag", ["checkpoint.load", "checkpoint.initial_load_path"])
+def test_a_start_that_is_not_there_is_refused_instead_of_left_out(flag):
+    with pytest.raises(CheckpointError, match="missing"):
+        check_bisect(BisectArguments(left="llama3_debugmodel", right=f"llama3_debugmodel --{flag} missing"))
 
 
 def test_the_command_prints_the_verdict_and_its_exit_code_says_it(tmp_path, capsys, monkeypatch):

@@ -181,7 +181,7 @@ BUGS: dict[str, Bug] = {
         plant=starting_rows_of_rank_0, blame="layers.1.attention.wq_b: its starting values differ"
     ),
     "one_rank_updates_more": Bug(
-        plant=one_rank_updates_more, model="llama3", degrees=TP, blame="embedding: its updated values differ"
+        plant=one_rank_updates_more, model="llama3", degrees=TP, blame="embedding: its update differs"
     ),
     "other_bias_on_one_rank": Bug(
         plant=other_bias_on_one_rank, blame=r"layers.1.moe.router: \d+ tokens chose other experts"

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
+from examples.own_optimizer import Lion
 from monograph.parallel.mesh import Mesh
 from monograph.verify.compare import Differences, ModuleRow, compare, count_rerouted, largest_difference, plan_order
+from monograph.verify.coverage import find_uncovered
 from monograph.verify.show import print_verdict, write_verdict
 from monograph.verify.trace import RankMismatch, StepTrace
 from monograph.verify.verdict import Verdict, find_blame
@@ -46,7 +48,7 @@ def make(mismatches=(), loss=0.0, grad_norm=0.0, **rows):
         (make(head_norm={"gradient": 1.0}, layers_0={"backward": 1.0}), "head.norm: its gradient"),
         (make(embedding={"gradient": WRONG}, grad_norm=WRONG), "embedding: its gradient"),
         (make(grad_norm=WRONG, embedding={"updated": 1.0}), "grad_norm: it differs"),
-        (make(layers_0_moe_router={"updated": WRONG}), "layers.0.moe.router: its updated values"),
+        (make(layers_0_moe_router={"updated": WRONG}), "layers.0.moe.router: its update"),
         (make(mismatches=[RankMismatch(name="loss", kind="loss")]), "loss: ranks disagree on it"),
         (
             make(mismatches=[RankMismatch(name="head.norm.weight", kind="gradient")]),
@@ -139,3 +141,26 @@ def test_the_verdict_shows_what_the_step_promises(tmp_path, capsys):
     assert "numerics: bitwise identical to eager" in capsys.readouterr().out
     write_verdict(verdict, tmp_path / "verify.json")
     assert json.loads((tmp_path / "verify.json").read_text())["numerics"] == "bitwise identical to eager"
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "said"),
+    [
+        ({"validator.interval": 5}, "cpu", []),
+        ({}, "cpu", ["evaluation: this run has none"]),
+        ({"training.compute_dtype": "bfloat16"}, "cuda", ["compute_dtype bfloat16 and the kernels that", "evaluation"]),
+        ({"optimizer.state_dtype": "bfloat16"}, "cpu", ["optimizer.state_dtype bfloat16: its state", "evaluation"]),
+        ({"compile.mode": "layer", "validator.interval": 5}, "cpu", ["what modules put out"]),
+        ({"compile.mode": "graph", "validator.interval": 5}, "cuda", ["the recorded CUDA graph"]),
+        ({"checkpoint.load": "latest", "validator.interval": 5}, "cpu", ["checkpoint.load latest"]),
+        ({"optimizer": Lion.Config(), "validator.interval": 5}, "cpu", ["the rule of optimizer Lion.Config"]),
+    ],
+)
+def test_a_verdict_says_what_of_the_run_was_not_compared(changes, device, said, tmp_path, capsys):
+    found = find_uncovered(tiny("llama3", tmp_path, changes), device)
+    assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True)), found
+    verdict = Verdict(tolerance=1e-5, uncovered=found)
+    print_verdict(verdict, Mesh())
+    assert capsys.readouterr().out.count("not compared: ") == len(found)
+    write_verdict(verdict, tmp_path / "verify.json")
+    assert json.loads((tmp_path / "verify.json").read_text())["not_compared"] == list(found)

@@ -102,7 +102,7 @@ def build_step(
         return build_graph_step(config, groups, startup, probe=probe)
     with startup.phase("model"):
         model, table, settings = build_parallel_model(config, groups)
-        kind = ShardedStep if config.parallelism.fsdp == "graph" else Fsdp2Step
+        kind = ShardedStep if config.plan_fsdp() == "graph" else Fsdp2Step
         return kind(model, table, groups, settings)
 
 

@@ -1,4 +1,8 @@
-"""The step with torch's own FSDP2: what users know and trust in eager mode and under per-layer compile.
+"""The step with torch's own FSDP2: what per-layer compile needs, and what eager mode does where it is asked for.
+
+Its numbers are those of explicit shards within rounding: it adds the gradients of tied weights, and of values that two
+of its modules read, before it sums over ranks; and gloo adds the terms of three ranks or more in an order that follows
+from a value's position in the unit's buffer (parallel/ordered_sums.py serves the logical groups only).
 
 FSDP2 sees the pieces that tensor and expert parallelism leave to a rank, and shards those over the fsdp (for experts:
 efsdp) axis. Everything outside of it works on the plain local tensors behind its parameters.

@@ -50,7 +50,8 @@ class ParallelismConfig(Configurable.Config):
     context_parallel_gather: ContextGather = "auto"
     """What latent attention gathers: keys and values, or the latents that they are made of; auto: what is faster."""
     fsdp: Literal["auto", "fsdp2", "graph"] = "auto"
-    """Who shards: torch's fully_shard, or explicit collectives that a graph can hold; auto goes by compile mode."""
+    """Who shards: graph, explicit collectives, which a graph can hold and has the bits of; fsdp2, torch's fully_shard,
+    which adds some gradients in another order. auto: graph, and fsdp2 with compile.mode layer."""
     reshard_after_forward: bool = True
     """Free gathered parameters after forward and gather them again in backward: less memory, more traffic."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -89,7 +89,7 @@ class ExpertOverlapConfig(Configurable.Config):
             raise ConfigError(
                 f"compile.expert_overlap.strategy is {self.strategy} and parallelism.fsdp is {fsdp}",
                 why="chunks share gathered parameters, which FSDP2's hooks cannot",
-                do="--parallelism.fsdp graph, or --compile.mode graph",
+                do="--parallelism.fsdp auto, or --compile.mode graph",
             )
         if mode == "graph" and "overlap_experts" not in off and expert_ranks == 1:
             raise ConfigError(

@@ -274,7 +274,7 @@ class TrainerConfig(Configurable.Config):
                 f"debug.replay_every is {self.debug.replay_every} while compile.mode is {self.compile.mode} and "
                 f"parallelism.fsdp is {self.parallelism.fsdp}",
                 why="FSDP2 communicates inside of hooks, where what a rank sends cannot be compared",
-                do="--compile.mode graph, or --compile.mode eager --parallelism.fsdp graph",
+                do="--compile.mode graph or eager, with --parallelism.fsdp auto",
             )
         self.optimizer.check_stored(self.training.dtype)
         check_pipeline_limits(self)
@@ -284,7 +284,7 @@ class TrainerConfig(Configurable.Config):
         self.activation_checkpoint.check_run(self.compile, self.passes.off)
         self.compile.expert_overlap.check_run(
             mode=self.compile.mode,
-            fsdp=self.parallelism.fsdp,
+            fsdp=self.plan_fsdp(),
             has_experts=self.model.find_moe() is not None,
             sequences=self.training.local_batch_size,
             tokens=self.training.seq_len,
@@ -312,7 +312,14 @@ class TrainerConfig(Configurable.Config):
     @property
     def has_explicit_collectives(self) -> bool:
         """Whether every collective of a step is addressed by a logical group, where it can be observed."""
-        return self.compile.mode == "graph" or self.parallelism.fsdp == "graph"
+        return self.compile.mode != "layer" and self.plan_fsdp() == "graph"
+
+    def plan_fsdp(self) -> Literal["fsdp2", "graph"]:
+        """Who shards. Eager mode computes as the graph does unless FSDP2 is asked for; blocks that are compiled one by
+        one need their parameters in place, and the stages of a pipeline never have them there."""
+        asked = self.parallelism.fsdp
+        is_layer = self.compile.mode == "layer" and self.parallelism.pipeline_parallel_degree == 1
+        return ("fsdp2" if is_layer else "graph") if asked == "auto" else asked
 
     def needs_evaluation(self) -> bool:
         """Whether the run computes losses without gradients besides its steps."""

@@ -18,6 +18,8 @@ def _find_causes(config: TrainerConfig, ran: list[str], device: str) -> Iterator
     yield from find_rounding_passes(ran, config.passes.order)
     if config.compile.expert_overlap.is_on and "chunk_experts" not in ran:
         yield "compile.expert_overlap"
+    if config.plan_fsdp() == "fsdp2":
+        yield "FSDP2"
     if config.compile.mode == "layer" and config.compile.backend == "inductor":
         yield "compile.backend inductor"
     if config.plan_optimizer().is_single_pass:

@@ -277,7 +277,7 @@ RULES = (
     EffectRule(
         "metrics.rank_times_interval metrics.slow_rank_limit",
         _hidden_collectives,
-        "--compile.mode graph",
+        "--compile.mode graph or eager, with --parallelism.fsdp auto",
         is_strict=False,
     ),
     EffectRule(

@@ -30,7 +30,7 @@ from tests.execute.watch import CountOps, LiveBytes, find_saved_bytes
 from tests.kit.ranks import pool
 
 KINDS = ("none", "full", "selective")
-WAYS = {"eager fsdp2": {}, "eager graph": {"parallelism.fsdp": "graph"}, "layer fsdp2": LAYER}
+WAYS = {"eager fsdp2": {"parallelism.fsdp": "fsdp2"}, "eager graph": {}, "layer fsdp2": LAYER}
 EACH = [pytest.param(way, marks=() if way == "eager graph" else pytest.mark.long) for way in WAYS]
 RANKS = 2
 ROUTINGS = ((), (2, 3))

@@ -108,7 +108,7 @@ def test_a_counter_in_the_metrics_shows_the_graphs_of_every_component(tmp_path):
 
 
 def test_a_compiled_loss_leaves_the_bits_of_the_plain_one(tmp_path):
-    ways = [{}, {**LAYER, "compile.components": ("loss",)}]
+    ways = [{"parallelism.fsdp": "fsdp2"}, {**LAYER, "compile.components": ("loss",)}]
     runs = []
     for changes in ways:
         config = small("llama3", tmp_path, changes)

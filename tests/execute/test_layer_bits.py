@@ -55,7 +55,7 @@ def run(name: str) -> list[dict[str, list[Update]]]:
     with tempfile.TemporaryDirectory() as folder:
         ways = {
             mode: small(case.model, Path(folder), changes, experts=case.experts, **case.degrees)
-            for mode, changes in (("eager", {}), ("layer", LAYER))
+            for mode, changes in (("eager", {"parallelism.fsdp": "fsdp2"}), ("layer", LAYER))
         }
         if case.ranks == 1:
             return [on_ranks(ways["eager"], ways)]

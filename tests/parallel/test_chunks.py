@@ -36,7 +36,7 @@ def chunked(model, folder, changes=None, **overlap):
             {"compile.mode": "graph", "passes.off": ("overlap_experts", "chunk_experts")},
             "passes.off has chunk_experts",
         ),
-        ({}, {"parallelism.fsdp": "auto"}, "FSDP2's hooks cannot"),
+        ({}, {"parallelism.fsdp": "fsdp2"}, "FSDP2's hooks cannot"),
         ({}, {"parallelism.fsdp": "auto", "compile.mode": "layer"}, "with mode layer"),
     ],
 )

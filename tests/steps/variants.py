@@ -31,7 +31,7 @@ def compare_with_eager(
 ) -> dict[str, list[str]]:
     """On one rank of a launched world, or alone: for each variant the tensors that differ from the eager step's."""
     more = {**TWO_BLOCKS, **(extra or {})}
-    eager = small(model, Path(folder), {"parallelism.fsdp": "graph", **more}, experts=experts, **degrees)
+    eager = small(model, Path(folder), more, experts=experts, **degrees)
     with joined_groups(plan_run_mesh(eager, int(os.environ.get("WORLD_SIZE", "1"))), CPU) as groups:
         wanted = make_updates(eager, groups, routings=ROUTINGS)
         found = {}

@@ -43,12 +43,13 @@ def build(folder, changes):
     ("flags", "promise"),
     [
         ("", SAME),
-        ("--compile.mode layer", "within rounding of eager: compile.backend inductor"),
-        ("--compile.mode layer --compile.backend aot_eager", SAME),
+        ("--compile.mode layer", "within rounding of eager: FSDP2, compile.backend inductor"),
+        ("--compile.mode layer --compile.backend aot_eager", "within rounding of eager: FSDP2"),
+        ("--compile.mode eager", SAME),
+        ("--compile.mode eager --parallelism.fsdp fsdp2", "within rounding of eager: FSDP2"),
         ("--optimizer.implementation single_pass", "within rounding of eager: optimizer.implementation single_pass"),
         (
-            "--compile.mode eager --compile.expert_overlap.strategy trace --parallelism.fsdp graph "
-            "--training.local_batch_size 4",
+            "--compile.mode eager --compile.expert_overlap.strategy trace --training.local_batch_size 4",
             "within rounding of eager: compile.expert_overlap",
         ),
     ],

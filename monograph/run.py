@@ -141,7 +141,8 @@ def build_graph_step(
             groups.check_same(f"the graph of the {kind}", found.graph.digest(), text=found.graph.text)
         load_or_build_kernels([graphs["step"].graph], settings, groups, artifact)
         cache = CastWeightCache(source.parameters)
-        outputs = StepOutputBuffers(make_gradients(source.parameters, graphs["step"]), MetricSums())
+        gradients = make_gradients(source.parameters, graphs["step"], source.reduce_dtype)
+        outputs = StepOutputBuffers(gradients, MetricSums())
         recorder = make_recorder(settings, groups)
         program = build_program(graphs["step"].graph, inputs, outputs, cache, recorder)
         evaluation = None

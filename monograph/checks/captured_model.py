@@ -150,7 +150,7 @@ def run_step(source: StepSource, inputs: StepInputs, optimized: OptimizedGraph) 
     """The loss and the gradient of each slot, of a step as some passes left it."""
     parameters = source.parameters
     cache = CastWeightCache(parameters)
-    outputs = StepOutputBuffers(make_gradients(parameters, optimized), MetricSums())
+    outputs = StepOutputBuffers(make_gradients(parameters, optimized, source.reduce_dtype), MetricSums())
     program = build_program(optimized.graph, inputs, outputs, cache, None)
     cache.refresh(is_updated=True)
     try:

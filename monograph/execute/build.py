@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from monograph.execute.artifact.load import Artifact
@@ -57,9 +58,10 @@ def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder |
     return CudaGraphRecorder(groups.device, is_required=wanted == "require", watchdog=watchdog)
 
 
-def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph) -> Gradients:
-    """Where the gradients of a step are added up: in the dtype it returns them in, if a pass made them narrow."""
-    return Gradients(parameters, keeps_dtype="narrow_gradients" in step.ran)
+def make_gradients(parameters: Mapping[str, Tensor], step: OptimizedGraph, reduce_dtype: torch.dtype) -> Gradients:
+    """Where the gradients of a step are added up; a lone one stays in the dtype it is returned in, if a pass made it
+    narrow."""
+    return Gradients(parameters, reduce_dtype=reduce_dtype, keeps_dtype="narrow_gradients" in step.ran)
 
 
 def load_or_build_kernels(

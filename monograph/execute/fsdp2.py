@@ -21,6 +21,7 @@ from monograph.axes import Axis, Group
 from monograph.compat.modules import has_parameter_meshes, placements_on, release_groups
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
+from monograph.execute.gradients import add_to_sum, allow_any_gradient, find_sum_dtype
 from monograph.execute.layer import compile_layers
 from monograph.models.model import Model, StepOutput, find_unit
 from monograph.parallel.collectives import all_reduce_over
@@ -45,6 +46,9 @@ class Fsdp2Step(ModuleStep):
         self.sharded = {table[name].name: parameter for name, parameter in model.named_parameters()}
         self.parameters = {slot.name: _local(self.sharded[slot.name]) for slot in table}
         fill_shards(self.parameters, table, settings.init_specs, seed=settings.seed, rank=groups.rank)
+        self.reduce_dtype = settings.reduce_dtype
+        for local in self.parameters.values():
+            allow_any_gradient(local, find_sum_dtype(local, settings.reduce_dtype))
 
     def forward(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> StepOutput:
         return self.model(**inputs, **scalars, call=self.call)
@@ -59,7 +63,8 @@ class Fsdp2Step(ModuleStep):
             parameter.grad = None
             if slot.is_replicated_over_tp:
                 gradient = all_reduce_over(gradient, Group.TP_GRADS)
-            local.grad = gradient if local.grad is None else local.grad.add_(gradient)
+            dtype = find_sum_dtype(local, self.reduce_dtype)
+            local.grad = gradient if local.grad is None else add_to_sum(local.grad, gradient, dtype)
 
 
 def put_pieces(model: nn.Module, table: ParamTable, dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ an op that a tracer sees.
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from monograph.compat.capture import fake_tensors
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
+from monograph.execute.gradients import Gradients
 from monograph.models.model import Model, StepOutput
 from monograph.parallel.chunks import find_chunks
 from monograph.parallel.groups import Groups
@@ -54,11 +56,13 @@ class ShardedStep(ModuleStep):
     def __init__(self, model: Model, table: ParamTable, groups: Groups, settings: StepSettings) -> None:
         super().__init__(model, table, groups, seed=settings.seed)
         self.parameters = make_shards(table, groups, settings)
+        self.leaves = {name: each.detach().requires_grad_(each.requires_grad) for name, each in self.parameters.items()}
+        self.gradients = Gradients(self.trained, reduce_dtype=settings.reduce_dtype)
         runner = find_runner(settings.activations.mode)
         self.call = FsdpUnitRunner(
             model,
             table,
-            self.parameters,
+            self.leaves,
             compute_dtype=settings.compute_dtype,
             reduce_dtype=settings.reduce_dtype,
             reshard=settings.reshard,
@@ -70,4 +74,18 @@ class ShardedStep(ModuleStep):
         return self.model(**inputs, **scalars, call=self.call)
 
     def backward(self, objective: Tensor) -> None:
+        """Autograd adds up in the dtype of its leaves, so these are others than the parameters, in the same memory: a
+        sum may be wider. Each gradient is added as soon as it is there."""
+        handles = [
+            self.leaves[name].register_post_accumulate_grad_hook(partial(self.take_gradient, name))
+            for name in self.trained
+        ]
         objective.backward()
+        for handle in handles:
+            handle.remove()
+
+    def take_gradient(self, name: str, leaf: Tensor) -> None:
+        """Add a leaf's gradient to those of its parameter."""
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        self.gradients.add(name, gradient)

@@ -55,7 +55,8 @@ class ParallelismConfig(Configurable.Config):
     reshard_after_forward: bool = True
     """Free gathered parameters after forward and gather them again in backward: less memory, more traffic."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Gradients are cast to this before they are summed over devices, and add up in it."""
+    """Gradients are cast to this before they are summed over devices, and those of several micro-batches add up in it
+    (in training.dtype where that is wider)."""
     timeout_seconds: float = 300.0
     """A collective that takes longer ends the run with an error."""
 

@@ -115,7 +115,7 @@ def count_step(
     inside = graph.module.graph
     sizes = LikelySizes(inside)
     timeline = find_timeline(inside, find_node_costs(inside, sizes, facts).seconds)
-    memory = map_memory(graph, sizes, parameters)
+    memory = map_memory(graph, sizes, parameters, reduce_dtype=facts.reduce_dtype)
     return CapturedCost(find_unit_costs(graph, sizes, timeline, memory, units), memory, extra)
 
 

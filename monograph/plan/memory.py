@@ -4,17 +4,18 @@ What a block holds from forward to backward, its weights and its gradients count
 it needs only while it runs counts once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+import torch
 from torch.fx import Node
 
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.memory import LiveMemory, find_held, find_lasting
 from monograph.graph.pieces import find_owners
-from monograph.graph.query import is_backward, is_compute
+from monograph.graph.query import is_backward, is_compute, value_of
 from monograph.graph.signature import InputKind, InputSpec, OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import find_tag
@@ -59,6 +60,8 @@ class HeldPiece(NamedTuple):
     """The unit of the model that it belongs to; empty where it is no unit's."""
     is_trained: bool
     """Whether it is a parameter that the optimizer has state for."""
+    sum_bytes: int = 0
+    """Of a gradient: what the sum over several micro-batches takes, which may be wider than one of them."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,14 @@ class StepMemory:
     """Where the backward of each unit ends in the schedule."""
 
 
-def map_memory(graph: StepGraph, sizes: LikelySizes, units: Mapping[str, str]) -> StepMemory:
+def map_memory(
+    graph: StepGraph, sizes: LikelySizes, units: Mapping[str, str], *, reduce_dtype: torch.dtype = torch.float32
+) -> StepMemory:
     """The memory of a step; `units` has each parameter's unit."""
     nodes = graph.nodes
     lasting = find_lasting(graph)
     inputs = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    gradients = _find_gradient_pieces(graph)
+    gradients = _find_gradient_pieces(graph, reduce_dtype)
     pieces = []
     for live in find_held(graph.module.graph, sizes, lasting):
         spec = inputs.get(live.node)
@@ -85,7 +90,9 @@ def map_memory(graph: StepGraph, sizes: LikelySizes, units: Mapping[str, str]) -
         if spec is None and live.node not in lasting:
             kind = _find_kind(live, gradients, nodes)
         is_trained = spec is not None and spec.kind is InputKind.STATE
-        pieces.append(HeldPiece(live, kind, _find_unit(live, spec, units), is_trained))
+        widening = gradients.get((live.node, live.part), 0.0) if kind is MemoryKind.GRADIENTS else 0.0
+        unit = _find_unit(live, spec, units)
+        pieces.append(HeldPiece(live, kind, unit, is_trained, int(widening * live.bytes)))
     return StepMemory(pieces, [count_workspace(node, sizes) for node in nodes], _find_ends(nodes))
 
 
@@ -97,7 +104,7 @@ def find_memory_parts(
     count = len(memory.workspaces)
     live = {kind: _Curve(count) for kind in MemoryKind}
     total, trained = 0.0, 0.0
-    for (_, _, size, first, last), kind, unit, is_trained in memory.pieces:
+    for (_, _, size, first, last), kind, unit, is_trained, sum_bytes in memory.pieces:
         more = extra.get(unit, 0.0) if kind is not MemoryKind.WORKING else 0.0
         live[kind].add(first, last, size)
         if more:
@@ -105,7 +112,7 @@ def find_memory_parts(
             # then on, at the end of the step, what they computed.
             start = max(first, memory.ends.get(unit, 0)) if kind is MemoryKind.GRADIENTS else first
             live[kind].add(start, max(start, last), more * size)
-        total += (1 + more) * size if kind is MemoryKind.GRADIENTS else 0.0
+        total += (1 + more) * sum_bytes
         trained += (1 + more) * size if is_trained else 0.0
     curves = {kind: curve.values() for kind, curve in live.items()}
     if is_accumulating:  # the sum over micro-batches waits all the time, beside the gradients that are being added
@@ -153,14 +160,20 @@ class _Curve:
         return found
 
 
-def _find_gradient_pieces(graph: StepGraph) -> set[tuple[Node, int]]:
+def _find_gradient_pieces(graph: StepGraph, reduce_dtype: torch.dtype) -> dict[tuple[Node, int], float]:
+    """What gradients lie in, and how many times as much a sum of several takes."""
     owners = find_owners(graph.module.graph)
-    results = zip(graph.outputs, graph.results, strict=True)
-    wanted = [node for spec, node in results if spec.kind is OutputKind.GRADIENT and node is not None]
-    return {piece for node in wanted for piece in owners[node]}
+    stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
+    found = {}
+    for spec, node in zip(graph.outputs, graph.results, strict=True):
+        if spec.kind is OutputKind.GRADIENT and node is not None:
+            sum_dtype = torch.promote_types(stored[spec.name], reduce_dtype)
+            widening = sum_dtype.itemsize / value_of(node).dtype.itemsize
+            found.update(dict.fromkeys(owners[node], widening))
+    return found
 
 
-def _find_kind(live: LiveMemory, gradients: set[tuple[Node, int]], nodes: list[Node]) -> MemoryKind:
+def _find_kind(live: LiveMemory, gradients: Container[tuple[Node, int]], nodes: list[Node]) -> MemoryKind:
     if (live.node, live.part) in gradients:
         return MemoryKind.GRADIENTS
     is_saved = is_compute(live.node) and not is_backward(live.node) and is_backward(nodes[live.last])

@@ -141,7 +141,7 @@ def _add_memory(found: Mapping[str, UnitCost], memory: StepMemory, units: list[s
         if piece.kind is MemoryKind.PARAMETERS:
             cost.parameter_bytes += piece.live.bytes
         elif piece.kind is MemoryKind.GRADIENTS:
-            cost.gradient_bytes += piece.live.bytes
+            cost.gradient_bytes += piece.sum_bytes  # a pipeline has several micro-batches
         elif piece.kind is MemoryKind.SAVED:
             cost.saved_bytes += piece.live.bytes
         if piece.is_trained:

@@ -89,6 +89,7 @@ class AdamW(Optimizer):
         if isinstance(self._update, SinglePass):
             self._update(excess, broken)
             return
+        self.narrow_gradients()
         if self.is_fused:
             # The kernel divides every gradient it reads: clipping costs no pass over memory of its own.
             self._adamw.found_inf, self._adamw.grad_scale = broken, excess  # type: ignore[attr-defined]

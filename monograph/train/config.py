@@ -59,7 +59,8 @@ class TrainingConfig(Configurable.Config):
     max_norm: float = 1.0
     """Clip the global gradient norm to this; 0 switches clipping off."""
     dtype: Precision = "float32"
-    """The stored (master) weights, their gradients and, unless optimizer.state_dtype says otherwise, moments."""
+    """The stored (master) weights, their gradients (sums of several: parallelism.reduce_dtype) and, unless
+    optimizer.state_dtype says otherwise, moments."""
     compute_dtype: Precision = "bfloat16"
     """Forward and backward: weights are cast to this as each block uses them."""
     freeze: tuple[str, ...] = ()

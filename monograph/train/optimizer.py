@@ -68,7 +68,7 @@ class Optimizer(Configurable):
                 if gradient is not None:
                     if excess is not None:
                         gradient.div_(excess)
-                    self.update(parameter, gradient, self._state[name], lr)
+                    self.update(parameter, gradient.to(parameter.dtype), self._state[name], lr)
 
     @property
     def refusal(self) -> Tensor | None:
@@ -80,6 +80,12 @@ class Optimizer(Configurable):
         broken = (~(torch.isfinite(grad_norm) & torch.isfinite(loss))).float()
         self._broken = broken if self._broken is None else torch.maximum(self._broken, broken)
         return self._broken
+
+    def narrow_gradients(self) -> None:
+        """Round sums that are wider than their parameters, for rules that take gradients of the same dtype only."""
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and parameter.grad.dtype is not parameter.dtype:
+                parameter.grad = parameter.grad.to(parameter.dtype)
 
     def clear_gradients(self) -> None:
         """Drop the gradients; the next backward allocates them anew."""

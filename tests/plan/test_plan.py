@@ -37,6 +37,20 @@ from tests.test_cli import RUN_MANY
 H100 = MACHINES["H100"]
 
 
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_the_sum_over_micro_batches_counts_in_the_dtype_that_it_is_added_in(stored, tmp_path):
+    changes = {"compile.mode": "graph", "compile.numerics": "fast", "training.compute_dtype": "bfloat16"}
+    config = tiny("llama3", tmp_path, {**changes, "training.dtype": stored, "model.n_layers": 3})
+    with torch.device("meta"):
+        model = config.model.build()
+        depth = find_reduced_depth(config.model, model)
+    captured = capture_step(config, H100, depth, world_size=1)
+    one, several = (estimate_whole(captured, config, count, H100).memory.gradients for count in (1, 2))
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert several == pytest.approx(4 * elements, rel=0.01)
+    assert one < several
+
+
 def test_a_deep_model_is_captured_with_three_blocks_of_each_kind():
     depth = plan_depth(["dense"] * 3 + ["moe"] * 58)
     assert (depth.blocks, depth.extra, depth.total) == (6, {4: 55}, 61)

@@ -240,7 +240,8 @@ def build_stage(
 ) -> PipelineStage:
     """The programs of one stage, and how the runtime reaches them."""
     parameters = found.source.parameters
-    gradients = StageGradients(parameters, step.tied, keeps_dtype="narrow_gradients" in graphs["step"].ran)
+    keeps_dtype = "narrow_gradients" in graphs["step"].ran
+    gradients = StageGradients(parameters, step.tied, reduce_dtype=found.source.reduce_dtype, keeps_dtype=keeps_dtype)
     assert found.source.stage is not None
     outputs = StageOutputs(step, gradients, has_loss=found.source.stage.is_last)
     program = StageProgram(graphs["step"].graph, found.inputs, outputs.take, cache, is_split=is_split)
@@ -259,7 +260,9 @@ def build_eager_stage(
     step: PipelineStep, found: StageSource, settings: StepSettings, layers: LayerCall | None
 ) -> PipelineStage:
     """A stage that runs op by op, or with compiled blocks."""
-    gradients = StageGradients(found.source.parameters, step.tied, keeps_dtype=False)
+    gradients = StageGradients(
+        found.source.parameters, step.tied, reduce_dtype=found.source.reduce_dtype, keeps_dtype=False
+    )
     assert found.source.stage is not None
     outputs = StageOutputs(step, gradients, has_loss=found.source.stage.is_last)
     stage = EagerStage(found.source, settings, outputs.take, layers)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monograph.capture.stage import CarrySpec
 from monograph.execute.base import sum_in_order
-from monograph.execute.gradients import Gradients
+from monograph.execute.gradients import Gradients, add_to_sum, allow_any_gradient, find_sum_dtype
 from monograph.execute.pipeline.links import Links
 from monograph.parallel.param_table import ParamTable, Slot
 from monograph.parallel.pipeline.stages import StagePlan
@@ -47,12 +47,18 @@ def find_tied_links(tied: Sequence[TiedSlot], stage_ranks: Sequence[int]) -> set
 class StageGradients(Gradients):
     """Adds a stage's gradients to the shards' `.grad`; those of tied slots are added up apart."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], tied: Sequence[TiedSlot], *, keeps_dtype: bool) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        tied: Sequence[TiedSlot],
+        *,
+        reduce_dtype: torch.dtype,
+        keeps_dtype: bool,
+    ) -> None:
         names = {each.slot.name for each in tied}
-        super().__init__(
-            {name: value for name, value in parameters.items() if name not in names}, keeps_dtype=keeps_dtype
-        )
-        self.apart = {name: TiedPart(value) for name, value in parameters.items() if name in names}
+        alone = {name: value for name, value in parameters.items() if name not in names}
+        super().__init__(alone, reduce_dtype=reduce_dtype, keeps_dtype=keeps_dtype)
+        self.apart = {name: TiedPart(value, reduce_dtype) for name, value in parameters.items() if name in names}
 
     def add(self, name: str, gradient: Tensor) -> None:
         if name in self.apart:
@@ -88,19 +94,20 @@ class StageGradients(Gradients):
 class TiedPart:
     """One stage's share of the gradient of a tied slot."""
 
-    def __init__(self, parameter: Tensor) -> None:
-        self.parameter = parameter
+    def __init__(self, parameter: Tensor, reduce_dtype: torch.dtype) -> None:
+        self.parameter, self.dtype = parameter, find_sum_dtype(parameter, reduce_dtype)
         self.value: Tensor | None = None
+        allow_any_gradient(parameter, self.dtype)
 
     def add(self, gradient: Tensor) -> None:
         """Add one micro-batch's gradient."""
-        wide = gradient.to(self.parameter.dtype)
-        self.value = wide.clone() if self.value is None else self.value.add_(wide)
+        gradient = gradient.to(self.parameter.dtype)
+        self.value = gradient.clone() if self.value is None else add_to_sum(self.value, gradient, self.dtype)
 
     def take(self) -> Tensor:
-        """The sum since the last call."""
+        """The sum since the last call, as the other stages add it."""
         value, self.value = self.value, None
-        return torch.zeros_like(self.parameter) if value is None else value
+        return torch.zeros_like(self.parameter, dtype=self.dtype) if value is None else value.to(self.dtype)
 
 
 def add_tied(
@@ -113,11 +120,12 @@ def add_tied(
         own = {stage: parts[stage][name].take() for stage in each.stages if stage in parts}
         if not own:
             continue
-        parameter = next(parts[stage][name].parameter for stage in own)
+        part = next(parts[stage][name] for stage in own)
+        parameter = part.parameter
         peers = sorted({stage_ranks[stage] for stage in each.stages} - {links.own})
         what = f"the gradient of {name}"
         sends = [links.send(what, peer, _named(own)) for peer in peers]
-        form = CarrySpec(tuple(parameter.shape), parameter.dtype, parameter.stride())
+        form = CarrySpec(tuple(parameter.shape), part.dtype, parameter.stride())
         receives = [
             links.receive(what, peer, {_key(s): form for s in each.stages if stage_ranks[s] == peer}) for peer in peers
         ]

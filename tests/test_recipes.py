@@ -18,6 +18,8 @@ from monograph.config.leaves import find_leaves
 from monograph.config.overrides import apply_overrides, split_flags
 from monograph.config.text import format_config, format_words
 from monograph.errors import ConfigError
+from monograph.models.llama4.attention import Temperature
+from monograph.models.rope import Rope
 from monograph.recipes.catalog import find_recipe, find_recipes, load_recipe
 from monograph.recipes.size import Size, count_parameters
 
@@ -61,6 +63,16 @@ def test_a_recipes_full_text_is_the_recorded_one(name):
     if os.environ.get("UPDATE_GOLDENS"):
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8"), "changed on purpose? UPDATE_GOLDENS=1 records it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_has_positions_for_its_own_length_only(name):
+    """Llama 4 Scout's config.json allows ten million of them: 5 GB of tables."""
+    config = load_recipe(name)
+    with torch.device("meta"):
+        model = config.plan_model().build()
+    tables = [table for part in model.modules() if isinstance(part, Rope | Temperature) for table in part.buffers()]
+    assert tables and all(table.shape[0] == config.training.seq_len for table in tables)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,7 +26,7 @@ def evaluate_command(arguments: EvaluateArguments) -> int:
     set_up_log()
     source = find_source(arguments)
     seq_len = find_length(arguments, source.model)
-    loaded = load(arguments, source)
+    loaded = load(arguments, source, length=seq_len)
     with flags_without_section():
         sets = {name: measure_set(loaded, path, arguments, seq_len) for name, path in arguments.sets().items()}
     tasks: dict[str, dict[str, Any]] = {}

@@ -25,7 +25,8 @@ def generate_command(arguments: GenerateArguments) -> int:
     prompts, tokenizer = arguments.prompts(), build_tokenizer(source)
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     check_lengths(source.model, encoded, arguments.max_new_tokens)
-    loaded = load(arguments, source, tokenizer)
+    length = max(map(len, encoded)) + arguments.max_new_tokens
+    loaded = load(arguments, source, length=length, tokenizer=tokenizer)
     for start in range(0, len(prompts), arguments.batch_size):
         part = slice(start, start + arguments.batch_size)
         rows = generate(

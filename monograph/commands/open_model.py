@@ -21,7 +21,9 @@ def find_source(arguments: ModelArguments) -> ModelSource:
     return replace(source, tokenizer=find_tokenizer(Path(arguments.tokenizer)))
 
 
-def load(arguments: ModelArguments, source: ModelSource, tokenizer: Tokenizer | None = None) -> LoadedModel:
-    """The model in memory, with its tokenizer, unless that was built before."""
+def load(
+    arguments: ModelArguments, source: ModelSource, *, length: int, tokenizer: Tokenizer | None = None
+) -> LoadedModel:
+    """The model in memory for texts of this length, with its tokenizer, unless that was built before."""
     dtype: torch.dtype | None = None if arguments.dtype == "stored" else find_dtype(arguments.dtype)
-    return load_model(source, use_device(arguments.device), dtype=dtype, tokenizer=tokenizer)
+    return load_model(source, use_device(arguments.device), length=length, dtype=dtype, tokenizer=tokenizer)

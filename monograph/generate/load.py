@@ -55,14 +55,16 @@ def load_model(
     source: ModelSource,
     device: torch.device,
     *,
+    length: int,
     dtype: torch.dtype | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> LoadedModel:
-    """The model of a source. Weights are used in the type they are stored in unless `dtype` is given."""
+    """The model of a source, for texts of at most `length` tokens. Weights are used in the type they are stored in
+    unless `dtype` is given."""
     tokenizer = tokenizer or build_tokenizer(source)
     path, reader = open_reader(source)
     with torch.device("meta"):
-        model: Model = source.model.build()
+        model: Model = source.model.for_length(length).build()
     records = {name: each for name, each in reader.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
     materialize(model, device=device, dtype=dtype or find_main_dtype(records.values()))
     reset(model)

@@ -55,7 +55,7 @@ class RopeConfig(Configurable.Config):
 
     owner: ClassVar[str] = "monograph.models.rope:Rope"
     max_seq_len: int = 2048
-    """Positions in the table: the longest sequence the model accepts."""
+    """The longest sequence that the model accepts; a run makes tables for its own length."""
     theta: float = 10000.0
     """Base of the geometric series of wavelengths."""
     layout: Literal["half", "interleaved"] = "half"

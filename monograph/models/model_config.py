@@ -67,6 +67,16 @@ class ModelConfig(Configurable.Config):
             return self
         return self.replace(kernels="fused" if device == "cuda" else "plain")
 
+    def for_length(self, tokens: int) -> Self:
+        """The same model for sequences of at most so many tokens: its tables of positions have no further rows.
+
+        Published models allow millions of positions, and a row for each would take gigabytes.
+        """
+        rope = getattr(self, "rope", None)
+        if rope is None or rope.max_seq_len <= tokens:
+            return self
+        return self.replace(rope=rope.replace(max_seq_len=tokens))
+
     def find_latent_sizes(self) -> LatentSizes | None:
         """The sizes of its latent attention; None when it has none."""
         parts = (part for _, part in walk_configs(self, "model") if part is not self)

@@ -332,9 +332,10 @@ class TrainerConfig(Configurable.Config):
         return self.optimizer.plan(self.compile.numerics)
 
     def plan_model(self) -> ModelConfig:
-        """The model with everything decided that it leaves to `compile`."""
+        """The model that the run builds: for its length, with everything decided that it leaves to `compile`."""
         is_compiled = self.compile.mode == "layer" and self.compile.backend == "inductor"
-        return plan_kernel(self.model, may_vary=is_compiled or self.compile.numerics != "exact")
+        model = self.model.for_length(self.training.seq_len)
+        return plan_kernel(model, may_vary=is_compiled or self.compile.numerics != "exact")
 
     def find_state_ratio(self) -> float:
         """Bytes of the optimizer's state for each byte of a trained parameter."""

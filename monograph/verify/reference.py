@@ -31,7 +31,7 @@ class Reference:
 
     def __init__(self, config: TrainerConfig, device: torch.device) -> None:
         with torch.device("meta"):
-            self.model = config.model.build()
+            self.model = config.model.for_length(config.training.seq_len).build()
         freeze(self.model, config.training.freeze)
         materialize(self.model, device=device, dtype=torch.float32)
         initialize(self.model, seed=config.debug.seed)

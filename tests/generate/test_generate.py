@@ -109,7 +109,8 @@ def test_the_prompt_comes_before_the_text(folder, capsys):
 
 
 def test_a_model_without_a_cache_reads_the_text_again(folder, monkeypatch):
-    loaded = load_model(open_source(str(folder / "llama")), CPU)
+    loaded = load_model(open_source(str(folder / "llama")), CPU, length=64)
+    assert loaded.model.rope.cos.shape[0] == 64, "tables are as long as the texts"
     prompt, steps = [loaded.encode("question")], {"device": CPU, "max_new_tokens": 6}
     expected = generate(loaded.model, prompt, **steps)[0].tokens
     monkeypatch.setattr(type(loaded.model), "new_cache", lambda *_: None)
@@ -117,7 +118,7 @@ def test_a_model_without_a_cache_reads_the_text_again(folder, monkeypatch):
 
 
 def test_the_type_to_compute_in_can_be_chosen(folder):
-    loaded = load_model(open_source(str(folder / "deepseek_v3")), CPU, dtype=torch.bfloat16)
+    loaded = load_model(open_source(str(folder / "deepseek_v3")), CPU, length=8, dtype=torch.bfloat16)
     assert {each.dtype for each in loaded.model.parameters()} == {torch.bfloat16}
     assert len(generate(loaded.model, [[5, 6]], device=CPU, max_new_tokens=3, sampling=Sampling())[0].tokens) == 3
 

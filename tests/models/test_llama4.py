@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers.models.llama4 import modeling_llama4
 
 from monograph.errors import CheckpointError, ConfigError
-from monograph.models.init import reset
+from monograph.models.init import initialize, reset
 from monograph.models.llama4 import hf as family
 from monograph.models.llama4.config import Llama4Config
 from monograph.models.llama4.sizes import llama4_debugmodel, llama4_maverick, llama4_scout
@@ -208,6 +208,21 @@ def read_published(**changes: Any) -> Llama4Config:
     config = family.from_hf_config(published(**changes))
     assert not config.moe.balance.is_on
     return config.replace(moe=config.moe.replace(balance=llama4_scout().moe.balance))
+
+
+def test_a_model_for_a_length_computes_what_the_whole_one_does_for_texts_of_that_length():
+    config = llama4_debugmodel()
+    whole, short = (initialized(each) for each in (config, config.for_length(40)))
+    assert (whole.rope.cos.shape[0], short.rope.cos.shape[0], short.temperature.table.shape[0]) == (2048, 40, 40)
+    tokens = torch.randint(0, 512, (2, 40), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(short.predict(tokens), whole.predict(tokens))
+    assert config.for_length(5000) is config
+
+
+def initialized(config: Llama4Config) -> torch.nn.Module:
+    model = config.build()
+    initialize(model, 0)
+    return model
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

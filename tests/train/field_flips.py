@@ -135,7 +135,6 @@ def model_flips() -> Iterator[Flip]:
         "model.dropout": 0.3,
         "training.freeze": ("layers.0.*",),
         "model.init_std": 0.05,
-        "model.rope.max_seq_len": 128,
         "model.rope.theta": 100.0,
         "model.rope.layout": "half",
         "model.rope.scaling": "llama3",
@@ -178,6 +177,7 @@ def model_flips() -> Iterator[Flip]:
     yarn = {"original_max_seq_len": 256, "beta_fast": 2.0, "beta_slow": 0.1}
     yield from (Flip(f"model.rope.{name}", value, given=YARN) for name, value in yarn.items())
     yield Flip(f"{MOE}.balance.scope", "global", given={"training.local_batch_size": 2})
+    yield Flip("model.rope.max_seq_len", 8, is_refused=True)
     yield Flip("model.kernels", "fused", see_graph, GRAPH, "llama3")
     yield Flip("model.loss.chunk_tokens", 8, see_graph, GRAPH, "llama3")
     yield Flip("model.attention.kernel", "reference", see_graph, GRAPH, "llama3")

@@ -39,6 +39,7 @@ from monograph.train.config import TrainerConfig
 from monograph.train.measure import find_mfu
 from monograph.train.numerics import promise_numerics
 from monograph.train.optimizer import Optimizer
+from monograph.train.out_of_memory import Holders, find_holders, memory_explained, suggest_less
 from monograph.train.startup import Startup
 from monograph.train.update import apply_update
 from monograph.whole_file import write_whole
@@ -140,29 +141,33 @@ def run_mode(
         torch.cuda.reset_peak_memory_stats(device)
     startup = Startup()
     startup.seconds.clear()
-    step = build_step(config, groups, startup)
-    with startup.phase("optimizer"):
-        optimizer: Optimizer = build_optimizer(config.plan_optimizer(), step)
-    batches = make_batches(config, step, document_tokens)
-    with startup.phase("step"):
-        loss = step.run(*next(batches))
+    holders: Holders = {}
+    with memory_explained(device, holders, do=suggest_less(config)):
+        step = build_step(config, groups, startup)
+        holders |= find_holders(step)
+        with startup.phase("optimizer"):
+            optimizer: Optimizer = build_optimizer(config.plan_optimizer(), step)
+        holders |= find_holders(step, optimizer)
+        batches = make_batches(config, step, document_tokens)
+        with startup.phase("step"):
+            loss = step.run(*next(batches))
+            synchronize(device)
+        with startup.phase("update"):
+            apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
+            synchronize(device)
+        losses = [loss, *(update(step, optimizer, next(batches), config) for _ in range(warmup))]
+        clock = find_clock(device)
+        ticks = [clock.stamp()]
+        for _ in range(steps):
+            losses.append(update(step, optimizer, next(batches), config))
+            ticks.append(clock.stamp())
         synchronize(device)
-    with startup.phase("update"):
-        apply_update(step, optimizer, loss=loss, lr=config.optimizer.lr, max_norm=config.training.max_norm)
-        synchronize(device)
-    losses = [loss, *(update(step, optimizer, next(batches), config) for _ in range(warmup))]
-    clock = find_clock(device)
-    ticks = [clock.stamp()]
-    for _ in range(steps):
-        losses.append(update(step, optimizer, next(batches), config))
-        ticks.append(clock.stamp())
-    synchronize(device)
-    times = [clock.seconds_between(*pair) for pair in itertools.pairwise(ticks)]
-    peak = find_peak_flops(config, groups)
-    row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), peak)
-    if trace:
-        where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
-        row = replace(row, profile=where)
+        times = [clock.seconds_between(*pair) for pair in itertools.pairwise(ticks)]
+        peak = find_peak_flops(config, groups)
+        row = summarize(mode, config, step, times, startup, torch.stack(losses).tolist(), peak)
+        if trace:
+            where = profile_step(step, lambda: update(step, optimizer, next(batches), config), trace)
+            row = replace(row, profile=where)
     step.close()
     return row
 

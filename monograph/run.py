@@ -64,6 +64,7 @@ from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.open_data import open_data
+from monograph.train.out_of_memory import find_holders, memory_explained, suggest_less
 from monograph.train.preflight import check_before_start
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from monograph.train.startup import Startup
@@ -314,9 +315,9 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         freeze(whole, config.training.freeze)
         flops = whole.flops(config.training.seq_len)
         count = sum(parameter.numel() for parameter in whole.parameters())
-    log.info("model: %s parameters on %s", f"{count:,}", describe(groups))
+    log.info("model: %s parameters on %s", f"{count:,}", groups.describe())
     log.info("numerics: %s", promise)
-    with startup.phase("trainer"):
+    with startup.phase("trainer"), memory_explained(groups.device, find_holders(step), do=suggest_less(config)):
         trainer: Trainer = config.build(
             step=step,
             data=data,
@@ -329,16 +330,6 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
         )
         trainer.load()
     return trainer
-
-
-def describe(groups: Groups) -> str:
-    """The devices of this run in words."""
-    mesh = groups.mesh
-    if mesh.world_size == 1:
-        return str(groups.device)
-    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-    degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
-    return f"{mesh.world_size} x {groups.device.type} ({', '.join(degrees)})"
 
 
 def train(config: TrainerConfig) -> Summary:
@@ -368,9 +359,12 @@ def train(config: TrainerConfig) -> Summary:
                 folder = stack.enter_context(reserved_folder(config, groups))
                 if config.metrics.page and groups.rank == 0:
                     stack.enter_context(training_page(folder.path))
-            trainer = build_trainer(config, groups, startup, folder)
+            fewer = suggest_less(config)
+            with memory_explained(device, {}, do=fewer):
+                trainer = build_trainer(config, groups, startup, folder)
         try:
-            return trainer.train()
+            with memory_explained(device, find_holders(trainer.step, trainer.optimizer), do=fewer):
+                return trainer.train()
         finally:
             trainer.step.close()
 

@@ -1,6 +1,7 @@
 """`monograph bench`: measure a step in every mode that was asked for, and show the table."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from monograph.bench import plan_modes, run_modes, write_json
+from monograph.commands.room import check_bench_room
 from monograph.config.configurable import check_config
+from monograph.config.origins import Origin
 from monograph.train.config import TrainerConfig
 from monograph.train.unused_settings import reset_unused
 
@@ -29,6 +32,7 @@ def bench(
     out: str,
     profile: str,
     words: list[str],
+    origins: Mapping[str, Origin],
 ) -> int:
     """Measure, print a table, write JSON when asked to."""
     if balanced_routing:
@@ -36,6 +40,7 @@ def bench(
     configs = {mode: reset_unused(each, flags=()) for mode, each in plan_modes(config, modes).items()}
     for each in configs.values():
         check_config(each)
+    check_bench_room(configs, words, origins)
     counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
     rows = run_modes(configs, **counts, profile=Path(profile) if profile else None)
     console = Console(width=max(WIDTH, Console().width))

@@ -11,6 +11,7 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
 from monograph.execute.artifact.folder import check_target
 from monograph.execute.artifact.keys import read_key
+from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.passes.extra import is_pass, refuse_other
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
@@ -63,6 +64,15 @@ def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any)
         )
     if json and not Path(json).parent.is_dir():
         raise ConfigError(f"--json {json}", why=f"there is no folder {Path(json).parent}", do="make it first")
+    machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
+    whole, used = machine.devices_per_node, machine.for_ranks(gpus).devices_per_node
+    if 2 * used < whole:
+        nearest = gpus // whole * whole
+        raise ConfigError(
+            f"--gpus {gpus} of {machine.name}, which has {whole} in a node",
+            why=f"all nodes have equally many ranks: no more than {used} each",
+            do=f"--gpus {nearest} or --gpus {nearest + whole}",
+        )
 
 
 def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: bool, **_: Any) -> None:

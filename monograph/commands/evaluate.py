@@ -11,7 +11,7 @@ from monograph import strict_json
 from monograph.commands.data_flags import flags_without_section
 from monograph.commands.model_arguments import EvaluateArguments
 from monograph.commands.model_checks import find_length
-from monograph.commands.open_model import find_source, load
+from monograph.commands.open_model import find_source, load, memory_of, suggest_fewer
 from monograph.commands.terminal import print_plain
 from monograph.errors import DataError
 from monograph.generate.lm_eval_model import run_tasks
@@ -27,19 +27,20 @@ def evaluate_command(arguments: EvaluateArguments) -> int:
     source = find_source(arguments)
     seq_len = find_length(arguments, source.model)
     loaded = load(arguments, source, length=seq_len)
-    with flags_without_section():
-        sets = {name: measure_set(loaded, path, arguments, seq_len) for name, path in arguments.sets().items()}
-    tasks: dict[str, dict[str, Any]] = {}
-    if arguments.tasks:
-        tasks = run_tasks(
-            loaded,
-            arguments.tasks,
-            folder=arguments.task_folder,
-            limit=arguments.limit,
-            num_fewshot=arguments.num_fewshot,
-            batch_size=arguments.batch_size,
-            max_length=seq_len,
-        )
+    with memory_of(loaded, do=suggest_fewer(arguments)):
+        with flags_without_section():
+            sets = {name: measure_set(loaded, path, arguments, seq_len) for name, path in arguments.sets().items()}
+        tasks: dict[str, dict[str, Any]] = {}
+        if arguments.tasks:
+            tasks = run_tasks(
+                loaded,
+                arguments.tasks,
+                folder=arguments.task_folder,
+                limit=arguments.limit,
+                num_fewshot=arguments.num_fewshot,
+                batch_size=arguments.batch_size,
+                max_length=seq_len,
+            )
     show(sets, tasks, as_json=arguments.json)
     return 0
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from monograph.commands.model_arguments import GenerateArguments
-from monograph.commands.open_model import find_source, load
+from monograph.commands.open_model import find_source, load, memory_of, suggest_fewer
 from monograph.commands.terminal import print_plain
 from monograph.generate.load import LoadedModel, build_tokenizer, encode_prompt
 from monograph.generate.loop import Generation, check_lengths, generate
@@ -27,20 +27,21 @@ def generate_command(arguments: GenerateArguments) -> int:
     check_lengths(source.model, encoded, arguments.max_new_tokens)
     length = max(map(len, encoded)) + arguments.max_new_tokens
     loaded = load(arguments, source, length=length, tokenizer=tokenizer)
-    for start in range(0, len(prompts), arguments.batch_size):
-        part = slice(start, start + arguments.batch_size)
-        rows = generate(
-            loaded.model,
-            encoded[part],
-            device=loaded.device,
-            max_new_tokens=arguments.max_new_tokens,
-            stop_ids={loaded.tokenizer.eos_id, *settings.stop_ids},
-            sampling=make_sampling(arguments, settings),
-            use_cache=arguments.cache,
-            first_row=start,
-        )
-        for prompt, row in zip(prompts[part], rows, strict=True):
-            print_plain(render(prompt, row, loaded, as_json=arguments.json))
+    with memory_of(loaded, do=suggest_fewer(arguments)):
+        for start in range(0, len(prompts), arguments.batch_size):
+            part = slice(start, start + arguments.batch_size)
+            rows = generate(
+                loaded.model,
+                encoded[part],
+                device=loaded.device,
+                max_new_tokens=arguments.max_new_tokens,
+                stop_ids={loaded.tokenizer.eos_id, *settings.stop_ids},
+                sampling=make_sampling(arguments, settings),
+                use_cache=arguments.cache,
+                first_row=start,
+            )
+            for prompt, row in zip(prompts[part], rows, strict=True):
+                print_plain(render(prompt, row, loaded, as_json=arguments.json))
     return 0
 
 

@@ -36,7 +36,7 @@ from monograph.report.graph_texts import GraphTexts, collect_excerpts
 from monograph.report.page import make_page
 from monograph.report.trace import PREDICTED, make_trace
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, capture_and_optimize, describe, find_run_machine, make_example, target_machine
+from monograph.run import build_source, capture_and_optimize, find_run_machine, make_example, target_machine
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
@@ -108,7 +108,7 @@ def inspect_step(
     """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary; `reason` is why the
     machine of all estimates was chosen."""
     with fake_groups(mesh, 0, device) as groups:
-        _say(f"capturing {recipe} as rank 0 of {describe(groups)}")
+        _say(f"capturing {recipe} as rank 0 of {groups.describe()}")
         start = time.perf_counter()
         source, settings = build_source(config, groups)
         graph = capture(source, make_example(config, source), has_sources=True)

@@ -7,7 +7,6 @@ from typing import Literal
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
-from monograph.train.checkpoint.arguments import Weights
 from monograph.train.checkpoint.hf_assets import TOKENIZER_NAME
 
 
@@ -19,8 +18,9 @@ class ModelArguments(Configurable.Config):
     """The folder of a run, a checkpoint, an import, a Hugging Face folder, or organization/name of one on the hub."""
     tokenizer: str = "auto"
     """Folder with another tokenizer.json; auto takes the model's own."""
-    dtype: Weights = "stored"
-    """Type to compute in; stored takes that of the weights."""
+    dtype: Literal["auto", "stored", "float32", "bfloat16", "float16"] = "auto"
+    """Type to compute in. stored: that of the weights. auto: on a GPU, what the run that made them computed in; else
+    stored."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU when there is one."""
     batch_size: int = 8

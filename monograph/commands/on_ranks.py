@@ -1,8 +1,11 @@
 """Commands that run on one rank or many, as one of the ranks runs them; monograph/launch/local.py starts several."""
 
 import os
+from collections.abc import Mapping
 
+from monograph.commands.room import check_run_room
 from monograph.commands.terminal import print_plain
+from monograph.config.origins import Origin
 from monograph.crash import print_stacks_on_crash
 from monograph.recipes.pretrained import MODEL_FROM, name_recipe, render_run
 from monograph.run import train_command
@@ -11,9 +14,10 @@ from monograph.train.config import TrainerConfig
 from monograph.verify.run import verify_command
 
 
-def train(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
+def train(config: TrainerConfig, *, ranks: int, words: list[str], origins: Mapping[str, Origin]) -> int:
     """`monograph train`."""
     print_stacks_on_crash()
+    check_run_room(config, words, origins)
     print_generated(config, words)
     return train_command(config, find_line(words))
 

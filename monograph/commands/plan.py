@@ -9,11 +9,11 @@ from pathlib import Path
 from monograph import strict_json
 from monograph.commands.sizes import parse_bytes
 from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
-from monograph.config.leaves import find_leaves
 from monograph.config.origins import Origin
 from monograph.errors import MonographError
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
+from monograph.plan.axes import find_fixed
 from monograph.plan.search import PlanResult, search
 from monograph.plan.show import (
     HEADS,
@@ -59,8 +59,7 @@ def plan(
     machine = find_machine(config.machine)
     if memory:
         machine = replace(machine, memory_gb=parse_bytes(memory) / 1e9)
-    values = {leaf.path: leaf.value for leaf in find_leaves(config)}
-    fixed = {path: values[path] for path, origin in origins.items() if origin == "flag" and path in values}
+    fixed = find_fixed(config, origins)
     jobs = min(2, os.cpu_count() or 1) if gpus > 1 else 1
     make_console(stderr=True).print(f"planning for {gpus} x {machine.name}")
     result = search(config, gpus, machine, fixed, wanted=top, jobs=jobs)

@@ -94,7 +94,7 @@ COMMANDS = (
         check="monograph.commands.check_train:check_train",
         has_ranks=True,
         takes_recipe=True,
-        needs=("words",),
+        needs=("words", "origins"),
         arguments=TrainOptions,
     ),
     Command(
@@ -125,7 +125,7 @@ COMMANDS = (
         function="monograph.commands.bench:bench",
         check=check_bench,
         takes_recipe=True,
-        needs=("words",),
+        needs=("words", "origins"),
         arguments=BenchOptions,
     ),
     Command(

@@ -1,6 +1,6 @@
 """Weights as modules compute with them, cast from one update to the next (pass cache_cast_weights)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ class CastWeightCache:
         """Parameters that are views of a buffer."""
         self._written: set[str] = set()
         """By the optimizer since the last refresh."""
+
+    @property
+    def buffers(self) -> Collection[Tensor]:
+        """All of its memory."""
+        return self._buffers.values()
 
     def get(self, cast: CachedCast) -> Tensor:
         """The buffer of a cast weight; the next `refresh` fills it."""

@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from monograph.compat.cuda_memory import cached_bytes
 from monograph.errors import ConfigError
+from monograph.execute.failed_node import failures_located
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
 from monograph.execute.replay_watchdog import ReplayWatchdog
@@ -181,12 +182,14 @@ class CudaGraphProgram:
         module = self.program.modules[casts]
         # The whole first update runs op by op, and so does every other one that is not to be recorded.
         if self.is_unrecorded or not self.is_warm or not (is_first or self.recordings):
-            self.recorder.warm_up(lambda: module(*values))
+            with failures_located(module.graph):
+                self.recorder.warm_up(lambda: module(*values))
             self.is_warm = True
             return
         kind = is_first, self.gradients.is_narrow, casts, self.gradients.find_address()
         if kind not in self.recordings:
-            self.recordings[kind] = self.record(lambda: module(*values))
+            with failures_located(module.graph):
+                self.recordings[kind] = self.record(lambda: module(*values))
         recording = self.recordings[kind]
         self.recorder.replay(recording.graph)
         self.outputs.loss = recording.loss

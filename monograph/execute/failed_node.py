@@ -2,10 +2,23 @@
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.fx import Graph, Node
 
 from monograph.graph.tags import tag_of
+
+
+@contextmanager
+def failures_located(graph: Graph) -> Iterator[None]:
+    """Note on an error from the code of a graph which node raised it."""
+    try:
+        yield
+    except Exception as error:
+        if node := find_failed_node(error, graph):
+            error.add_note(describe_failed_node(node))
+        raise
 
 
 def find_failed_node(error: BaseException, graph: Graph) -> Node | None:

@@ -15,7 +15,7 @@ from monograph.errors import ConfigError
 from monograph.execute.bind_device import bind_device
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.failed_node import describe_failed_node, find_failed_node
+from monograph.execute.failed_node import failures_located
 from monograph.execute.float8_weights import Float8Weights, ReadCast, StoreCast
 from monograph.execute.outputs import LossBuffer
 from monograph.graph.cast_weights import find_cached_casts, is_cached_cast
@@ -90,13 +90,8 @@ class Program:
         """One call; nothing is recorded for autograd, because the graph holds its own backward."""
         values = self.inputs.fill(inputs)
         module = self.modules[self.float8.must_cast(is_first=self.outputs.gradients.is_empty)]
-        try:
-            with torch.no_grad():
-                module(*values)
-        except Exception as error:
-            if node := find_failed_node(error, module.graph):
-                error.add_note(describe_failed_node(node))
-            raise
+        with failures_located(module.graph), torch.no_grad():
+            module(*values)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

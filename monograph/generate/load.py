@@ -8,8 +8,10 @@ import torch
 
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.models.attention_kernel_config import find_served
 from monograph.models.init import materialize, reset
 from monograph.models.model import Model
+from monograph.report.units import format_bytes
 from monograph.train.checkpoint.choose import choose
 from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
@@ -63,10 +65,13 @@ def load_model(
     unless `dtype` is given."""
     tokenizer = tokenizer or build_tokenizer(source)
     path, reader = open_reader(source)
-    with torch.device("meta"):
-        model: Model = source.model.for_length(length).build()
     records = {name: each for name, each in reader.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
-    materialize(model, device=device, dtype=dtype or find_main_dtype(records.values()))
+    dtype = dtype or find_main_dtype(records.values())
+    with torch.device("meta"):
+        served = find_served(source.model, device=device.type, dtype=dtype_name(dtype))
+        model: Model = served.for_length(length).build()
+    check_weights(model, device, dtype)
+    materialize(model, device=device, dtype=dtype)
     reset(model)
     tied = find_tied(model)
     tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if name not in tied}
@@ -75,6 +80,25 @@ def load_model(
     load_plan(tensors, reader, Ranks())
     log.info("loaded %s", path)
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, path, device)
+
+
+def check_weights(model: Model, device: torch.device, dtype: torch.dtype, *, room: int = 0) -> None:
+    """Refuse weights that are more than the device's memory, or than `room` bytes; it also holds activations."""
+    if device.type == "cuda":
+        room = room or torch.cuda.mem_get_info(device)[1]
+    needed = sum(each.numel() for each in model.parameters()) * dtype.itemsize
+    if room and needed > room:
+        narrow = "--dtype bfloat16, or " if dtype.itemsize > 2 else ""
+        raise ConfigError(
+            f"the weights are {format_bytes(needed)} in {dtype_name(dtype)}, and {device} has {format_bytes(room)}",
+            why="a model is used on one device as a whole",
+            do=f"{narrow}monograph hf export, for a server that spreads it over several",
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16`, without torch's name before it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def build_tokenizer(source: ModelSource) -> Tokenizer:

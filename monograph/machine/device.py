@@ -5,7 +5,7 @@ Cost estimates, passes that plan with them, `inspect`, `plan` and MFU all read t
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 _GIGA, _TERA, _MICROSECOND = 1e9, 1e12, 1e-6
@@ -63,6 +63,13 @@ class Machine:
     def memory_bytes(self) -> int:
         """Of the device."""
         return int(self.memory_gb * _GIGA)
+
+    def for_ranks(self, ranks: int) -> "Machine":
+        """The machine as so many ranks use it: on as few nodes as have equally many of them each."""
+        if ranks <= self.devices_per_node:
+            return self
+        used = max(count for count in range(1, self.devices_per_node + 1) if ranks % count == 0)
+        return replace(self, devices_per_node=used)
 
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s of matmuls of a dtype, by torch's name for it; what is not listed runs as float32."""

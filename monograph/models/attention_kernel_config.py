@@ -56,6 +56,16 @@ def plan_kernel(model: ModelConfig, *, may_vary: bool) -> ModelConfig:
     return model
 
 
+def find_served(model: ModelConfig, *, device: str, dtype: str) -> ModelConfig:
+    """A model's settings for use where its kernel does not run: kernels of GPUs serve narrow types there alone."""
+    attention = getattr(model, "attention", None)
+    if not isinstance(attention, AttentionKernelConfig) or attention.kernel not in ("cudnn", "flash", "triton"):
+        return model
+    if device == "cuda" and dtype in ("bfloat16", "float16"):
+        return model
+    return model.replace(attention=attention.replace(kernel="auto"))
+
+
 def uses_flex(model: Any) -> bool:
     """Whether a model with these settings computes attention with FlexAttention."""
     attention = getattr(model, "attention", None)

@@ -11,6 +11,12 @@ from torch import nn
 from monograph.errors import ConfigError
 
 
+def find_matching(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The patterns that match a parameter of a model: one with fewer blocks lacks what others name."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return tuple(pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in names))
+
+
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Take the gradient from every parameter that a pattern matches; `*` stands for any characters, dots included."""
     named = list(model.named_parameters(remove_duplicate=False))

@@ -221,6 +221,15 @@ class Groups:
         coordinates = [self.mesh.coordinate(self.rank, axis) for axis in COORDS]
         return torch.tensor(coordinates, dtype=torch.int64, device=self.device)
 
+    def describe(self) -> str:
+        """The devices of this run in words."""
+        mesh = self.mesh
+        if mesh.world_size == 1:
+            return str(self.device)
+        names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+        degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
+        return f"{mesh.world_size} x {self.device.type} ({', '.join(degrees)})"
+
     def at_close(self, release: Callable[[], None]) -> None:
         """Call this when the groups are closed: for libraries that hold on to a group they were given."""
         self._closing.append(release)

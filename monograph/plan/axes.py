@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from monograph.config.configurable import check_config
+from monograph.config.leaves import find_leaves
+from monograph.config.origins import Origin
 from monograph.errors import ConfigError
 from monograph.machine.device import Machine
 from monograph.parallel.config import ContextMethod, ParallelismConfig
@@ -32,6 +34,12 @@ MOST_SEQUENCES = 16
 """In a micro-batch."""
 VIRTUAL_STAGES = {"interleaved_1f1b": (2, 4)}
 """Stages of a rank that are tried, where a schedule leaves the choice."""
+
+
+def find_fixed(config: TrainerConfig, origins: Mapping[str, Origin]) -> Fixed:
+    """What the flags of a command line decide."""
+    values = {leaf.path: leaf.value for leaf in find_leaves(config)}
+    return {path: values[path] for path, origin in origins.items() if origin == "flag" and path in values}
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def configure(
         context_parallel_degree=mesh.cp,
         tensor_parallel_degree=mesh.tp,
         data_parallel_replicate_degree=mesh.dp_replicate,
-        data_parallel_shard_degree=mesh.dp_shard,
+        data_parallel_shard_degree=-1 if base.parallelism.data_parallel_shard_degree == -1 else mesh.dp_shard,
         expert_parallel_degree=mesh.ep,
         expert_tensor_parallel_degree=mesh.etp,
         reshard_after_forward=choice.reshard,

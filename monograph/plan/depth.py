@@ -37,8 +37,11 @@ class ReducedDepth:
 
 
 def find_reduced_depth(config: ModelConfig, model: Model) -> ReducedDepth:
-    """The shortest prefix of a model's blocks that has enough of every kind."""
-    kinds = [repr(describe_module(block)) for block in model.blocks().values()]
+    """The shortest prefix of a model's blocks that has enough of every kind; to be frozen is one."""
+    kinds = [
+        repr((describe_module(block), [weight.requires_grad for weight in block.parameters()]))
+        for block in model.blocks().values()
+    ]
     if getattr(config, "n_layers", None) != len(kinds):
         return ReducedDepth(0, tuple(range(len(kinds))))
     return plan_depth(kinds)

@@ -17,6 +17,7 @@ from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.timeline import find_timeline
 from monograph.machine.device import Machine
+from monograph.models.freeze import find_matching
 from monograph.parallel.groups import fake_groups
 from monograph.passes.runner import build_passes
 from monograph.plan.choice import NO_LIMIT_GIB, PipelineChoice, RunChoice, configure
@@ -85,15 +86,19 @@ def capture_step(config: TrainerConfig, machine: Machine, depth: ReducedDepth, *
     host = config.passes.offload_activations
     if 0 < host.budget_gib < NO_LIMIT_GIB and depth.blocks:
         host = host.replace(budget_gib=host.budget_gib * depth.blocks / depth.total)
+    model = depth.reduce(config.model.for_device(machine.device))
+    with torch.device("meta"):
+        frozen = find_matching(model.build(), config.training.freeze)
     reduced = config.replace(
-        model=depth.reduce(config.model.for_device(machine.device)),
+        model=model,
         parallelism=config.parallelism.replace(pipeline_parallel_degree=1),
-        training=config.training.replace(global_batch_size=-1),
+        training=config.training.replace(global_batch_size=-1, freeze=frozen),
         passes=config.passes.replace(offload_activations=host),
     )
     mesh = plan_run_mesh(reduced, world_size)
     with fake_groups(mesh, 0, torch.device("cpu")) as groups:
         source, settings = build_source(reduced, groups)
+        settings = replace(settings, machine=machine)  # also where it is not the one of that name in the table
         facts = make_facts(source.table, groups, settings)
         passes = build_passes(settings.passes, settings.compile.numerics)
         given = (source, make_example(reduced, source), facts, passes)

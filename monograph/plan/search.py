@@ -119,6 +119,7 @@ def search(
 ) -> PlanResult:
     """The best ways to run a recipe on so many devices of a machine, from captures of at most about so many seconds."""
     limit = time.perf_counter() + seconds
+    whole, machine = machine, machine.for_ranks(gpus)
     with executing(jobs) as submit:
         study = study_model(config, list_stage_counts(config, gpus, fixed))
         reference = submit(capture_reference, config, machine, study.depth)
@@ -130,7 +131,7 @@ def search(
         if not any(run.fits for run in found.runs):
             found.runs += [run for runs in found.capture(ranking.take(2, is_smallest=True)) for run in runs]
         best = choose_best(found.runs, wanted)
-        nearest = find_nearest(found, gpus, facts, machine) if found.runs and not best else None
+        nearest = find_nearest(found, gpus, facts, whole) if found.runs and not best else None
         others = list_other_numerics(config, best, fixed, machine) if best else []
         measured = found.capture([Guessed(each, [run.pipeline], RoughEstimate(1.0, 1.0)) for each, run in others])
     return PlanResult(
@@ -161,9 +162,10 @@ def find_nearest(found: Search, gpus: int, facts: ModelFacts, machine: Machine) 
     for power in range(1, _FURTHEST + 1):
         more = gpus << power
         study = study_model(found.config, list_stage_counts(found.config, more, found.fixed))
-        wider = Search(found.config, machine, found.fixed, study, found.submit)
+        larger = machine.for_ranks(more)
+        wider = Search(found.config, larger, found.fixed, study, found.submit)
         shares = replace(facts, shares=study.shares)
-        guesses = wider.guess_all(list_choices(found.config, more, machine, found.fixed), shares)
+        guesses = wider.guess_all(list_choices(found.config, more, larger, found.fixed), shares)
         ranking = Ranking(guesses, machine.memory_bytes, wider.is_accepted)
         if not any(each.guess.bytes <= machine.memory_bytes for each in guesses):
             continue

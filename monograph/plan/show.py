@@ -12,6 +12,7 @@ from monograph.plan.planned import PlannedRun
 from monograph.plan.search import PlanResult
 from monograph.plan.units import HOST
 from monograph.report.units import format_bytes, format_seconds
+from monograph.train.command_line import drop_flags
 
 HEADS = ("", "mesh", "batch", "saves", "tokens/s", "MFU", "needs", "bubble", "limited by")
 _COMPARED = 3
@@ -75,21 +76,22 @@ def name_policy(run: PlannedRun) -> str:
 
 def make_command(run: PlannedRun, words: Sequence[str]) -> str:
     """The line that trains so: the recipe's words and every field that the plan chose otherwise."""
-    before = {leaf.path: leaf.value for leaf in find_leaves(run.base)}
-    kept, ranks = list(words), run.choice.mesh.world_size
-    flags: list[str] = []
-    for leaf in find_leaves(run.config):
-        if before.get(leaf.path) != leaf.value and f"--{leaf.path}" not in kept:
-            flags += [f"--{leaf.path}", format_words(leaf.value) or str(leaf.value)]
-    line = shlex.join([*kept, *flags])
-    per_node = run.machine.devices_per_node
+    ranks, per_node = run.choice.mesh.world_size, run.machine.devices_per_node
+    line = add_flags(words, run)
     if ranks == 1:
         return f"monograph train {line}"
     if ranks <= per_node:
         return f"monograph train {line} --ranks {ranks}"
-    nodes = -(-ranks // per_node)
     meeting = "--rdzv_backend c10d --rdzv_endpoint HOST:29500"
-    return f"torchrun --nnodes {nodes} --nproc_per_node {ranks // nodes} {meeting} -m monograph train {line}"
+    return f"torchrun --nnodes {ranks // per_node} --nproc_per_node {per_node} {meeting} -m monograph train {line}"
+
+
+def add_flags(words: Sequence[str], run: PlannedRun) -> str:
+    """Words of a command, for a shell, with every field that the plan chose otherwise than they do."""
+    before = {leaf.path: leaf.value for leaf in find_leaves(run.base)}
+    changed = {leaf.path: leaf.value for leaf in find_leaves(run.config) if before.get(leaf.path) != leaf.value}
+    flags = [f"--{path} {format_words(value) or shlex.quote('')}" for path, value in changed.items()]
+    return " ".join([shlex.join(drop_flags(words, changed)), *flags])
 
 
 def find_times(run: PlannedRun) -> dict[str, float]:

@@ -9,6 +9,7 @@ from monograph.errors import ConfigError
 from monograph.execute.pipeline.build import plan_model_stages
 from monograph.machine.device import Machine
 from monograph.models.flops import FlopsPerToken, count_model_flops
+from monograph.models.freeze import freeze
 from monograph.models.model import Model
 from monograph.parallel.config import ParallelismConfig
 from monograph.plan.depth import ReducedDepth, find_reduced_depth
@@ -42,6 +43,7 @@ def study_model(config: TrainerConfig, stage_counts: Iterable[int]) -> ModelStud
     """Build the model without memory and look at its parts; `stage_counts`: into how many stages to divide it."""
     with torch.device("meta"):
         model: Model = config.model.build()
+    freeze(model, config.training.freeze)
     depth = find_reduced_depth(config.model, model)
     seq_len = config.training.seq_len
     modules = model.unit_modules()

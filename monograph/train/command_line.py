@@ -1,7 +1,7 @@
 """The command that started a run, with some flags changed: what a suggestion prints must work when it is pasted."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 RANKS_VARIABLE = "MONOGRAPH_LOCAL_RANKS"
@@ -21,7 +21,7 @@ class CommandLine:
 
     def render(self, changes: Mapping[str, str]) -> str:
         """The same command with other values of some fields."""
-        kept = _drop_flags(self.words, changes)
+        kept = drop_flags(self.words, changes)
         added = [word for path, value in changes.items() for word in (f"--{path}", value)]
         ranks = ["--ranks", str(self.ranks)] if self.ranks else []
         command = shlex.join(["monograph", "train", *kept, *ranks, *added])
@@ -32,7 +32,7 @@ class CommandLine:
         return shlex.join(["monograph", "config", *self.words])
 
 
-def _drop_flags(words: Sequence[str], paths: Mapping[str, str]) -> list[str]:
+def drop_flags(words: Sequence[str], paths: Container[str]) -> list[str]:
     """The words without some flags and their values."""
     kept: list[str] = []
     is_dropped = False

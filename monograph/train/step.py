@@ -14,6 +14,8 @@ class Step(Protocol):
     """Forward, loss and backward of an update's micro-batches, and what surrounds an update."""
 
     device: torch.device
+    parameters: Mapping[str, Tensor]
+    """The stored tensors, by name, trained or not."""
     data_part: tuple[int, int]
     """Which part of each global batch this process reads, and into how many it is divided."""
     seed: int

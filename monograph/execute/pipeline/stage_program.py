@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from monograph.execute.bind_device import bind_device
 from monograph.execute.bounded_sizes import bound_sizes
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.failed_node import describe_failed_node, find_failed_node
+from monograph.execute.failed_node import failures_located
 from monograph.execute.pipeline.partition import StagePart, StageParts, partition
 from monograph.execute.program import PER_CALL_INPUTS, OutputCallback, OutputHook, check_fits
 from monograph.graph.cast_weights import find_cached_casts
@@ -83,13 +83,8 @@ class StageProgram:
     def run(self, part: Action, live: LiveValues) -> None:
         """Run one part on a micro-batch."""
         module = self.modules[part.kind]
-        try:
-            with torch.no_grad():
-                module(live)
-        except Exception as error:
-            if node := find_failed_node(error, module.graph):
-                error.add_note(describe_failed_node(node))
-            raise
+        with failures_located(module.graph), torch.no_grad():
+            module(live)
 
     def close(self) -> None:
         """Release everything a graph may hold, before its process groups are gone."""

@@ -5,7 +5,7 @@ Three kinds of folders hold a model: Hugging Face's (config.json with a model_ty
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from monograph.train.data.tokenizer_config import StandardTokenizerConfig, Token
 
 MODEL_VALUE = "model"
 """Key among a checkpoint's values of the model's configuration, as `to_json` writes it."""
+SETTINGS_VALUE = "settings"
+"""Key among them of the run's other settings, by section."""
 _SAVED = "step-[0-9]*"
 
 
@@ -39,6 +41,8 @@ class ModelSource:
     weights: Path
     """A checkpoint, a folder of checkpoints, or a Hugging Face folder."""
     is_hf: bool
+    compute_dtype: str = ""
+    """What its run computed in; empty where the weights are no run's."""
 
 
 def open_source(word: str) -> ModelSource:
@@ -74,7 +78,8 @@ def open_checkpoint(path: Path) -> ModelSource:
     model = read_model_value(path, values.get(MODEL_VALUE))
     run = path.resolve().parent.parent
     tokenizer = find_tokenizer(path) or find_run_tokenizer(run)
-    return ModelSource(path.resolve().name, model, tokenizer, path, is_hf=False)
+    dtype = find_compute_dtype(run, values.get(SETTINGS_VALUE))
+    return ModelSource(path.resolve().name, model, tokenizer, path, is_hf=False, compute_dtype=dtype)
 
 
 def open_checkpoints(path: Path) -> ModelSource:
@@ -82,10 +87,10 @@ def open_checkpoints(path: Path) -> ModelSource:
     run = path.resolve().parent
     if (run / CONFIG_NAME).is_file() and "$class" in (data := read_json(run / CONFIG_NAME)):
         source = open_run(run, data)
-        return ModelSource(source.name, source.model, source.tokenizer, path, is_hf=False)
+        return replace(source, weights=path)
     newest = max(path.glob(_SAVED), key=lambda each: each.name)
     source = open_checkpoint(newest)
-    return ModelSource(path.resolve().name, source.model, source.tokenizer, path, is_hf=False)
+    return replace(source, name=path.resolve().name, weights=path)
 
 
 def open_run(path: Path, data: dict[str, Any]) -> ModelSource:
@@ -101,7 +106,8 @@ def open_run(path: Path, data: dict[str, Any]) -> ModelSource:
             why=f"there is none in {kept}",
             do="let the run save one: --checkpoint.enabled true --checkpoint.save_last true",
         )
-    return ModelSource(path.resolve().name, model, find_run_tokenizer(path), kept, is_hf=False)
+    dtype = find_compute_dtype(path, None)
+    return ModelSource(path.resolve().name, model, find_run_tokenizer(path), kept, is_hf=False, compute_dtype=dtype)
 
 
 def find_checkpoints(path: Path) -> Path:
@@ -123,6 +129,15 @@ def find_run_tokenizer(run: Path) -> TokenizerConfig | None:
     if isinstance(tokenizer, StandardTokenizerConfig) and tokenizer.path and (kept / TOKENIZER_NAME).is_file():
         return tokenizer.replace(path=str(kept))
     return tokenizer if isinstance(tokenizer, TokenizerConfig) else None
+
+
+def find_compute_dtype(run: Path, settings: Any) -> str:
+    """What a run computed in: as the settings say that a checkpoint keeps, else as the config of its folder does."""
+    if isinstance(settings, dict) and isinstance(settings.get("training"), dict):
+        return str(settings["training"].get("compute_dtype", ""))
+    if not (run / CONFIG_NAME).is_file() or "$class" not in (data := read_json(run / CONFIG_NAME)):
+        return ""
+    return str(getattr(getattr(read_config(run / CONFIG_NAME, data), "training", None), "compute_dtype", ""))
 
 
 def find_tokenizer_assets(config: TokenizerConfig) -> dict[str, bytes]:

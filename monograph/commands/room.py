@@ -1,0 +1,44 @@
+"""train, bench: whether a GPU has the memory for what is asked for, before anything is allocated there."""
+
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+
+from monograph.config.origins import Origin
+from monograph.execute.device import find_device
+from monograph.machine.choose import choose_machine
+from monograph.parallel.mesh import Mesh
+from monograph.plan.axes import Fixed, find_fixed
+from monograph.plan.planned import PlannedRun
+from monograph.plan.room import check_room
+from monograph.plan.show import add_flags, make_command
+from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
+
+
+def check_run_room(config: TrainerConfig, words: list[str], origins: Mapping[str, Origin]) -> None:
+    """Refuse a run that cannot fit: rank 0 looks, before it meets the others."""
+    if os.environ.get("RANK", "0") == "0":
+        mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
+        _check_on_gpu(config, mesh, find_fixed(config, origins), lambda run: make_command(run, words))
+
+
+def check_bench_room(configs: Mapping[str, TrainerConfig], words: list[str], origins: Mapping[str, Origin]) -> None:
+    """Refuse a mode whose step, of one micro-batch, cannot fit."""
+    for mode, config in configs.items():
+        alone = config.replace(training=config.training.replace(global_batch_size=-1))
+        fixed = find_fixed(alone, origins)
+        _check_on_gpu(
+            alone, Mesh(), fixed, lambda run, mode=mode: f"monograph bench {add_flags(words, run)} --modes {mode}"
+        )
+
+
+def _check_on_gpu(config: TrainerConfig, mesh: Mesh, fixed: Fixed, command: Callable[[PlannedRun], str]) -> None:
+    """All of the device's memory counts: what other processes hold of it now may be gone when training begins."""
+    device = find_device(config.debug.device)
+    if device.type != "cuda":
+        return
+    machine = choose_machine(config.machine, torch.cuda.get_device_name(device)).machine
+    _, total = torch.cuda.mem_get_info(device)
+    check_room(config, mesh, machine, fixed, room=total, command=command)

@@ -1,0 +1,47 @@
+"""plan: a run that cannot fit into its devices is refused before it starts, with a command that can."""
+
+import pytest
+
+from monograph.commands.arguments import RankOptions
+from monograph.commands.request import read_request
+from monograph.errors import ConfigError
+from monograph.machine.table import MACHINES
+from monograph.plan.axes import find_fixed
+from monograph.plan.room import check_room, estimate_needed
+from monograph.plan.show import make_command
+from monograph.train.layout import plan_run_mesh
+
+H200 = MACHINES["H200"]
+
+
+def check(line, *, room, ranks=1):
+    """Whether a run fits, as `train` asks before anything is allocated."""
+    request = read_request(line.split(), RankOptions())
+    config, words = request.config, request.words
+    fixed = find_fixed(config, request.origins)
+    mesh = plan_run_mesh(config, ranks)
+    check_room(config, mesh, H200, fixed, room=room, command=lambda run: make_command(run, words))
+    return estimate_needed(config, mesh, H200)
+
+
+@pytest.mark.parametrize(
+    ("line", "gib"),
+    [
+        ("llama3_1b --training.global_batch_size 16 --training.local_batch_size 1", 24),
+        pytest.param("llama3_8b --training.global_batch_size 16", 139.7, marks=pytest.mark.long),
+    ],
+)
+def test_a_run_that_cannot_fit_is_refused_with_the_command_of_one_that_does(line, gib):
+    with pytest.raises(ConfigError, match="of a device's memory, which has") as refused:
+        check(line, room=int(gib * 2**30))
+    assert "parameters" in refused.value.why and "optimizer" in refused.value.why
+    command, _, _ = refused.value.do.partition("  (")
+    assert command.startswith(f"monograph train {line}") and "--activation_checkpoint.mode full" in command
+    assert check(command.removeprefix("monograph train "), room=int(gib * 2**30)).peak < gib * 2**30
+
+
+def test_a_step_without_a_graph_is_refused_for_its_weights_gradients_and_moments_alone():
+    needed = check("llama3_debugmodel --compile.mode eager", room=10**9)
+    assert needed.parameters == needed.gradients == needed.optimizer / 2 and needed.saved == 0
+    with pytest.raises(ConfigError, match="of a device's memory"):
+        check("llama3_debugmodel --compile.mode eager", room=needed.peak - 1)

@@ -1,0 +1,82 @@
+"""plan: a printed command asks for what was planned when a shell has read it."""
+
+import shlex
+
+import pytest
+
+from monograph.cli import main
+from monograph.commands.arguments import RankOptions
+from monograph.commands.request import read_request
+from monograph.machine.table import MACHINES
+from monograph.models.flops import FlopsPerToken
+from monograph.parallel.mesh import Mesh
+from monograph.plan.choice import PipelineChoice, RunChoice
+from monograph.plan.measure import StepEstimate
+from monograph.plan.memory import MemoryParts
+from monograph.plan.planned import PlannedRun
+from monograph.plan.show import make_command
+from monograph.train.layout import plan_run_mesh
+
+H100 = MACHINES["H100"]
+NOTHING = MemoryParts(parameters=0, gradients=0, optimizer=0, saved=0, working=0, most_saved=0)
+
+
+def make_run(request, choice, *, offloaded=0, machine=H100):
+    """A planned run without its capture."""
+    step = StepEstimate(
+        compute_seconds=1.0,
+        exposed_seconds={},
+        communication_seconds=0.0,
+        optimizer_seconds=0.0,
+        memory=NOTHING,
+        offloaded_bytes=offloaded,
+    )
+    machine = machine.for_ranks(choice.mesh.world_size)
+    return PlannedRun(request.config, choice, PipelineChoice(), step, machine, FlopsPerToken(1.0, 1.0))
+
+
+MOE = "deepseek_v3_16b --training.global_batch_size 32"
+CASES = {
+    "a pattern is quoted once": (f"{MOE} --compile.numerics fast", Mesh(dp_shard=8, ep=8), {"overlap": True}),
+    "a list that becomes empty": (
+        "llama3_1b --activation_checkpoint.mode full --activation_checkpoint.save layers.*::mm",
+        Mesh(dp_shard=8),
+        {"policy": "selective"},
+    ),
+    "a flag that is planned otherwise is replaced": (
+        f"{MOE} --passes.on offload_activations --passes.offload_activations.budget_gib 1",
+        Mesh(dp_shard=8),
+        {"offload": True},
+    ),
+    "a batch that followed the ranks": ("llama3_1b --training.global_batch_size -1", Mesh(tp=8), {"micro_batches": 8}),
+    "words with spaces": ("llama3_1b --job.description", Mesh(), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_printed_command_is_read_back_as_what_was_planned(case):
+    line, mesh, changes = CASES[case]
+    words = [*line.split(), 'it\'s a "run"'] if line.endswith("description") else line.split()
+    request = read_request(words, RankOptions())
+    count = 32 // mesh.data_parts
+    choice = RunChoice(mesh, 1, count, "full", True, request.config.compile.numerics)._replace(**changes)
+    run = make_run(request, choice, offloaded=3 << 30)
+    command = shlex.split(make_command(run, request.words))
+    typed = command[command.index("train") + 1 :]
+    again = read_request(typed, RankOptions())
+    assert again.config == run.config
+    assert plan_run_mesh(again.config, mesh.world_size).world_size == mesh.world_size
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(16, "2 8"), (20, "4 5"), (12, "2 6"), (24, "3 8")])
+def test_a_command_for_several_nodes_starts_as_many_ranks_as_were_planned(ranks, nodes):
+    request = read_request(f"llama3_1b --training.global_batch_size {ranks}".split(), RankOptions())
+    run = make_run(request, RunChoice(Mesh(dp_shard=ranks), 1, 1, "full", True))
+    count, each = nodes.split()
+    assert make_command(run, request.words).startswith(f"torchrun --nnodes {count} --nproc_per_node {each} ")
+    assert run.machine.devices_per_node == int(each), "and is estimated for such nodes"
+
+
+def test_devices_that_fill_no_node_evenly_are_refused(capsys):
+    assert main(["plan", "llama3_1b", "--gpus", "23", "--machine", "h100"]) == 2
+    assert "--gpus 16 or --gpus 24" in capsys.readouterr().err

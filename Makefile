@@ -32,9 +32,12 @@ test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 		--ignore tests/test_house.py -m "not long and not faults"
 
-# The same promises on more models and meshes; minutes more than a change should have to wait for.
+# The same promises on more models and meshes, and those of `make test` once more, in an order that no test may depend
+# on: another one every day. `make test-long SEED=N` repeats one.
+SEED ?= $(shell date +%Y%j)
 test-long: $(STAMP) $(DOCS_STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "long and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+		--ignore tests/test_house.py -m "not faults" --shuffle $(SEED)
 
 # Kills, stops, broken disks, lost nodes, on real ranks and agents; one file after the other, because they measure times.
 test-faults: $(STAMP)

@@ -1,11 +1,14 @@
 """The longest files first, so that the workers of a parallel run finish together; no GPU, no tests of one."""
 
 import gc
+import logging
+import random
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from monograph.log import get_log
 from tests.kit.ranks import GARBAGE_THRESHOLD
 
 LONGEST = (
@@ -36,6 +39,15 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, default=None, metavar="SEED", help="run files and their tests in any order")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if (seed := config.getoption("shuffle")) is not None:
+        terminalreporter.write_line(f"the order was that of --shuffle {seed}")
+
+
 def pytest_configure():
     """Captures make garbage by the million, which need not be looked for all the time; no test fails for being slow."""
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
@@ -43,14 +55,37 @@ def pytest_configure():
     settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items):
-    """Order the files (tests within a file keep their order); skip what needs a device that is not here."""
+def pytest_collection_modifyitems(config, items):
+    """Order the files (tests within a file keep their order, unless --shuffle asks for any); skip what needs a device
+    that is not here."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     indices = {path: index for index, path in enumerate(LONGEST)}
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        indices = {
+            path: index for index, path in enumerate(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+        }
     items.sort(key=lambda item: indices.get(item.nodeid.partition("::")[0], len(indices)))
+
+
+@pytest.fixture(autouse=True)
+def fresh_log():
+    """A command sets up the log of its process: every test begins with one that nobody has set up."""
+    forget_log()
+    yield
+    forget_log()
+
+
+def forget_log():
+    log = get_log()
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    log.setLevel(logging.NOTSET)
+    log.propagate = True
 
 
 @pytest.hookimpl(trylast=True)  # fixtures have let go by then

@@ -118,7 +118,7 @@ def compare_rates(a: Side, b: Side, *, steps: int) -> Outcome:
     for step in range(first, last + 1):
         left, right = (side.start.rates.lr(step) for side in (a, b))
         if left != right:
-            found = find_difference(*(torch.tensor(each, dtype=torch.float64) for each in (left, right)))
+            found = find_difference(torch.tensor(left, dtype=torch.float64), torch.tensor(right, dtype=torch.float64))
             assert found is not None
             schedule = Finding(
                 "schedule", "the learning rate", f"the first {steps} updates are equal at a peak of both"

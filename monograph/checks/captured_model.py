@@ -152,7 +152,7 @@ def run_step(source: StepSource, inputs: StepInputs, optimized: OptimizedGraph) 
     cache = CastWeightCache(parameters)
     outputs = StepOutputBuffers(make_gradients(parameters, optimized, source.reduce_dtype), MetricSums())
     program = build_program(optimized.graph, inputs, outputs, cache, None)
-    cache.refresh(is_updated=True)
+    cache.refresh()
     try:
         program.run(inputs)
         return {"loss": outputs.copy_loss(), **outputs.gradients.taken()}

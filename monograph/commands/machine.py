@@ -15,7 +15,7 @@ from monograph.execute.device import find_device, use_device
 from monograph.machine.choose import find_machine
 from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
-from monograph.machine.measure import measure
+from monograph.machine.measure import count_in_node, measure
 from monograph.machine.table import MACHINES
 
 
@@ -57,7 +57,14 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
         if found is not None:
             write_machine(found, out)
     if int(os.environ.get("RANK", "0")) == 0:
-        print_plain(find_machine(str(out)).describe())
+        machine = find_machine(str(out))
+        print_plain(machine.describe())
+        ranks = arguments.ranks or int(os.environ.get("WORLD_SIZE", "1"))
+        if count_in_node(ranks) == ranks:
+            print_plain(
+                f"\nthe network was not measured: {machine.network_gb_per_second:g} GB/s is what the table says of "
+                f"such devices; start one rank on each GPU of two nodes with torchrun to measure it, or edit the file"
+            )
         print_plain(f"\nwritten to {out}; for example: monograph inspect RECIPE --machine {out} --out inspected")
     return 0
 

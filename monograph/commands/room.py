@@ -28,10 +28,11 @@ def check_bench_room(configs: Mapping[str, TrainerConfig], words: list[str], ori
     """Refuse a mode whose step, of one micro-batch, cannot fit."""
     for mode, config in configs.items():
         alone = config.replace(training=config.training.replace(global_batch_size=-1))
-        fixed = find_fixed(alone, origins)
-        _check_on_gpu(
-            alone, Mesh(), fixed, lambda run, mode=mode: f"monograph bench {add_flags(words, run)} --modes {mode}"
-        )
+
+        def suggest(run: PlannedRun, mode: str = mode) -> str:
+            return f"monograph bench {add_flags(words, run)} --modes {mode}"
+
+        _check_on_gpu(alone, Mesh(), find_fixed(alone, origins), suggest)
 
 
 def _check_on_gpu(config: TrainerConfig, mesh: Mesh, fixed: Fixed, command: Callable[[PlannedRun], str]) -> None:

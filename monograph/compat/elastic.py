@@ -31,4 +31,4 @@ def patient_restarts() -> Iterator[None]:
 def _is_whole(group: WorkerGroup) -> bool:
     """Whether all nodes of this round are still in it. A node whose ranks failed has left it, to wait for the next."""
     holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
-    return holder is None or len(holder.state.participants) >= group.group_world_size
+    return holder is None or len(holder.state.participants) >= (group.group_world_size or 0)

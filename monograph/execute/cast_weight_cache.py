@@ -12,8 +12,9 @@ from monograph.graph.cast_weights import CachedCast
 class CastWeightCache:
     """Copies of parameters in the compute dtype, at addresses that never change, shared by all programs of a step.
 
-    They are cast again after every update, except those that the optimizer wrote itself. Weights that something else
-    changes, such as loading a checkpoint, are noticed by torch's version counters. Parameters that are only joined, in
+    They are cast again once after every update, before whatever reads them first, except those that the optimizer wrote
+    itself. Weights that something else changes, such as loading a checkpoint, are noticed by torch's version counters,
+    which may not see what kernels of an optimizer write. Parameters that are only joined, in
     the dtype they are stored in, are not copied: they become views of the buffer.
     """
 
@@ -26,6 +27,8 @@ class CastWeightCache:
         """Parameters that are views of a buffer."""
         self._written: set[str] = set()
         """By the optimizer since the last refresh."""
+        self._is_updated = True
+        """Whether weights may have changed unseen since the last refresh."""
 
     @property
     def buffers(self) -> Collection[Tensor]:
@@ -57,21 +60,26 @@ class CastWeightCache:
             parameter.data = place
         self._joined.update(places)
 
-    @torch.no_grad()
-    def refresh(self, *, is_updated: bool) -> None:
-        """Before a step: cast again what was written since the last one.
+    def expect_update(self) -> None:
+        """An update begins: until the next refresh, weights change whether or not version counters see it."""
+        self._is_updated = True
 
-        Between the micro-batches of an update the version counters tell; after an update every weight is cast again
-        unless the optimizer wrote the copy itself.
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Before a micro-batch, of training or evaluation: cast again what was written since the last one.
+
+        Between updates the version counters tell; after an update every weight is cast again unless the optimizer wrote
+        the copy itself.
         """
         for slot, copies in self._copies.items():
             version = version_of(self._parameters[slot])
-            is_suspect = is_updated and slot not in self._written
+            is_suspect = self._is_updated and slot not in self._written
             if is_suspect or self._versions.get(slot) != version:
                 for copy in copies:
                     copy.copy_(self._parameters[slot])
                 self._versions[slot] = version
         self._written.clear()
+        self._is_updated = False
 
     def find_copy(self, slot: str) -> Tensor | None:
         """The copy that an optimizer may write with its parameter: one that is up to date, and the only one."""

@@ -65,7 +65,7 @@ class GraphStep(MeshStep):
 
     def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
         assert self.program is not None, "the step was closed"
-        self.weight_cache.refresh(is_updated=self.outputs.gradients.is_empty)
+        self.weight_cache.refresh()
         with failures_explained(self.artifact):
             self.program.run(self.source.inputs(inputs, scalars))
         return self.outputs.copy_loss()
@@ -78,7 +78,7 @@ class GraphStep(MeshStep):
                 why="graph mode captures it with the step, before training begins",
                 do="--validator.interval 100",
             )
-        self.weight_cache.refresh(is_updated=True)
+        self.weight_cache.refresh()
         with failures_explained(self.artifact):
             self.evaluation.program.run(self.source.inputs(inputs, scalars))
         return self.evaluation.losses.copy_loss()

@@ -143,6 +143,7 @@ def _make_examples() -> list[tuple[object, ...]]:
         (q, k, narrow, None, sinks, 0.3, False, 0, 0),
         (q[:, :5].contiguous(), k, v, _make_segments(), None, 0.3, True, 0, 0),
         (q[:, :5].contiguous(), k, narrow, _make_segments(), sinks, 0.3, True, 3, 0),
+        (q, k[:, :5].contiguous(), v[:, :5].contiguous(), None, sinks, 0.3, True, 0, 0),  # four queries see no key
     ]
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monograph.compat.attention import cpu_attention, cpu_attention_backward
+from monograph.errors import ConfigError
 from monograph.kernels.attention_segments import Segment, build_mask, mask_positions, read_segments
 
 
@@ -21,12 +22,12 @@ def attend_on_cpu(
     """Output [batch, queries, heads, value channels] and lse [batch, heads, queries], without sinks."""
     width = v.shape[-1]
     q, k, v = pad_channels(q, k, v)
-    if segments is None and not window and (not causal or q.shape[1] == k.shape[1]):
+    if is_one_rule(q, k, segments, causal=causal, window=window):
         out, lse = cpu_attention(q, k, v, scale=scale, causal=causal)
         return out[..., :width], lse
     out = q.new_zeros((*q.shape[:3], width))
-    lse = q.new_zeros((q.shape[0], q.shape[2], q.shape[1]), dtype=lse_dtype(q))
-    for part in find_parts(q, k, segments):
+    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"), dtype=lse_dtype(q))
+    for part in find_parts(q, k, segments, causal=causal):
         of_q, of_k, of_v = take(q, part.queries, part), take(k, part.keys, part), take(v, part.keys, part)
         rule = choose_rule(of_q, of_k, causal=causal, window=window)
         found, sums = cpu_attention(of_q, of_k, of_v, scale=scale, **rule)
@@ -51,11 +52,11 @@ def attend_backward_on_cpu(
     """The gradients of q, k and v; `out` and `lse` are those of the forward, sinks included."""
     widths = q.shape[-1], k.shape[-1], v.shape[-1]
     q, k, v, grad, out = pad_channels(q, k, v, grad, out)
-    if segments is None and not window and (not causal or q.shape[1] == k.shape[1]):
+    if is_one_rule(q, k, segments, causal=causal, window=window):
         found = cpu_attention_backward(grad, q, k, v, out, lse, scale=scale, causal=causal)
     else:
         found = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for part in find_parts(q, k, segments):
+        for part in find_parts(q, k, segments, causal=causal):
             of_q, of_k, of_v = take(q, part.queries, part), take(k, part.keys, part), take(v, part.keys, part)
             results = take(out, part.queries, part), lse[part.sequence : part.sequence + 1, :, part.queries]
             rule = choose_rule(of_q, of_k, causal=causal, window=window)
@@ -67,11 +68,40 @@ def attend_backward_on_cpu(
     return of_q, of_k, of_v
 
 
-def find_parts(q: Tensor, k: Tensor, segments: Tensor | None) -> list[Segment]:
-    """The segments, which without a table are the sequences."""
-    if segments is not None:
-        return list(read_segments(segments))
-    return [Segment(number, slice(0, q.shape[1]), slice(0, k.shape[1])) for number in range(q.shape[0])]
+def is_one_rule(q: Tensor, k: Tensor, segments: Tensor | None, *, causal: bool, window: int) -> bool:
+    """Whether torch's kernel is told by a flag what all queries of a batch see. It crashes where there are no keys."""
+    is_whole = segments is None and not window and k.shape[1] > 0
+    return is_whole and (not causal or q.shape[1] == k.shape[1])
+
+
+def find_parts(q: Tensor, k: Tensor, segments: Tensor | None, *, causal: bool) -> list[Segment]:
+    """The segments, which without a table are the sequences, without the queries that see no key."""
+    if segments is None:
+        found = [Segment(number, slice(0, q.shape[1]), slice(0, k.shape[1])) for number in range(q.shape[0])]
+    else:
+        check_ends(segments, q.shape[1], k.shape[1])
+        found = list(read_segments(segments))
+    seeing = (leave_out_blind(part, causal=causal) for part in found)
+    return [part for part in seeing if part.queries.start < part.queries.stop]
+
+
+def check_ends(segments: Tensor, n_queries: int, n_keys: int) -> None:
+    """Refuse a table that leaves queries or keys out: the kernels would each do something else with them."""
+    wrong = [ends for ends in segments[:, :, -1].tolist() if ends != [n_queries, n_keys]]
+    if wrong:
+        raise ConfigError(
+            f"segments end at query {wrong[0][0]} and key {wrong[0][1]}, of {n_queries} queries and {n_keys} keys",
+            why="every query and every key belongs to a segment",
+            do=f"let the last entries of the table be {n_queries} and {n_keys}",
+        )
+
+
+def leave_out_blind(part: Segment, *, causal: bool) -> Segment:
+    """The segment without its first queries, where it has fewer keys than queries and each sees those before it."""
+    queries, n_keys = part.queries, part.keys.stop - part.keys.start
+    if n_keys and not causal:
+        return part
+    return part._replace(queries=slice(max(queries.start, queries.stop - n_keys), queries.stop))
 
 
 def take(x: Tensor, where: slice, part: Segment) -> Tensor:
@@ -104,7 +134,7 @@ def attend_densely(
     """The same on any device, without reading the table on the host; keeps scores [batch, heads, queries, keys]."""
     scores, _ = compute_scores(q, k, segments, scale=scale, causal=causal, window=window)
     lse = scores.logsumexp(-1)
-    weights = (scores - lse.unsqueeze(-1)).exp().to(v.dtype)
+    weights = compute_weights(scores, lse).to(v.dtype)
     values = v.transpose(1, 2).repeat_interleave(q.shape[2] // v.shape[2], dim=1)
     return (weights @ values).transpose(1, 2), lse
 
@@ -125,7 +155,7 @@ def attend_backward_densely(
     """The gradients, from scores computed once more."""
     groups = q.shape[2] // k.shape[2]
     scores, keys = compute_scores(q, k, segments, scale=scale, causal=causal, window=window)
-    weights = (scores - lse.unsqueeze(-1)).exp()
+    weights = compute_weights(scores, lse)
     before = grad.transpose(1, 2).to(scores.dtype)
     values = v.transpose(1, 2).repeat_interleave(groups, dim=1).to(scores.dtype)
     share = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1).transpose(1, 2).unsqueeze(-1)
@@ -135,6 +165,11 @@ def attend_backward_densely(
     of_v = weights.mT @ before
     of_k, of_v = (each.unflatten(1, (-1, groups)).sum(2) for each in (of_k, of_v))
     return of_q.transpose(1, 2).to(q.dtype), of_k.transpose(1, 2).to(k.dtype), of_v.transpose(1, 2).to(v.dtype)
+
+
+def compute_weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """The softmax of scores whose lse is known; zeros for a query that sees no key."""
+    return (scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1)).exp()
 
 
 def compute_scores(

@@ -3,7 +3,9 @@
 A table of segments is int32 [batch, 2, segments + 1]: for every sequence, where the segments of its queries begin, and
 where those of its keys do, counted within the sequence; the last entry is where the last one ends. The queries of a
 segment see the keys of the same segment alone: with `causal` the last query sees all of them, the one before it all but
-the last, and so on. A segment may have no queries (keys that no query here sees), or nothing at all (padding).
+the last, and so on. A segment may have no queries (keys that no query here sees), or nothing at all (padding). Every
+query and key belongs to one: the last entries are the lengths. A query that sees no key has an output of 0, an lse of
+minus infinity, and no gradient.
 """
 
 from collections.abc import Iterator

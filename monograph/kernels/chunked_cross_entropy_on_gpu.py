@@ -28,6 +28,7 @@ def chunked_cross_entropy(
     is the matmul itself.
     """
     tokens = hidden.shape[0]
+    assert labels.shape == (tokens,) and scale.numel() == 1, "every token has a label"
     labels, weight = labels.contiguous(), weight.contiguous()
     losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape)

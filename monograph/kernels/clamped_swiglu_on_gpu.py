@@ -59,6 +59,7 @@ def clamped_swiglu(pairs: Tensor, alpha: float, limit: float) -> Tensor:
 
 def clamped_swiglu_backward(grad: Tensor, pairs: Tensor, alpha: float, limit: float) -> Tensor:
     """The gradient of the pairs."""
+    assert tuple(grad.shape) == (*pairs.shape[:-1], pairs.shape[-1] // 2), "a pair has one result"
     found = pairs.new_empty(pairs.shape)
     if found.numel():
         g, rows = as_rows(grad), as_rows(pairs)

@@ -33,6 +33,7 @@ def add_embedding_rows_(base: Tensor, grad: Tensor, ids: Tensor) -> Tensor:
     assert base.is_contiguous(), "rows are written where they lie"
     rows, (vocabulary, channels) = as_rows(grad), base.shape
     tokens = rows.shape[0]
+    assert rows.shape == (ids.numel(), channels), "every id has a row, as wide as the base's"
     if not tokens or not channels:
         return base
     # Before they are narrowed: an id beyond 32 bits would become another one.

@@ -1,4 +1,7 @@
-"""The kernels of experts' biases, in Triton. A row's expert follows from where the experts' rows end."""
+"""The kernels of experts' biases, in Triton. A row's expert follows from where the experts' rows end.
+
+Where they end is data: nothing beyond the rows is read, whatever it says.
+"""
 
 from torch import Tensor
 
@@ -28,12 +31,12 @@ def add_expert_bias_kernel(
 
 
 @triton.jit
-def expert_bias_grad_kernel(grad, ends, found, columns, grad_row, block: tl.constexpr, height: tl.constexpr):
+def expert_bias_grad_kernel(grad, ends, found, rows, columns, grad_row, block: tl.constexpr, height: tl.constexpr):
     expert = tl.program_id(0)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_in = column < columns
     start = tl.load(ends + expert - 1, expert > 0, other=0)
-    end = tl.load(ends + expert)
+    end = tl.minimum(tl.load(ends + expert), rows)
     total = tl.zeros([block], dtype=tl.float32)
     for first in range(start, end, height):
         row = first + tl.arange(0, height)
@@ -45,6 +48,7 @@ def expert_bias_grad_kernel(grad, ends, found, columns, grad_row, block: tl.cons
 
 def add_expert_bias(rows: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
     """The rows with the bias of each one's expert."""
+    assert bias.shape == (ends.shape[0], rows.shape[1]), "every expert has a bias as wide as the rows"
     out = rows.new_empty(rows.shape)
     if out.numel():
         x, b = as_rows(rows), as_rows(bias)
@@ -53,7 +57,7 @@ def add_expert_bias(rows: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
         grid = (x.shape[0], triton.cdiv(columns, block))
         sizes = columns, x.stride(0), b.stride(0), n_experts
         experts = triton.next_power_of_2(n_experts)
-        launch(add_expert_bias_kernel, grid, x, b, ends, out, *sizes, experts=experts, block=block)
+        launch(add_expert_bias_kernel, grid, x, b, ends.contiguous(), out, *sizes, experts=experts, block=block)
     return out
 
 
@@ -64,5 +68,5 @@ def expert_bias_grad(grad: Tensor, ends: Tensor) -> Tensor:
         g = as_rows(grad)
         grid = (ends.shape[0], triton.cdiv(g.shape[1], _SUM_COLUMNS))
         settings = {"block": _SUM_COLUMNS, "height": _SUM_ROWS}
-        launch(expert_bias_grad_kernel, grid, g, ends, found, g.shape[1], g.stride(0), **settings)
+        launch(expert_bias_grad_kernel, grid, g, ends.contiguous(), found, *g.shape, g.stride(0), **settings)
     return found

@@ -95,6 +95,7 @@ def sum_rows(rows: Tensor, indices: Tensor) -> Tensor:
 def combine_rows(rows: Tensor, weights: Tensor, inverse: Tensor) -> Tensor:
     """The weighted sum of each token's rows."""
     (tokens, top_k), columns = weights.shape, rows.shape[1]
+    assert inverse.shape == (tokens * top_k,), "every choice of a token has a row"
     out = rows.new_empty(tokens, columns)
     if out.numel():
         rows, settings = with_close_channels(rows), _COMBINE.choose(tokens, columns, top_k, rows.element_size())
@@ -110,6 +111,7 @@ def combine_rows_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of rows and weights."""
     (tokens, top_k), columns = weights.shape, rows.shape[1]
+    assert inverse.shape == (tokens * top_k,) and grad.shape == (tokens, columns), "every choice of a token has a row"
     of_rows, of_weights = rows.new_empty(rows.shape), weights.new_empty(weights.shape)
     if of_rows.numel():
         grad, rows = with_close_channels(grad), with_close_channels(rows)

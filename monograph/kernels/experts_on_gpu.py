@@ -37,7 +37,8 @@ def find_expert_tiles(rows: int, ends: Tensor) -> tuple[Tensor, Tensor]:
     tiles = programs * _TILES
     table = torch.empty((tiles + 1) * ENTRY, dtype=torch.int32, device=ends.device)
     blocks = {"expert_block": triton.next_power_of_2(ends.shape[0]), "tile_block": tiles}
-    launch(expert_tiles_kernel, (programs,), ends, table, ends.shape[0], rows, rows=ROWS, entry=ENTRY, **blocks)
+    sizes = ends.shape[0], rows
+    launch(expert_tiles_kernel, (programs,), ends.contiguous(), table, *sizes, rows=ROWS, entry=ENTRY, **blocks)
     return table, table[tiles * ENTRY :]
 
 

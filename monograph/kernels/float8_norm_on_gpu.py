@@ -19,7 +19,7 @@ from monograph.kernels.float8_store_on_gpu import (
     store_whole_rows,
 )
 from monograph.kernels.launch import launch
-from monograph.kernels.norm_on_gpu import NUMBERS, SETTINGS, compute_rstd, load_norm_input
+from monograph.kernels.norm_on_gpu import NUMBERS, SETTINGS, check_norm_inputs, compute_rstd, load_norm_input
 from monograph.kernels.rows import as_rows
 
 
@@ -79,6 +79,8 @@ def float8_add_norm(
 def _forward(
     x: Tensor, other: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check_norm_inputs(x, weight, other)
+    assert x.shape[-1] % 8 == 0, "rows of the result begin at multiples of eight numbers"
     a = as_rows(x)
     b = a if other is None else as_rows(other)
     rows, columns = a.shape

@@ -277,6 +277,8 @@ def _cast_tiles(
     """
     flat = as_stack(x)
     batch, rows, columns = flat.shape
+    if known is not None:
+        assert known.shape == ((*x.shape[:-2], columns) if is_rowwise else (1,)), "one number for what has one scale"
     results = []
     for shape in [(rows, columns)] * has_out + [(columns, rows)] * has_transposed:
         results.append(x.new_empty((*x.shape[:-2], *shape), dtype=dtype))

@@ -26,7 +26,7 @@ from monograph.kernels.float8_store_on_gpu import (
     store_whole_rows,
 )
 from monograph.kernels.launch import launch
-from monograph.kernels.rows import as_rows
+from monograph.kernels.rows import as_rows, check_alike
 from monograph.kernels.swiglu_on_gpu import SETTINGS, compute_swiglu, compute_swiglu_backward, swiglu
 from monograph.kernels.tuning import Tunable
 
@@ -166,6 +166,7 @@ def swiglu_backward_cast_kernel(
 
 def float8_swiglu(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """silu(x) * up as a matrix in float8, and the scales of its rows."""
+    check_alike(x, up)
     a, b = as_rows(x), as_rows(up)
     rows, columns = a.shape
     if columns > WHOLE_ROW:
@@ -201,6 +202,7 @@ def float8_swiglu_backward(
     grad: Tensor, x: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Both gradients side by side in float8, as they are and transposed, and the gate transposed, each with scales."""
+    check_alike(grad, x, up)
     g, a, b = as_rows(grad), as_rows(x), as_rows(up)
     rows, columns = a.shape
     shapes = ((rows, 2 * columns), (2 * columns, rows), (columns, rows))

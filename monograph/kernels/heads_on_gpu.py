@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
-from monograph.kernels.rope_on_gpu import turn_heads
+from monograph.kernels.rope_on_gpu import check_angles, turn_heads
 from monograph.kernels.rows import with_close_channels
 from monograph.kernels.tuning import Tunable
 
@@ -65,6 +65,8 @@ def join_heads(own: Tensor, tail: Tensor, cos: Tensor, sin: Tensor, interleaved:
     """Channels without position and a tail with RoPE, which may be one for all heads."""
     batch, seq_len, heads, kept = own.shape
     rope = tail.shape[-1]
+    assert tail.shape[:2] == own.shape[:2] and tail.shape[2] in (1, heads), "heads of the same tokens"
+    check_angles(own, cos, sin, rope // 2)
     out = own.new_empty(batch, seq_len, heads, kept + rope)
     if out.numel():
         own, tail = with_close_channels(own), with_close_channels(tail).expand(-1, -1, heads, -1)
@@ -160,6 +162,8 @@ def split_heads(
     batch, seq_len, heads, dim = grad_keys.shape
     half, width = cos.shape[-1], grad_values.shape[-1]
     kept = dim - 2 * half
+    assert grad_values.shape[:3] == grad_keys.shape[:3] and kept >= 0, "heads of the same tokens"
+    check_angles(grad_keys, cos, sin, half)
     of_kv = grad_keys.new_empty(batch, seq_len, heads, kept + width)
     of_shared = grad_keys.new_empty(batch, seq_len, 1, 2 * half)
     if grad_keys.numel():

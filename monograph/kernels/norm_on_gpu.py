@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
-from monograph.kernels.rows import as_rows, find_spaced_rows
+from monograph.kernels.rows import as_rows, check_alike, find_spaced_rows
 
 NUMBERS = 2048
 """That one program of the forward reads at a time: several rows, where these are short."""
@@ -123,6 +123,14 @@ def norm_backward_kernel(
     tl.store(partial + program * columns + column, sums, column < columns)
 
 
+def check_norm_inputs(x: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+    """Refuse a weight that has not one number for each column, and values that are to be added but are not like x: the
+    sum would have another dtype."""
+    added = [each for each in others if each is not None]
+    check_alike(x, *added)
+    assert weight.shape == x.shape[-1:] and all(each.dtype is x.dtype for each in added), "sums are written like x"
+
+
 def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm, and one over the root mean square of every row."""
     _, out, rstd = _forward(x, None, weight, eps)
@@ -135,6 +143,7 @@ def add_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 def _forward(x: Tensor, other: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    check_norm_inputs(x, weight, other)
     out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     total = out if other is None else x.new_empty(x.shape)
     if out.numel():
@@ -182,6 +191,9 @@ def norm_backward_recompute(
 def _backward(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, other: Tensor | None, *, has_again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_norm_inputs(x, weight, other)
+    check_alike(grad, x)
+    assert tuple(rstd.shape) == (*x.shape[:-1], 1), "every row has one"
     of_x = x.new_empty(x.shape)
     again = x.new_empty(x.shape) if has_again else of_x
     if not of_x.numel():

@@ -103,6 +103,7 @@ def random_uniform(key: Tensor, starts: Tensor, width: int) -> Tensor:
 
 def dropout(value: Tensor, key: Tensor, starts: Tensor, probability: float) -> Tensor:
     """The values that stay, scaled, and zeros."""
+    assert value.shape[:-1] == starts.shape, "every row has the position of its first element"
     if not HAS_TRITON or value.dtype == torch.float64:
         return reference_dropout(value, key, starts, probability).contiguous()
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)

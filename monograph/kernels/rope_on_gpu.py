@@ -129,12 +129,20 @@ def rope_packed_kernel(
     tl.store(out + number, value, number < v_numbers)
 
 
+def check_angles(x: Tensor, cos: Tensor, sin: Tensor, half: int) -> None:
+    """Refuse angles that are not [batch or 1, sequence, 1, pairs of channels]."""
+    batch, seq_len = x.shape[:2]
+    is_one = cos.shape == sin.shape and cos.shape[0] in (1, batch) and tuple(cos.shape[1:]) == (seq_len, 1, half)
+    assert is_one, f"angles {tuple(cos.shape)} and {tuple(sin.shape)} for {half} pairs of {tuple(x.shape)}"
+
+
 _AS_OPS = {"enable_fp_fusion": False}
 """Every product and sum is rounded: alone or with others beside it, a rotation has the same bits."""
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool) -> Tensor:
     """Rotate the pairs of channels of x [batch, sequence, heads, dim]."""
+    check_angles(x, cos, sin, x.shape[-1] // 2)
     out = x.new_empty(x.shape)
     if not out.numel():
         return out
@@ -170,6 +178,8 @@ def rope_packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, inter
     """Turn q and k, and put them beside v."""
     batch, seq_len, q_heads, dim = q.shape
     k_heads, (v_heads, v_dim), half = k.shape[2], v.shape[2:], dim // 2
+    assert k.shape[:2] == v.shape[:2] == q.shape[:2] and k.shape[3] == dim, "heads of the same tokens"
+    check_angles(q, cos, sin, half)
     out = q.new_empty(batch, seq_len, (q_heads + k_heads) * dim + v_heads * v_dim)
     if not out.numel():
         return out

@@ -15,6 +15,12 @@ def as_rows(value: Tensor) -> Tensor:
     return with_close_channels(value.reshape(-1, value.shape[-1]))
 
 
+def check_alike(*values: Tensor) -> None:
+    """Refuse values that differ in shape: a kernel reads them at the same places, beyond the end of a smaller one."""
+    is_alike = all(value.shape == values[0].shape for value in values)
+    assert is_alike, f"a kernel reads values of one shape, not {[tuple(value.shape) for value in values]}"
+
+
 class SpacedRows(NamedTuple):
     """Rows of a value where they lie: `inner` of them `step` apart, and as many again every `outer_step`."""
 

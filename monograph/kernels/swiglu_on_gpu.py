@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
-from monograph.kernels.rows import as_rows
+from monograph.kernels.rows import as_rows, check_alike
 from monograph.kernels.tuning import Tunable
 
 _BLOCKS = [
@@ -75,6 +75,7 @@ def swiglu_backward_kernel(
 
 def swiglu(x: Tensor, up: Tensor) -> Tensor:
     """silu(x) * up."""
+    check_alike(x, up)
     out = x.new_empty(x.shape)
     if out.numel():
         a, b = as_rows(x), as_rows(up)
@@ -117,6 +118,7 @@ def swiglu_backward_packed_recompute(grad: Tensor, x: Tensor, up: Tensor) -> tup
 
 
 def _swiglu_backward(grad: Tensor, x: Tensor, up: Tensor, of_x: Tensor, of_up: Tensor, again: Tensor | None) -> None:
+    check_alike(grad, x, up)
     if x.numel():
         g, a, b = as_rows(grad), as_rows(x), as_rows(up)
         rows, columns = a.shape

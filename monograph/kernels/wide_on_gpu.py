@@ -5,6 +5,7 @@ from torch import Tensor
 
 from monograph.compat.triton import tl, triton
 from monograph.kernels.launch import launch
+from monograph.kernels.rows import check_alike
 
 _NUMBERS = 2048
 """Elements per program."""
@@ -21,6 +22,7 @@ def add_wide_kernel(one, other, out, count, block: tl.constexpr):
 
 def add_wide(one: Tensor, other: Tensor) -> Tensor:
     """one + other in fp32."""
+    check_alike(one, other)
     out = torch.empty(one.shape, dtype=torch.float32, device=one.device)
     count = out.numel()
     if count:

@@ -165,12 +165,15 @@ def _count_memory(device: torch.device) -> int:
 
 
 def _measure_links(device: torch.device, ranks: int) -> dict[str, Any]:
-    """Latency and rate of all_gathers within a node, and between nodes where there are several."""
-    in_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    """Latency and rate of all_gathers within a node, and between nodes where there are several.
+
+    On one node nothing is known of the network. A node may have more GPUs than there are ranks.
+    """
+    in_node = count_in_node(ranks)
     rank = int(os.environ["RANK"])
     nodes = [list(range(first, min(first + in_node, ranks))) for first in range(0, ranks, in_node)]
     groups = [dist.new_group(members) for members in nodes]
-    found: dict[str, Any] = {"devices_per_node": in_node}
+    found: dict[str, Any] = {"devices_per_node": max(in_node, _count_devices(device))}
     if in_node > 1:
         latency, rate = _time_all_gather(device, groups[rank // in_node], in_node)
         found |= {"link_gb_per_second": rate / 1e9, "collective_latency_us": latency * 1e6}
@@ -180,9 +183,16 @@ def _measure_links(device: torch.device, ranks: int) -> dict[str, Any]:
         latency, rate = _time_all_gather(device, across[rank % in_node], len(nodes))
         found |= {"network_gb_per_second": rate / 1e9}
         found.setdefault("collective_latency_us", latency * 1e6)
-    elif "link_gb_per_second" in found:
-        found["network_gb_per_second"] = found["link_gb_per_second"]
     return found
+
+
+def count_in_node(ranks: int) -> int:
+    """How many of the ranks are on this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def _count_devices(device: torch.device) -> int:
+    return torch.cuda.device_count() if device.type == "cuda" else 1
 
 
 def _time_all_gather(device: torch.device, group: Any, ranks: int) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """The values of our tensors and of theirs, as the entries of a family's map say."""
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,17 @@ from monograph.errors import CheckpointError
 from monograph.models.hf_fp8 import SCALE_SUFFIX, Stored, find_bad_scales, find_problem, scale_blocks
 from monograph.models.hf_map import Entry
 from monograph.models.hf_mxfp4 import BLOCKS, read_packed
+from monograph.models.hf_quantization import SCALE_BLOCK
+
+Box = tuple[slice, ...]
+"""Part of a tensor: where it starts and stops along each dim."""
+
+
+class TensorFolder(Protocol):
+    """Tensors by name, of which parts can be read."""
+
+    def __contains__(self, name: object, /) -> bool: ...
+    def read_box(self, name: str, box: Box) -> Tensor: ...
 
 
 def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
@@ -22,7 +34,21 @@ def read_theirs(source: Mapping[str, Tensor], name: str) -> Tensor:
         raise CheckpointError(
             f"the checkpoint has no tensor '{name}'", why="the model its config.json describes needs it"
         )
-    tensor, scales = source[name], source.get(name + SCALE_SUFFIX)
+    return _unscale(name, source[name], source.get(name + SCALE_SUFFIX))
+
+
+def read_part_of_theirs(folder: TensorFolder, name: str, box: Box) -> Tensor:
+    """Part of one tensor of a folder that has been checked, as `read_theirs` has it; fp8 weights by whole blocks."""
+    if name + SCALE_SUFFIX not in folder:
+        return folder.read_box(name, box)
+    blocks = tuple(slice(each.start // SCALE_BLOCK, -(-each.stop // SCALE_BLOCK)) for each in box)
+    widened = tuple(slice(each.start * SCALE_BLOCK, each.stop * SCALE_BLOCK) for each in blocks)
+    whole = _unscale(name, folder.read_box(name, widened), folder.read_box(name + SCALE_SUFFIX, blocks))
+    starts = (wide.start for wide in widened)
+    return whole[tuple(slice(each.start - start, each.stop - start) for each, start in zip(box, starts, strict=True))]
+
+
+def _unscale(name: str, tensor: Tensor, scales: Tensor | None) -> Tensor:
     described = None if scales is None else Stored(scales.dtype, tuple(scales.shape))
     problem = find_problem(name, Stored(tensor.dtype, tuple(tensor.shape)), described)
     if scales is not None and not problem:

@@ -83,6 +83,7 @@ class AdamW(Optimizer):
         The verdict stays on the device where the fused kernel reads it, so a healthy run never waits for it, and it
         is sticky: updates launched before the host has seen the bad number leave the parameters alone as well.
         """
+        self.expect_update()
         for group in self._adamw.param_groups:
             group["lr"] = lr
         broken, excess = self.judge(loss, grad_norm), find_excess_norm(grad_norm, max_norm)

@@ -58,6 +58,7 @@ class Optimizer(Configurable):
 
     def step(self, lr: float, *, loss: Tensor, grad_norm: Tensor, max_norm: float = 0.0) -> None:
         """Make one update with gradients of at most `max_norm`, or none once a loss or a gradient was not finite."""
+        self.expect_update()
         if self.judge(loss, grad_norm).item():
             return
         self.updates += 1
@@ -69,6 +70,11 @@ class Optimizer(Configurable):
                     if excess is not None:
                         gradient.div_(excess)
                     self.update(parameter, gradient.to(parameter.dtype), self._state[name], lr)
+
+    def expect_update(self) -> None:
+        """Before parameters change: copies of them are out of date, unless this optimizer writes them as well."""
+        if self.weight_cache is not None:
+            self.weight_cache.expect_update()
 
     @property
     def refusal(self) -> Tensor | None:

@@ -142,9 +142,9 @@ def stale_casts() -> Iterator[None]:
     refresh = CastWeightCache.refresh
     done: set[int] = set()
 
-    def refresh_once(self: CastWeightCache, *, is_updated: bool) -> None:
+    def refresh_once(self: CastWeightCache) -> None:
         if id(self) not in done:
-            refresh(self, is_updated=is_updated)
+            refresh(self)
         done.add(id(self))
 
     with pytest.MonkeyPatch.context() as patch:

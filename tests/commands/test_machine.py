@@ -71,10 +71,38 @@ def test_the_rate_of_a_link_is_what_one_rank_sends_beyond_the_latency(monkeypatc
     assert rate == pytest.approx(1e8, rel=0.01)
 
 
+def measure_links(monkeypatch, *, ranks, in_node, gpus=0):
+    """What ranks find whose links carry 300 GB/s in a node and 40 GB/s between nodes."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(in_node))
+    monkeypatch.setattr(measure.dist, "new_group", lambda members: members)
+    monkeypatch.setattr(measure.torch.cuda, "device_count", lambda: gpus)
+    is_local = lambda members: members[-1] - members[0] < in_node  # noqa: E731
+    monkeypatch.setattr(
+        measure, "_time_all_gather", lambda _, members, __: (1e-5, 300e9 if is_local(members) else 40e9)
+    )
+    return measure._measure_links(torch.device("cuda" if gpus else "cpu"), ranks)
+
+
+def test_the_rate_of_a_network_is_what_two_nodes_measured_and_never_that_of_a_link(monkeypatch):
+    alone = measure_links(monkeypatch, ranks=8, in_node=8)
+    assert alone["link_gb_per_second"] == 300 and "network_gb_per_second" not in alone
+    together = measure_links(monkeypatch, ranks=16, in_node=8)
+    assert (together["link_gb_per_second"], together["network_gb_per_second"]) == (300, 40)
+    apart = measure_links(monkeypatch, ranks=2, in_node=1)
+    assert apart["network_gb_per_second"] == 40 and "link_gb_per_second" not in apart
+
+
+def test_two_ranks_do_not_make_a_node_of_eight_gpus_one_of_two(monkeypatch):
+    assert measure_links(monkeypatch, ranks=2, in_node=2, gpus=8)["devices_per_node"] == 8
+    assert measure_links(monkeypatch, ranks=4, in_node=4)["devices_per_node"] == 4
+
+
 @pytest.mark.long
 def test_ranks_measure_the_links_between_them(tmp_path):
     path = tmp_path / "rates.json"
     assert cli.main(["machine", "measure", "--out", str(path), "--ranks", "2", "--device", "cpu"]) == 0
     found = find_machine(str(path))
     assert found.devices_per_node == 2
-    assert found.link_gb_per_second == found.network_gb_per_second > 0 and found.collective_latency_us > 0
+    assert found.link_gb_per_second > 0 and found.collective_latency_us > 0
+    assert found.network_gb_per_second == MACHINES["CPU"].network_gb_per_second, "the table's: it was not measured"

@@ -94,10 +94,9 @@ def test_slices_of_a_sequence_are_rows_of_the_whole(kind, documents):
     for part in (SequencePart(0, 2), SequencePart(1, 2)):
         table = build_segments(documents, kind, part, batch=BATCH, length=LENGTH)
         slices = part.bounds(LENGTH)
-        rows += [
-            (start, attention(q[:, start:stop], k, v, each, sinks, **rule))
-            for each, (start, stop) in zip(table.unbind(1), slices, strict=True)
-        ]
+        for each, (start, stop) in zip(table.unbind(1), slices, strict=True):
+            given = slice(0, int(each[0, 1, -1]))  # the first slice of a rank gets half of the keys
+            rows.append((start, attention(q[:, start:stop], k[:, given], v[:, given], each, sinks, **rule)))
     joined = torch.cat([row for _, row in sorted(rows, key=lambda each: each[0])], 1)
     compare(joined, whole, [q, k, v, sinks], 1e-12)
 
@@ -115,6 +114,40 @@ def test_scores_computed_as_a_whole_give_the_same_and_read_no_table_on_the_host(
     torch.testing.assert_close(
         attend_backward_densely(grad, q, k, v, table, out, lse, **rule), tuple(wanted), rtol=0, atol=1e-11
     )
+
+
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("causal, window", [(True, 0), (True, 3), (False, 0)])
+@pytest.mark.parametrize("ends", [None, [[0, 4, 9], [0, 5, 5]], [[0, 4, 9, 9], [0, 1, 5, 5]]], ids=str)
+def test_a_query_that_sees_no_key_gives_nothing_and_gets_nothing(ends, causal, window, has_sinks):
+    """Where queries are more than keys, or a segment has none; on a CPU and with scores computed as a whole."""
+    q, k, v, sinks = draw_inputs(queries=9)
+    k, v = (each.detach()[:, :5].requires_grad_() for each in (k, v))
+    sinks, rule = sinks if has_sinks else None, {"scale": SCALE, "causal": causal, "window": window}
+    table = None if ends is None else torch.tensor([ends] * BATCH, dtype=torch.int32)
+    mask = build_mask(table, 9, 5, causal=causal, window=window)
+    wanted = attend_by_definition(q, k, v, mask, sinks).nan_to_num()
+    torch.testing.assert_close(attention(q, k, v, table, sinks, **rule), wanted, rtol=0, atol=1e-12)
+    plain = [each.detach() for each in (q, k, v)]
+    out, lse = ATTENTION(*plain, table, None, *rule.values(), 0)
+    dense = attend_densely(*plain, table, **rule)
+    torch.testing.assert_close(dense, (out, lse), rtol=0, atol=1e-12)
+    is_blind = torch.zeros(BATCH, 9, dtype=torch.bool) if mask is None else ~mask.any(-1)[:, 0].expand(BATCH, 9)
+    assert torch.equal(lse.isneginf(), is_blind.unsqueeze(1).expand_as(lse)) and not out[is_blind].any()
+    grads = torch.ops.monograph.attention_backward(
+        torch.ones_like(out), *plain, table, None, out, lse, *rule.values(), 0
+    )[:3]
+    torch.testing.assert_close(
+        attend_backward_densely(torch.ones_like(out), *plain, table, out, lse, **rule), grads, rtol=0, atol=1e-11
+    )
+    assert not grads[0][is_blind].any()
+
+
+@pytest.mark.parametrize("ends", [[[0, 4, 8], [0, 4, 16]], [[0, 4, 16], [0, 4, 15]]], ids=str)
+def test_a_table_that_leaves_queries_or_keys_out_is_refused_where_it_can_be_read(ends):
+    q, k, v, _ = draw_inputs()
+    with pytest.raises(ConfigError, match="segments end at query"):
+        attention(q, k, v, torch.tensor([ends] * BATCH, dtype=torch.int32), scale=SCALE)
 
 
 def test_a_document_has_the_bits_it_has_alone():
@@ -137,7 +170,7 @@ def test_bf16_is_as_near_to_the_definition_as_bf16_is():
 
 def test_keys_that_no_query_sees_have_no_gradient():
     q, k, v, _ = draw_inputs(queries=LENGTH // 4)
-    table = build_segments(DOCUMENTS, CAUSAL, SequencePart(1, 2), batch=BATCH, length=LENGTH)[:, 0]
+    table = build_segments(DOCUMENTS, CAUSAL, SequencePart(1, 2), batch=BATCH, length=LENGTH)[:, 1]
     of_k, of_v = torch.autograd.grad(attention(q, k, v, table, scale=SCALE).sum(), (k, v))
     seen = build_mask(table, LENGTH // 4, LENGTH, causal=True, window=0)[:, 0].any(1)
     assert 0 < seen.sum() < seen.numel()

@@ -15,6 +15,7 @@ from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes, run_passes
 from monograph.run import build_step
+from monograph.train.build_optimizer import build_optimizer
 from monograph.train.update import add_gradients, apply_update
 from tests.execute.updates import differences, make_updates, one_rank, read_batches, small
 from tests.kit.pipelines import capture_small, make_pass
@@ -121,10 +122,45 @@ def test_the_optimizer_writes_copies_and_nobody_copies_again(step, monkeypatch):
     assert torch.equal(copy, step.parameters[name].to(torch.bfloat16))
     copied = []
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other: copied.append(tuple(self.shape)))
-    step.weight_cache.refresh(is_updated=True)
+    step.weight_cache.refresh()
     assert copied == [], "all were written by the optimizer"
-    step.weight_cache.refresh(is_updated=True)
-    assert copied, "but not a second time: whoever updates has to say so again"
+    step.weight_cache.expect_update()
+    step.weight_cache.refresh()
+    assert copied, "but not by the next update: whoever updates has to say so again"
+
+
+def test_weights_are_cast_once_after_an_update_however_many_evaluations_and_steps_follow(tmp_path, monkeypatch):
+    config = small("llama3", tmp_path, {**ASKED, "optimizer.implementation": "foreach", "validator.interval": 1})
+    casts = []
+    with one_rank(config) as groups:
+        step = build_step(config, groups)
+        optimizer = build_optimizer(config.plan_optimizer(), step)
+        cached = {each.untyped_storage().data_ptr() for each in step.weight_cache.buffers}
+        copy = torch.Tensor.copy_
+
+        def count(self, *args, **kwargs):
+            casts.append(self.untyped_storage().data_ptr() in cached)
+            return copy(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, "copy_", count)
+        counts, batches = [], read_batches(config, step, 1)
+
+        def run(work):
+            casts.clear()
+            result = work()
+            counts.append(sum(casts))
+            return result
+
+        scalars = step.compute_scalars([each.tensors for each in batches])
+        evaluate = lambda: step.evaluate(batches[0].tensors, scalars)  # noqa: E731
+        loss = run(lambda: add_gradients(step, batches))
+        before = [float(run(evaluate)) for _ in range(2)]
+        apply_update(step, optimizer, loss=loss, lr=0.1, max_norm=1.0)
+        after = [float(run(evaluate)) for _ in range(2)]
+        run(lambda: add_gradients(step, batches))
+        step.close()
+    assert counts == [counts[0], 0, 0, counts[0], 0, 0] and counts[0] > 0
+    assert before[0] == before[1] != after[0] == after[1]
 
 
 def test_two_copies_of_one_parameter_are_both_refreshed():
@@ -132,11 +168,11 @@ def test_two_copies_of_one_parameter_are_both_refreshed():
     kept = CastWeightCache(parameters)
     both, alone = kept.get(CachedCast(("a", "b"), torch.bfloat16)), kept.get(CachedCast(("a",), torch.bfloat16))
     assert kept.get(CachedCast(("a",), torch.bfloat16)) is alone
-    kept.refresh(is_updated=False)
+    kept.refresh()
     parameters["a"].mul_(2.0)
     assert kept.find_copy("a") is None, "two places: the optimizer would write only one"
     assert kept.find_copy("b") is not None
-    kept.refresh(is_updated=False)
+    kept.refresh()
     assert both.tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
     assert alone.tolist() == [[2.0] * 3] * 2
 

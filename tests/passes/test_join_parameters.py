@@ -75,7 +75,7 @@ def test_joined_parameters_are_views_of_a_buffer_and_stay_the_same_objects():
         held["b"].fill_(3.0)
     assert buffer[4:].eq(3.0).all() and cache.find_copy("b") is None
     other = cache.get(CachedCast(("b", "a"), torch.bfloat16))
-    cache.refresh(is_updated=True)
+    cache.refresh()
     assert torch.equal(other, torch.cat([held["b"], held["a"]])), "in another order it is a copy"
 
 

@@ -167,7 +167,7 @@ class PipelineStep(MeshStep):
 
     def train_on(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> Tensor:
         """Add the gradients of prepared micro-batches; the loss, where the last stage is."""
-        self.weight_cache.refresh(is_updated=True)
+        self.weight_cache.refresh()
         self.losses = []
         is_first = all(stage.gradients.is_empty for stage in self.stages.values())
         with failures_explained(self.artifact):
@@ -211,7 +211,7 @@ class PipelineStep(MeshStep):
         self, batch: Mapping[str, Tensor], scalars: Mapping[str, Tensor], stages: Mapping[int, StageInterface]
     ) -> None:
         """Run a prepared micro-batch through these stages, one after the other."""
-        self.weight_cache.refresh(is_updated=True)
+        self.weight_cache.refresh()
         self.losses = []
         schedule = build_single_schedule(self.schedule)
         with failures_explained(self.artifact):
@@ -280,7 +280,7 @@ class PipelineStep(MeshStep):
                 why="graph mode captures it with the step, before training begins",
                 do="--validator.interval 100",
             )
-        self.weight_cache.refresh(is_updated=True)
+        self.weight_cache.refresh()
         self.losses = []
         schedule = build_forward_schedule(self.schedule, len(batches))
         with failures_explained(self.artifact):

@@ -12,6 +12,7 @@ from monograph.errors import CheckpointError
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX, Stored, find_bad_scales, find_problem
 from monograph.models.hf_mxfp4 import BLOCKS, SCALES, describe_packed, find_packed, read_packed
 from monograph.models.hf_quantization import find_unconverted, is_listed
+from monograph.models.hf_tensors import Box
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.model_source import read_json
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
@@ -51,11 +52,20 @@ class HfFolder(Mapping[str, torch.Tensor]):
         stored = self._stored_names.get(name, name)
         return self._read_packed(stored) if stored in self._packed else self._read(stored)
 
-    def _read(self, name: str) -> torch.Tensor:
+    def read_box(self, name: str, box: Box) -> torch.Tensor:
+        """Part of a tensor, at most up to its end: nothing else is read, but whole experts where values are packed."""
+        stored = self._stored_names.get(name, name)
+        sizes = self.specs[name].shape
+        box = tuple(slice(each.start, min(each.stop, size)) for each, size in zip(box, sizes, strict=True))
+        if stored not in self._packed:
+            return self._read(stored, box)
+        return self._read_packed(stored, box[:1])[(slice(None), *box[1:])]
+
+    def _read(self, name: str, box: Box = ()) -> torch.Tensor:
         file = self._file_of[name]
         if file not in self._files:
             self._files[file] = safe_open(self.path / file, framework="pt")
-        return self._files[file].get_tensor(name)
+        return self._files[file].get_slice(name)[box] if box else self._files[file].get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
@@ -104,8 +114,8 @@ class HfFolder(Mapping[str, torch.Tensor]):
         self.specs |= found
         return frozenset(names)
 
-    def _read_packed(self, name: str) -> torch.Tensor:
-        parts = {name + suffix: self._read(name + suffix) for suffix in (BLOCKS, SCALES)}
+    def _read_packed(self, name: str, box: Box = ()) -> torch.Tensor:
+        parts = {name + suffix: self._read(name + suffix, box) for suffix in (BLOCKS, SCALES)}
         found = read_packed(parts, name)
         if isinstance(found, str):
             raise _cannot_use(self.path, [found])

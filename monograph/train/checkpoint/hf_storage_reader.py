@@ -11,7 +11,7 @@ from monograph.train.checkpoint.reader import SafetensorsReader
 
 
 class HfStorageReader(SafetensorsReader):
-    """The folder as a checkpoint of weights alone. A tensor of theirs is read as a whole, then the rank's part kept."""
+    """The folder as a checkpoint of weights alone. Of each tensor of theirs the rank's part alone is read."""
 
     def __init__(self, weights: HfWeights) -> None:
         self.weights = weights
@@ -22,10 +22,8 @@ class HfStorageReader(SafetensorsReader):
         for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
             index, target = item.storage_index, planner.resolve_tensor(item).detach()
             number = index.offset[0] if index.offset and len(self.manifest.tensors[index.fqn].chunks) > 1 else 0
-            piece = self.weights.read_piece(index.fqn, number)
             box = tuple(slice(low, low + size) for low, size in zip(item.storage_offsets, item.lengths, strict=True))
-            whole = piece.unsqueeze(0) if piece.dim() < len(box) else piece
-            target.copy_(whole[box])
+            target.copy_(self.weights.read_box(index.fqn, number, box))
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

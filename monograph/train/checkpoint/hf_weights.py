@@ -1,5 +1,6 @@
 """The weights of a Hugging Face folder as our tensors: checked by name and shape, then read one at a time."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from monograph.errors import CheckpointError
 from monograph.models.hf_families import find_family
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
 from monograph.models.hf_map import Entry
-from monograph.models.hf_tensors import read_theirs
+from monograph.models.hf_tensors import Box, read_part_of_theirs, read_theirs
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_folder import HfFolder, check_fp8
@@ -59,6 +60,17 @@ class HfWeights:
         entry = self._entries[key]
         found = read_theirs(self.folder, entry.theirs[number])
         return found.unflatten(-1, entry.unflatten) if entry.unflatten else found
+
+    def read_box(self, key: str, number: int, box: Box) -> torch.Tensor:
+        """Part of a tensor of ours that lies in one of theirs; of a stack, `box` begins with the one it is of."""
+        entry = self._entries[key]
+        inner = box[1:] if entry.stacked else box
+        split = len(inner) - len(entry.unflatten)
+        lead = (*inner[:split], slice(0, math.prod(entry.unflatten))) if entry.unflatten else inner
+        found = read_part_of_theirs(self.folder, entry.theirs[number], lead)
+        if entry.unflatten:
+            found = found.unflatten(-1, entry.unflatten)[(..., *inner[split:])]
+        return found.unsqueeze(0) if entry.stacked else found
 
     def records(self) -> dict[str, TensorRecord]:
         """The tensors as a checkpoint would list them: one chunk for every tensor of theirs."""

@@ -1,8 +1,10 @@
 """From a sample's number to the sample itself, without walking through what lies before it.
 
-An epoch is all documents of a split in a new order, one after the other, cut every `seq_len` tokens. To find the
-documents under a cut, the epoch keeps where every 64th document starts in that order and searches there:
-O(log n) per sample and about four bytes per document.
+An epoch is all documents of a split in a new order, one after the other, cut every `seq_len` tokens. The order has two
+levels: spans of documents that lie next to each other come in a new order, and so do the documents inside of each. How
+long a span is does not depend on its order and is counted once; so an epoch is a permutation of its spans, and the
+documents under a cut are looked up in the spans that it touches: a thousandth of the work and the memory of an order of
+all documents, which a billion of them would make every GPU wait for.
 
 The cuts are seen in shuffled order as well. Documents alone would not do: one long document gives hundreds of
 neighbouring samples, and a batch of those is a batch of one text.
@@ -18,39 +20,45 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.permutation import Permutation, find_seed
 from monograph.train.data.sample import Sample, build_sample
 
-BLOCK = 64
-"""Documents between two remembered starts; divides CHUNK_DOCUMENTS."""
+SPAN = 1024
+"""Documents that are shuffled among each other; divides CHUNK_DOCUMENTS."""
+ORDER = f"spans of {SPAN}"
+"""What the order of documents is called: a position that was counted in another one means other samples."""
 KEPT_EPOCHS = 2
 """A batch may lie across the border of two epochs."""
 
 
 class EpochLayout:
-    """The documents of one epoch in the order they are concatenated."""
+    """The documents of one epoch in the order they are concatenated; that in which they lie without a seed."""
 
-    def __init__(self, corpus: TokenCorpus, members: np.ndarray, permutation: Permutation | None) -> None:
-        self.corpus = corpus
-        self.order = members if permutation is None else np.empty_like(members)
-        block_tokens = []
-        for start in range(0, len(members), CHUNK_DOCUMENTS):
-            indices = np.arange(start, min(start + CHUNK_DOCUMENTS, len(members)))
-            if permutation is not None:
-                self.order[indices] = members[permutation.apply(indices)]
-            lengths = corpus.find_lengths(self.order[indices])
-            block_tokens.append(np.add.reduceat(lengths, np.arange(0, len(lengths), BLOCK)))
-        self.block_starts = np.concatenate(([0], np.cumsum(np.concatenate(block_tokens))))
+    def __init__(self, corpus: TokenCorpus, members: np.ndarray, span_tokens: np.ndarray, seed: int | None) -> None:
+        self.corpus, self.members, self.seed = corpus, members, seed
+        places = np.arange(len(span_tokens))
+        self.spans = places if seed is None else Permutation(len(places), seed).apply(places)
+        self.span_starts = np.concatenate(([0], np.cumsum(span_tokens[self.spans])))
 
     @property
     def token_count(self) -> int:
-        return int(self.block_starts[-1])
+        return int(self.span_starts[-1])
 
     def find_documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents that have tokens in [start, stop) and the places where each of them ends."""
-        first = int(np.searchsorted(self.block_starts, start, side="right")) - 1
-        last = int(np.searchsorted(self.block_starts, stop, side="left"))
-        documents = self.order[first * BLOCK : last * BLOCK]
-        ends = int(self.block_starts[first]) + np.cumsum(self.corpus.find_lengths(documents))
+        first = int(np.searchsorted(self.span_starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.span_starts, stop, side="left"))
+        documents = np.concatenate([self.find_span(place) for place in range(first, last)])
+        ends = int(self.span_starts[first]) + np.cumsum(self.corpus.find_lengths(documents))
         here = slice(int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(ends, stop, side="left")) + 1)
         return documents[here], ends[here]
+
+    def find_span(self, place: int) -> np.ndarray:
+        """The documents of the span that comes at this place."""
+        span = int(self.spans[place])
+        documents = self.members[span * SPAN : (span + 1) * SPAN]
+        if self.seed is None:
+            return documents
+        return documents[
+            Permutation(len(documents), find_seed("span", self.seed, span)).apply(np.arange(len(documents)))
+        ]
 
     def cut(self, index: int, seq_len: int) -> Sample:
         """The sequence number `index` of the concatenated documents."""
@@ -72,7 +80,8 @@ class PackedSamples:
     def __init__(self, corpus: TokenCorpus, members: np.ndarray, *, seq_len: int, seed: int, shuffle: bool) -> None:
         self.corpus, self.members = corpus, members
         self.seq_len, self.seed, self.shuffle = seq_len, seed, shuffle
-        self.token_count = corpus.count_tokens(members)
+        self._span_tokens = count_span_tokens(corpus, members)
+        self.token_count = int(self._span_tokens.sum())
         self.samples_per_epoch = self.token_count // seq_len
         self._layouts: dict[int, EpochLayout] = {}
         self._lock = threading.Lock()
@@ -82,7 +91,8 @@ class PackedSamples:
         if not 0 <= index < self.samples_per_epoch:
             raise IndexError(f"sample {index} of {self.samples_per_epoch}")
         if self.shuffle:
-            index = int(self._find_permutation("samples", epoch, self.samples_per_epoch).apply(np.array([index]))[0])
+            permutation = Permutation(self.samples_per_epoch, find_seed("samples", self.seed, epoch))
+            index = int(permutation.apply(np.array([index]))[0])
         return self.find_layout(epoch).cut(index, self.seq_len)
 
     def read(self, cursor: Cursor, runs: Iterator[range], closing: threading.Event) -> Iterator[Sample]:
@@ -98,11 +108,17 @@ class PackedSamples:
         """The layout of an epoch; the most recent ones are kept."""
         with self._lock:
             if epoch not in self._layouts:
-                permutation = self._find_permutation("documents", epoch, len(self.members)) if self.shuffle else None
+                seed = find_seed("documents", self.seed, epoch) if self.shuffle else None
                 while len(self._layouts) >= KEPT_EPOCHS:
                     del self._layouts[next(iter(self._layouts))]
-                self._layouts[epoch] = EpochLayout(self.corpus, self.members, permutation)
+                self._layouts[epoch] = EpochLayout(self.corpus, self.members, self._span_tokens, seed)
             return self._layouts[epoch]
 
-    def _find_permutation(self, what: str, epoch: int, size: int) -> Permutation:
-        return Permutation(size, find_seed(what, self.seed, epoch))
+
+def count_span_tokens(corpus: TokenCorpus, members: np.ndarray) -> np.ndarray:
+    """Tokens in each span of these documents: int64, counted in chunks so that this needs little memory."""
+    found = [np.zeros(0, np.int64)]
+    for start in range(0, len(members), CHUNK_DOCUMENTS):
+        lengths = corpus.find_lengths(members[start : start + CHUNK_DOCUMENTS])
+        found.append(np.add.reduceat(lengths, np.arange(0, len(lengths), SPAN)))
+    return np.concatenate(found)

@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
+
 from monograph.log import get_log
 from monograph.train.data.checks import check_length, check_tokens, check_vocab, find_split
-from monograph.train.data.corpus import CorpusBuilder, TokenCorpus
+from monograph.train.data.corpus import CHUNK_DOCUMENTS, CorpusBuilder, TokenCorpus
 from monograph.train.data.document import Document
 from monograph.train.data.encode import count, tokenize_into
-from monograph.train.data.packing import PackedSamples
+from monograph.train.data.packing import ORDER, PackedSamples
 from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan
 from monograph.train.data.tokenizer import Tokenizer
 
@@ -54,7 +56,15 @@ class TextSource(DataSource):
         check_length(samples.token_count, len(members), plan.seq_len, plan.purpose, corpus.description)
         return OpenedSamples(
             samples,
-            hashlib.sha256(corpus.content_hash.encode() + corpus.keys[members].tobytes()).hexdigest(),
+            hash_split(corpus, members),
             f"{corpus.description}, {plan.tokenizer.description}, {count(len(members))} documents, "
             f"{count(samples.token_count)} tokens, {count(samples.samples_per_epoch)} samples per epoch",
         )
+
+
+def hash_split(corpus: TokenCorpus, members: np.ndarray) -> str:
+    """What decides the samples of a split besides seed and length: its documents, and how they are put in order."""
+    found = hashlib.sha256(f"{ORDER} {corpus.content_hash}".encode())
+    for start in range(0, len(members), CHUNK_DOCUMENTS):
+        found.update(corpus.keys[members[start : start + CHUNK_DOCUMENTS]].tobytes())
+    return found.hexdigest()

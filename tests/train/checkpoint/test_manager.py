@@ -239,8 +239,7 @@ def find_warnings(caplog):
 
 
 @pytest.fixture
-def warnings(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("monograph"), "propagate", True)
+def warnings(caplog):
     with caplog.at_level(logging.WARNING, logger="monograph"):
         yield caplog
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monograph.train.data import packing
-from monograph.train.data.packing import BLOCK, CHUNK_DOCUMENTS, PackedSamples
+from monograph.train.data.packing import CHUNK_DOCUMENTS, SPAN, PackedSamples
 from tests.kit.data import as_rows, build_corpus, naive_samples
 
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=200)
@@ -17,11 +17,17 @@ def pack(corpus, *, members=None, seq_len=8, seed=3, shuffle=True):
     return PackedSamples(corpus, members, seq_len=seq_len, seed=seed, shuffle=shuffle)
 
 
+def find_order(samples, epoch):
+    """The numbers of all documents of an epoch, in its order."""
+    layout = samples.find_layout(epoch)
+    return np.concatenate([layout.find_span(place) for place in range(len(layout.spans))])
+
+
 def find_documents(samples, epoch):
     corpus = samples.corpus
     return [
         corpus.read(document, 0, 10**6)[: corpus.find_lengths(np.array([document]))[0]].tolist()
-        for document in samples.find_layout(epoch).order.tolist()
+        for document in find_order(samples, epoch).tolist()
     ]
 
 
@@ -43,7 +49,7 @@ def test_samples_are_those_of_the_obvious_packing(lengths, seq_len, epoch, shuff
 @given(some_lengths, st.integers(0, 3))
 def test_every_document_is_laid_out_once_per_epoch(lengths, epoch):
     samples = pack(build_corpus(lengths))
-    assert sorted(samples.find_layout(epoch).order.tolist()) == list(range(len(lengths)))
+    assert sorted(find_order(samples, epoch).tolist()) == list(range(len(lengths)))
 
 
 def test_a_sample_at_borders_reads_like_this():
@@ -100,26 +106,46 @@ def test_the_samples_of_one_long_document_are_spread_over_the_epoch():
 
 
 def test_a_large_corpus_is_laid_out_in_chunks_with_the_same_result(monkeypatch):
-    corpus = build_corpus([3, 1, 8] * (BLOCK + 5))
+    corpus = build_corpus([3, 1, 8] * (SPAN + 5))
     whole = pack(corpus).find_layout(0)
-    monkeypatch.setattr(packing, "CHUNK_DOCUMENTS", BLOCK)
+    monkeypatch.setattr(packing, "CHUNK_DOCUMENTS", SPAN)
     pieces = pack(corpus).find_layout(0)
-    assert np.array_equal(whole.order, pieces.order) and np.array_equal(whole.block_starts, pieces.block_starts)
-    assert CHUNK_DOCUMENTS % BLOCK == 0
+    assert np.array_equal(whole.spans, pieces.spans) and np.array_equal(whole.span_starts, pieces.span_starts)
+    assert CHUNK_DOCUMENTS % SPAN == 0
 
 
-def test_an_epoch_costs_about_four_bytes_per_document():
-    layout = pack(build_corpus([2] * 10_000)).find_layout(0)
-    assert layout.order.nbytes + layout.block_starts.nbytes < 4.5 * 10_000
+@pytest.mark.parametrize("count", [SPAN - 1, SPAN, 3 * SPAN + 7])
+def test_documents_of_many_spans_are_seen_once_an_epoch_and_far_from_where_they_lie(count):
+    samples = pack(build_corpus([1, 3] * (count // 2) + [2] * (count % 2)), seq_len=5)
+    order = find_order(samples, 1)
+    assert sorted(order.tolist()) == list(range(count))
+    assert np.count_nonzero(np.abs(np.diff(order)) == 1) < 12, "2 expected in each span"
+    layout = samples.find_layout(1)
+    assert [as_rows(layout.cut(n, 5)) for n in range(samples.samples_per_epoch)] == [
+        as_rows(one) for one in naive_samples(find_documents(samples, 1), 5)
+    ]
+
+
+def test_an_epoch_needs_neither_time_nor_memory_for_each_document(monkeypatch):
+    """What is done when an epoch begins is counted: permuted indices, and bytes that are kept."""
+    permuted, apply = [], packing.Permutation.apply
+    monkeypatch.setattr(
+        packing.Permutation, "apply", lambda self, found: permuted.append(len(found)) or apply(self, found)
+    )
+    samples = pack(build_corpus([2] * 100 * SPAN), seq_len=64)
+    layout = samples.find_layout(1)
+    assert sum(permuted) == 100 and layout.spans.nbytes + layout.span_starts.nbytes < 17 * 100
+    samples.sample(1, 7)
+    assert sum(permuted) <= 100 + 1 + 2 * SPAN
 
 
 def test_few_epochs_are_kept():
     samples = pack(build_corpus([50] * 10))
-    first = samples.find_layout(0)
+    first, order = samples.find_layout(0), find_order(samples, 0)
     for epoch in range(5):
         samples.find_layout(epoch)
     assert samples.find_layout(0) is not first
-    assert np.array_equal(samples.find_layout(0).order, first.order)
+    assert np.array_equal(find_order(samples, 0), order)
 
 
 @pytest.mark.parametrize("index", [-1, 3, 100])

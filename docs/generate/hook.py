@@ -5,7 +5,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 from docs.generate.links import rewrite_links
-from docs.generate.pages import build_pages, expand_nav
+from docs.generate.pages import build_pages, expand_nav, find_pictures
 
 _generated: set[str] = set()
 
@@ -17,10 +17,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the pages that are made from code, and those that lie outside of docs/."""
+    """Add the pages that are made from code, and those that lie outside of docs/, with their pictures."""
     for path, text in build_pages().items():
         _generated.add(path)
         files.append(File.generated(config, path, content=text))
+    for path, source in find_pictures().items():
+        files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
 
 

@@ -30,6 +30,11 @@ def build_pages() -> dict[str, str]:
     return pages | build_source_pages()
 
 
+def find_pictures() -> dict[str, Path]:
+    """Path on the site -> file, of what pages outside of docs/ show."""
+    return {f"results/{path.name}": path for path in sorted(RESULTS.iterdir()) if path.suffix in (".png", ".svg")}
+
+
 DECISIONS_INTRO = "What was decided, why, and what was rejected instead."
 RESULTS_INTRO = """What was measured: every page names the machine, the versions and the command. The scripts are in
 `benchmarks/`; what is proven by tests and what is not done yet is on [the status page](../status.md)."""

@@ -16,14 +16,14 @@ from docs.generate.commands import make_commands_page
 from docs.generate.config_fields import make_config_page
 from docs.generate.errors import make_errors_page
 from docs.generate.links import find_links, find_page, rewrite_links
-from docs.generate.pages import build_pages, expand_nav
+from docs.generate.pages import build_pages, expand_nav, find_pictures
 from monograph.commands.table import COMMANDS
 from monograph.config.leaves import find_leaves
 from monograph.errors import ConfigError
 from monograph.recipes.catalog import find_recipes
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 OUTSIDE = re.compile(r"<(?:script|link|img|iframe|source)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 """What a browser would load from another host when it opens a page."""
 
@@ -49,8 +49,12 @@ def test_the_navigation_has_every_page_once(generated):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_leads_somewhere(page, generated):
+    """In the repository; and on the site, for the pages that are on it."""
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*") if path.suffix != ".py"}
+    site = {*written, *generated, *find_pictures()}
     for link in find_links(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))):
         assert (ROOT / link).exists() or find_page(link) in generated, link
+        assert page.name == "README.md" or find_page(link) in site, f"{link} is not on the site"
 
 
 def test_every_source_page_is_one_that_a_page_links_to(generated):

@@ -10,8 +10,10 @@ def free_matmul_workspaces() -> None:
         clear()
 
 
-def cached_bytes(device: torch.device) -> int:
-    """Bytes that torch's allocator holds for later tensors, apart from the pools of CUDA graphs."""
-    segments = torch.cuda.memory_snapshot()
-    shared = [each for each in segments if each["device"] == device.index and each["segment_pool_id"] == (0, 0)]
-    return sum(each["total_size"] - each["active_size"] for each in shared)
+def cached_bytes(device: torch.device, stream: torch.cuda.Stream) -> int:
+    """Bytes that torch's allocator holds and would give to this stream, apart from the pools of CUDA graphs: its free
+    blocks, and whole segments of other streams, which it gives back when nothing else is left."""
+    segments = [each for each in torch.cuda.memory_snapshot() if each["device"] == device.index]
+    shared = [each for each in segments if tuple(each["segment_pool_id"]) == (0, 0)]
+    usable = [each for each in shared if each["stream"] == stream.cuda_stream or not each["active_size"]]
+    return sum(each["total_size"] - each["active_size"] for each in usable)

@@ -178,6 +178,17 @@ def remove_group_alias(name: str) -> None:
     torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
+def make_nccl_options(most_channels: int) -> Any:
+    """Options of a new NCCL group with so many channels at most; 0 leaves it to NCCL. Every member must give the same.
+
+    NCCL_MIN_CTAS and NCCL_MAX_CTAS in the environment win over them.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    if most_channels:
+        options.config.min_ctas, options.config.max_ctas = 1, most_channels
+    return options
+
+
 def abort_process_groups() -> None:
     """Leave all groups after a failure: NCCL's kernels are told to give up, where destroying would wait for them."""
     if "nccl" in str(dist.get_backend_config()):

@@ -116,6 +116,7 @@ class CudaGraphRecorder:
 
     def warm_up(self, run: Callable[[], None]) -> None:
         """Run op by op on the stream of the recordings, so that its libraries are ready."""
+        torch.cuda.reset_peak_memory_stats(self.device)  # what an earlier phase allocated is not needed by a call
         before = torch.cuda.memory_allocated(self.device)
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -127,7 +128,7 @@ class CudaGraphRecorder:
     def find_missing_memory(self) -> int:
         """Bytes of the device that a call op by op lacks now: recordings share their memory with each other alone."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        return max(0, self.needed_bytes - free - cached_bytes(self.device))
+        return max(0, self.needed_bytes - free - cached_bytes(self.device, self.stream))
 
     def record(self, run: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         """Record without running: the replay that follows does the work. What the warm-up freed is given back first,

@@ -67,7 +67,7 @@ def record_graph(run: Run) -> torch.cuda.CUDAGraph:
     run()
     torch.cuda.synchronize(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph
 

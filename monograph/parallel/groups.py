@@ -22,9 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monograph.axes import COORDS, POINT_TO_POINT, Group
-from monograph.compat.ops import abort_process_groups, alias_process_group, fake_store, remove_group_alias
+from monograph.compat.ops import (
+    abort_process_groups,
+    alias_process_group,
+    fake_store,
+    make_nccl_options,
+    remove_group_alias,
+)
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.parallel.communicators import Communicator, plan_communicators
 from monograph.parallel.error_file import record_failure
 from monograph.parallel.flight import set_up_flight, write_flight
 from monograph.parallel.host_staged import HostStagedGroup
@@ -66,36 +73,53 @@ class Groups:
         self.device = device
         self.is_fake = is_fake
         self.has_peers = mesh.world_size > 1 and not is_fake
+        self._is_training = False
+        """Whether steps have begun; until then ranks wait for each other as long as for files."""
+        self._is_nccl = not is_fake and "nccl" in str(dist.get_backend_config())
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
         self._closing: list[Callable[[], None]] = []
         self.observer: CollectiveObserver | None = None
         """Who sees what this rank sends and waits for, now."""
-        is_gloo = not is_fake and "nccl" not in str(dist.get_backend_config())
         for group in Group:
-            if is_gloo and mesh.group_size(group) == 1:
-                serving: dist.ProcessGroup = LoneGroup()
-            else:
-                native = self.process_group(group)
-                serving = _serve_with_gloo(native, device) if is_gloo and group not in POINT_TO_POINT else native
-            self._serving[group] = serving
+            if is_fake or mesh.group_size(group) == 1:
+                self._serving[group] = self.process_group(group) if is_fake else LoneGroup()
+        for planned in [] if is_fake else plan_communicators(mesh, rank):
+            native = self._make_group(planned)
+            is_plain = self._is_nccl or planned.groups[0] in POINT_TO_POINT
+            serving = native if is_plain else _serve_with_gloo(native, device)
+            self._native |= dict.fromkeys(planned.groups, native)
+            self._serving |= dict.fromkeys(planned.groups, serving)
+        for group, serving in self._serving.items():
             alias_process_group(group.value, serving)  # torch's registry does not own what it names
 
     def process_group(self, group: Group) -> dist.ProcessGroup:
         """The torch object behind a name, for libraries that want one.
 
         A group of one rank that `LoneGroup` serves is created when it is asked for, which concerns no other rank: gloo
-        takes 10 ms to end each group, and most groups of a small run have one rank.
+        takes 10 ms to end each group, NCCL keeps up to 512 MiB for one, and most groups of a small run have one rank.
         """
         if group not in self._native:
-            self._native[group] = dist.new_group(
-                list(self.mesh.members(group, self.rank)),
-                timeout=self._limit,
-                use_local_synchronization=True,
-                group_desc=group.value,
-            )
+            self._native[group] = self._make_group(Communicator((group,), self.mesh.members(group, self.rank)))
         return self._native[group]
+
+    def _make_group(self, planned: Communicator) -> dist.ProcessGroup:
+        """Create one of this rank's groups. The backend is named: a new group inherits all of the default group's."""
+        limits = {"backend": "nccl", "pg_options": make_nccl_options(planned.most_channels)} if self._is_nccl else {}
+        return dist.new_group(
+            list(planned.members),
+            timeout=self._limit,
+            use_local_synchronization=True,
+            group_desc=planned.name,
+            **limits,
+        )
+
+    def start_training(self) -> None:
+        """Wait until every rank is ready for its first step; from then on waiting ends after `timeout_seconds`."""
+        self.barrier()
+        self._is_training = True
+        self.barrier()  # connects the group that agreement uses from now on
 
     @contextmanager
     def observed(self, observer: CollectiveObserver) -> Iterator[None]:
@@ -147,17 +171,21 @@ class Groups:
             self._on_host[purpose] = dist.new_group(backend="gloo", timeout=limit or self._limit)
         return self._on_host[purpose]
 
+    def _agreement(self) -> dist.ProcessGroup | None:
+        """The group for what the hosts decide together; before the first step that for files, with its limit."""
+        return self._host_group("agreement") if self._is_training else self.checkpoint_group()
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.has_peers:
-            dist.barrier(self._host_group("agreement"))
+            dist.barrier(self._agreement())
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
         if not self.has_peers:
             return flag
         box = torch.tensor(int(flag))
-        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._host_group("agreement"))
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._agreement())
         return bool(box)
 
     def any_rank_of_stage(self, flag: bool) -> bool:
@@ -173,16 +201,15 @@ class Groups:
         if not self.has_peers:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=source, group=self._host_group("agreement"))
+        dist.broadcast_object_list(box, src=source, group=self._agreement())
         return box[0]
 
-    def all_gather_object(self, value: Any, *, waits_for_files: bool = False) -> list[Any]:
-        """Every rank's value, on every rank, by rank; with `waits_for_files`, before training only."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, by rank."""
         if not self.has_peers:
             return [value]
         values: list[Any] = [None] * self.mesh.world_size
-        group = self.checkpoint_group() if waits_for_files else self._host_group("agreement")
-        dist.all_gather_object(values, value, group=group)
+        dist.all_gather_object(values, value, group=self._agreement())
         return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
@@ -202,13 +229,13 @@ class Groups:
     ) -> None:
         if not self.has_peers:
             return
-        values: list[str] = self.all_gather_object(value, waits_for_files=True)
+        values: list[str] = self.all_gather_object(value)
         others = [rank for rank, other in enumerate(values) if other != values[first_of(rank)]]
         if others:
             first = first_of(others[0])
             why = "all ranks run the same program on the same configuration"
             if text is not None:
-                texts: list[str] = self.all_gather_object(text(), waits_for_files=True)
+                texts: list[str] = self.all_gather_object(text())
                 why += "; " + find_first_difference(texts[first], texts[others[0]])
             raise ConfigError(
                 f"{what} of rank {others[0]} is not that of rank {first}",
@@ -268,10 +295,11 @@ def joined_groups(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL, FSDP2 and every launch without a device argument take the current one
     set_up_flight(flight_folder)
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # a group of the host connects to the peers that it talks to
     started_here, excepthook = not dist.is_initialized(), sys.excepthook
     _free_groups_at_exit()
     if started_here:
-        limit = timedelta(seconds=timeout_seconds)
+        limit = timedelta(seconds=files_timeout_seconds)
         store, world_size = _join(mesh, rank, limit)
         backend = agree_on_backend(store, rank, world_size, device, shares_gpus=shares_gpus)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from monograph.errors import ConfigError
 
-NCCL, GLOO = "cpu:gloo,cuda:nccl", "gloo"
+NCCL, GLOO = "nccl", "gloo"
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL 2.30 and newer let ranks share a GPU where this is 1."""
 

@@ -158,6 +158,7 @@ def estimate_stages(
         machine=machine,
         transfer_seconds=machine.collective_seconds(sent, 1 + mesh.group_size(Group.STAGE), ranks=2),
         state_ratio=config.find_state_ratio(),
+        sent_bytes=int(sent),
     )
     return _make_estimate(found.busiest, found.memory, machine, config, bubble_seconds=found.bubble_seconds)
 

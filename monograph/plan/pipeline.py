@@ -42,12 +42,19 @@ def estimate_pipeline(
     machine: Machine,
     transfer_seconds: float,
     state_ratio: float,
+    sent_bytes: int = 0,
 ) -> PipelineEstimate:
     """One update of a pipeline whose stages consist of these units; the optimizer's state is `state_ratio` times the
-    trained parameters."""
+    trained parameters, and a carry has `sent_bytes`."""
     by_stage = [wait_for_host(add_units((units[name], 1.0) for name in names), machine) for names in stages]
     costs = [
-        make_stage_cost(cost, is_first=number == 0, transfer_seconds=transfer_seconds, state_ratio=state_ratio)
+        make_stage_cost(
+            cost,
+            is_first=number == 0,
+            transfer_seconds=transfer_seconds,
+            state_ratio=state_ratio,
+            sent_bytes=sent_bytes,
+        )
         for number, cost in enumerate(by_stage)
     ]
     few = micro_batches if is_file(pipeline.schedule) else min(micro_batches, 2 * ranks)
@@ -68,7 +75,9 @@ def estimate_pipeline(
     )
 
 
-def make_stage_cost(cost: UnitCost, *, is_first: bool, transfer_seconds: float, state_ratio: float) -> StageCost:
+def make_stage_cost(
+    cost: UnitCost, *, is_first: bool, transfer_seconds: float, state_ratio: float, sent_bytes: int = 0
+) -> StageCost:
     """A stage as the simulation wants it. Nothing waits for the input gradient of the first: all of its backward can be
     put off."""
     return StageCost(
@@ -80,6 +89,7 @@ def make_stage_cost(cost: UnitCost, *, is_first: bool, transfer_seconds: float, 
         saved_bytes=int(cost.saved_bytes),
         saved_for_weights_bytes=int(cost.saved_bytes if is_first else cost.saved_for_weights_bytes),
         work_bytes=int(cost.work_bytes),
+        sent_bytes=sent_bytes,
     )
 
 

@@ -39,6 +39,7 @@ def estimate_stage(graph: StepGraph, facts: Facts, *, span: int, state_ratio: fl
         saved_bytes=saved,
         saved_for_weights_bytes=for_weights,
         work_bytes=max(0, memory.peak_bytes - inputs - saved),
+        sent_bytes=int(sent),
     )
 
 

@@ -55,10 +55,10 @@ def find_once(groups: Groups, find: Callable[[], str]) -> str:
 
 def check_together(groups: Groups, files: Sequence[FileCheck]) -> None:
     """Let each file be read by one of the ranks that see it; where nodes have copies, by one rank of each node."""
-    seen = groups.all_gather_object(identify(files), waits_for_files=True)
+    seen = groups.all_gather_object(identify(files))
     peers = [rank for rank, each in enumerate(seen) if each == seen[groups.rank]]
     problem = find_damage(files[peers.index(groups.rank) :: len(peers)])
-    problems = groups.all_gather_object(problem, waits_for_files=True)
+    problems = groups.all_gather_object(problem)
     found = next((each for each in problems if each is not None), None)
     if found is not None:
         raise found

@@ -176,6 +176,7 @@ class Trainer(Configurable):
                 if not self.is_finished():
                     reader.wait(self.position.cursor, *self._data_part)
                 self._claim_folder()
+                self.groups.start_training()
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     while not (self.is_finished() and self.replicas.settle()):

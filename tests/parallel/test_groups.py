@@ -1,10 +1,12 @@
 """Groups under logical names: the same name on every rank, each resolving to that rank's own peers."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from monograph.axes import COORDS, Group
 from monograph.compat.ops import all_gather
 from monograph.errors import ConfigError
 from monograph.parallel.groups import fake_groups, joined_groups
+from monograph.parallel.lone_group import LoneGroup
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.rank_devices import NCCL
 from tests.kit.paced import wait_until
 from tests.kit.ranks import pool
 from tests.parallel.exit_work import talk_and_leave
@@ -109,14 +113,15 @@ def test_ranks_that_disagree_are_told_the_first_line_that_differs():
     assert one.endswith("line 2: 'line of rank 0' and 'line of rank 1'")
 
 
-def wait_for_a_late_peer(done: Path) -> dict[str, float]:
+def wait_for_a_late_peer(done: Path, is_training: bool) -> dict[str, float]:
     """On one rank: the seconds after which each way to wait for another gave up, while rank 1 joins none of them."""
     gave_up = {}
-    with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1, files_timeout_seconds=1) as groups:
+    with joined_groups(Mesh(dp_shard=2), CPU, timeout_seconds=1, files_timeout_seconds=3) as groups:
+        if is_training:
+            groups.start_training()
         ways: dict[str, Callable[[], object]] = {
             "collective": lambda: all_gather(torch.ones(1), 2, Group.FSDP_GATHER.value),
             "agreement": lambda: groups.any_rank(False),
-            "files": lambda: groups.all_gather_object(None, waits_for_files=True),
         }
         for wait in ways.values():
             wait()  # everybody is connected
@@ -133,11 +138,72 @@ def wait_for_a_late_peer(done: Path) -> dict[str, float]:
         return gave_up
 
 
-def test_every_group_has_the_timeout_that_was_asked_for(tmp_path):
+def test_ranks_wait_for_each_other_as_long_as_for_files_until_the_first_step(tmp_path):
     """torch gives a new group its backend's default, half an hour, whatever the default group has."""
-    gave_up, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "done")
-    assert set(gave_up) == {"collective", "agreement", "files"}
-    assert all(0.9 < seconds < 3.5 for seconds in gave_up.values()), gave_up
+    before, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "before", False)
+    after, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "after", True)
+    assert set(before) == set(after) == {"collective", "agreement"}
+    assert 2.9 < before["agreement"] < 6.5
+    assert all(0.9 < seconds < 2.9 for seconds in (before["collective"], after["collective"], after["agreement"]))
+
+
+def count_sockets() -> int:
+    links = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.lexists(each.path)]
+    return sum(link.startswith("socket:") for link in links)
+
+
+def open_sockets() -> int:
+    """On one rank of four: sockets of groups under all names, and of those of the host, after a collective on each."""
+    before = count_sockets()
+    with joined_groups(Mesh(dp_shard=4), CPU, timeout_seconds=30) as groups:
+        for group in (Group.FSDP_GATHER, Group.FSDP_SCATTER, Group.WORLD):
+            all_gather(torch.ones(1), 4, group.value)
+        groups.start_training()
+        return count_sockets() - before
+
+
+def test_groups_over_the_same_ranks_share_their_connections():
+    """Once every name had a connection to every peer: at 1,024 ranks, more sockets than a process may have."""
+    assert max(pool.run(4, open_sockets)) <= 26
+
+
+def test_a_mesh_group_of_an_nccl_run_asks_for_nccl_alone_and_gloo_serves_the_host():
+    """A new group inherits all backends of the default one: gloo beside NCCL would be a socket to every peer."""
+    asked = {}
+
+    def note(ranks=None, timeout=None, backend=None, group_desc="", pg_options=0, **_):
+        asked[group_desc or "host"] = backend, pg_options
+        return LoneGroup()
+
+    def start(backend, **_):
+        asked["default"] = backend
+
+    mesh, device = Mesh(dp_shard=2, tp=2, pp=2), torch.device("cuda", 0)
+    settings = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    store = dist.HashStore()
+    with (
+        mock.patch.dict(os.environ, settings),
+        mock.patch.multiple(
+            dist,
+            init_process_group=start,
+            new_group=note,
+            destroy_process_group=lambda: None,
+            get_backend_config=lambda: "cuda:nccl",
+        ),
+        mock.patch("monograph.parallel.groups._join", lambda *_: (store, 8)),
+        mock.patch("monograph.parallel.groups.agree_on_backend", lambda *_, **__: NCCL),
+        mock.patch("monograph.parallel.groups.make_nccl_options", lambda channels: channels),
+        mock.patch("torch.cuda.set_device") as current,
+        joined_groups(mesh, device) as groups,
+    ):
+        groups.checkpoint_group()
+    current.assert_called_once_with(device)
+    assert asked.pop("default") == "nccl" and asked.pop("host") == ("gloo", 0)
+    assert {backend for backend, _ in asked.values()} == {"nccl"}
+    served = {name for each in asked for name in each.split("+")}
+    assert served == {group.value for group in Group if mesh.group_size(group) > 1}, "one rank needs no group"
+    channels = {name: most for each, (_, most) in asked.items() for name in each.split("+")}
+    assert channels["world"] == channels["batch"] == 2 and channels["pp_up"] == 8 and channels["fsdp_gather"] == 0
 
 
 def test_no_thread_of_a_group_outlives_the_block_that_joined_it():

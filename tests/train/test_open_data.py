@@ -72,7 +72,7 @@ class Meeting:
         self.values, self.barrier = [None] * size, threading.Barrier(size, timeout=10)
 
     def join(self, rank):
-        def gather(value, *, waits_for_files):
+        def gather(value):
             self.values[rank] = value
             self.barrier.wait()
             found = list(self.values)

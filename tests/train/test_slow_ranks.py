@@ -1,5 +1,6 @@
 """The rank that the others wait for is named."""
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -68,20 +69,52 @@ def test_ranks_are_not_timed_where_a_step_op_by_op_does_not_fit(tmp_path):
     assert not any("rank_ms" in record for record in read_records(tmp_path / "run"))
 
 
-def test_memory_that_the_allocator_caches_counts_as_room_but_not_that_of_recordings():
+def segment(stream, total, active, *, pool=(0, 0), device=3):
+    return {
+        "device": device,
+        "stream": stream,
+        "total_size": total,
+        "active_size": active,
+        "segment_pool_id": pool,
+    }
+
+
+def test_a_step_op_by_op_may_use_what_the_allocator_holds_for_its_stream():
     recorder = CudaGraphRecorder(torch.device("cuda", 3))
-    recorder.needed_bytes = 100
-    segments = [
-        {"device": 3, "segment_pool_id": (0, 0), "total_size": 50, "active_size": 20},
-        {"device": 3, "segment_pool_id": (0, 1), "total_size": 500, "active_size": 20},
-        {"device": 0, "segment_pool_id": (0, 0), "total_size": 500, "active_size": 20},
-    ]
-    for free, missing in ((69, 1), (70, 0), (500, 0)):
+    recorder.needed_bytes, own, other = 100, 7, 8
+    recorder.__dict__["stream"] = mock.Mock(cuda_stream=own)
+    cases = {
+        100: [],
+        40: [segment(own, 90, 30)],
+        70: [segment(other, 30, 0), segment(other, 50, 10)],
+        0: [segment(own, 200, 20)],
+        99: [segment(own, 500, 0, pool=(0, 1)), segment(own, 500, 0, device=0), segment(own, 1, 0)],
+    }
+    for missing, segments in cases.items():
         with (
-            mock.patch("torch.cuda.mem_get_info", lambda device, free=free: (free, 1000)),
-            mock.patch("torch.cuda.memory_snapshot", lambda: segments),
+            mock.patch("torch.cuda.mem_get_info", lambda device: (0, 1000)),
+            mock.patch("torch.cuda.memory_snapshot", lambda segments=segments: segments),
         ):
             assert recorder.find_missing_memory() == missing
+
+
+def test_what_an_earlier_phase_allocated_is_not_needed_by_a_step():
+    recorder, memory = CudaGraphRecorder(torch.device("cuda", 3)), {"now": 30, "peak": 500}
+    recorder.__dict__["stream"] = mock.Mock()
+
+    def run():
+        memory["peak"] = max(memory["peak"], 120)
+
+    with mock.patch.multiple(
+        "torch.cuda",
+        memory_allocated=lambda device: memory["now"],
+        max_memory_allocated=lambda device: memory["peak"],
+        reset_peak_memory_stats=lambda device: memory.update(peak=memory["now"]),
+        current_stream=lambda device: mock.Mock(),
+        stream=lambda stream: nullcontext(),
+    ):
+        recorder.warm_up(run)
+    assert recorder.needed_bytes == 120 - 30
 
 
 def test_slow_is_relative_to_the_median_and_of_two_ranks_to_the_faster():

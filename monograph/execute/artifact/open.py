@@ -48,7 +48,7 @@ def open_artifact(config: BaseConfig, settings: CompileConfig, groups: Groups, m
     shared, is_first = Path(settings.artifact), is_first_of_node()
     opened = _open(shared, config, settings, groups, machine, copies=True) if is_first else None
     used = opened.artifact.folder if opened is not None and opened.artifact is not None else shared
-    told = groups.all_gather_object((find_node(), used if used != shared else None), waits_for_files=True)
+    told = groups.all_gather_object((find_node(), used if used != shared else None))
     if opened is None:
         copies = [copy for node, copy in told if node == find_node() and copy is not None]
         opened = _open(copies[0] if copies else shared, config, settings, groups, machine)

@@ -1,7 +1,8 @@
 """The links of one pipeline rank: values go in the order that was checked, and whoever waits is named."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from monograph.axes import Axis, Group
 from monograph.capture.stage import CarrySpec
 from monograph.compat.ops import find_process_group, wait_tensor
 from monograph.errors import MonographError
+from monograph.parallel.deadline import deadline
 from monograph.parallel.groups import Groups
 from monograph.parallel.pipeline.point_to_point import RECV, SEND, find_group
 from monograph.parallel.pipeline.transfers import Link
@@ -54,36 +56,44 @@ class Links:
     def connect(self, links: Iterable[Link]) -> None:
         """Send a number over every link, one after the other and in one order on all ranks.
 
-        NCCL makes the communicator of a link when it is first used, and both ends wait for it there. Within a schedule
-        that would make posting wait, which the schedule was not checked for.
+        NCCL makes the communicator of a link when it is first used, and both ends wait for it there, inside of the
+        library. Within a schedule that would make posting wait, which the schedule was not checked for.
         """
         token = torch.zeros(1, device=self.device)
         spec = CarrySpec((1,), token.dtype, (1,))
         for source, target in sorted(links):
-            if self.own == source:
-                self.wait(self.send("the first number", target, {"token": token}), "its first send")
-            elif self.own == target:
-                self.wait(self.receive("the first number", source, {"token": spec}), "its first receive")
+            if self.own not in (source, target):
+                continue
+            what = f"the link from pipeline rank {source} to {target}"
+            with deadline(what, seconds=self.timeout_seconds, rank=self.groups.rank):
+                if self.own == source:
+                    self.wait(self.send("the first number", target, {"token": token}), "its first send")
+                else:
+                    self.wait(self.receive("the first number", source, {"token": spec}), "its first receive")
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # a wait for NCCL orders streams only
 
     def send(self, what: str, peer: int, values: Mapping[str, Tensor]) -> Pending:
         """Start to send values; they are the same when they are waited for."""
         group = find_group(self.own, peer).value
         pending = Pending(what, peer, {}, [])
-        for name, value in sorted(values.items()):
-            ready = value.to(self.wire).contiguous()
-            pending.held.append(ready)
-            pending.values[name] = SEND(ready, peer, self._sent[peer], group)
-            self._sent[peer] += 1
+        with self._explained(what, peer, "the send"):
+            for name, value in sorted(values.items()):
+                ready = value.to(self.wire).contiguous()
+                pending.held.append(ready)
+                pending.values[name] = SEND(ready, peer, self._sent[peer], group)
+                self._sent[peer] += 1
         return pending
 
     def receive(self, what: str, peer: int, specs: Specs) -> Pending:
         """Start to receive values of this form."""
         group = find_group(peer, self.own).value
         pending = Pending(what, peer, {}, [])
-        for name, spec in sorted(specs.items()):
-            shape = list(spec.shape)
-            pending.values[name] = RECV(shape, spec.dtype, self.wire, peer, self._received[peer], group)
-            self._received[peer] += 1
+        with self._explained(what, peer, "the receive"):
+            for name, spec in sorted(specs.items()):
+                shape = list(spec.shape)
+                pending.values[name] = RECV(shape, spec.dtype, self.wire, peer, self._received[peer], group)
+                self._received[peer] += 1
         return pending
 
     def wait(self, pending: Pending, action: str) -> dict[str, Tensor]:
@@ -93,12 +103,18 @@ class Links:
             return {name: wait_tensor(value).to(self.device) for name, value in pending.values.items()}
 
         observer = self.groups.observer
-        try:
+        with self._explained(pending.what, pending.peer, action):
             return wait() if observer is None else observer.wait(wait)
+
+    @contextmanager
+    def _explained(self, what: str, peer: int, action: str) -> Iterator[None]:
+        """Say who waited for whom when a transfer fails, while it is posted or waited for."""
+        try:
+            yield
         except RuntimeError as error:
             raise PipelineStalled(
-                f"pipeline rank {self.own} (rank {self.ranks[self.own]}) waited in {action} for {pending.what} of "
-                f"pipeline rank {pending.peer} (rank {self.ranks[pending.peer]})",
+                f"pipeline rank {self.own} (rank {self.ranks[self.own]}) waited in {action} for {what} of "
+                f"pipeline rank {peer} (rank {self.ranks[peer]})",
                 why=f"{str(error).splitlines()[0]}; a rank has died, hangs, or took longer than "
                 f"parallelism.timeout_seconds {self.timeout_seconds:g}",
                 do="look at the log of that rank; continue with --checkpoint.load latest",

@@ -2,9 +2,11 @@
 
 All are recorded before the first is replayed, in the order of the schedule and in one memory pool. Replays keep that
 order, so memory that one action frees serves later ones, as when the update runs op by op. Recording computes
-nothing and sends nothing: between replays, values that arrive are copied to where a recording reads them.
+nothing and sends nothing: between replays, values that arrive are copied to where a recording reads them, and what is
+handed on stays in a slot, which serves another action once the schedule says that the value has been read.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ from monograph.graph.signature import InputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.log import get_log
 from monograph.parallel.pipeline.actions import Action, ActionKind
+from monograph.parallel.pipeline.releases import Releases
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.transfers import GRADIENT_MAKERS
 
@@ -62,6 +65,26 @@ class RecordedAction:
     """What is handed on, by key."""
 
 
+class Slots:
+    """Buffers for what actions hand on: as many of a form as are in use at once."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._taken: dict[Action, list[Tensor]] = defaultdict(list)
+
+    def take(self, handed: Action, value: Tensor) -> Tensor:
+        """Return a buffer for this value until `give_back`."""
+        free = self._free[value.shape, value.dtype]
+        slot = free.pop() if free else torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        self._taken[handed].append(slot)
+        return slot
+
+    def give_back(self, handed: Action) -> None:
+        """Let the buffers of what has been read serve others."""
+        for slot in self._taken.pop(handed, []):
+            self._free[slot.shape, slot.dtype].append(slot)
+
+
 class RecordedUpdate:
     """The recordings of an update; `stages` runs them in place of programs."""
 
@@ -72,12 +95,23 @@ class RecordedUpdate:
         own: Mapping[int, StageInterface],
         batches: Sequence[Mapping[str, Tensor]],
         scalars: Mapping[str, Tensor],
+        releases: Releases,
     ) -> None:
-        self.recorder, self.device, self.own = recorder, device, own
+        self.recorder, self.device, self.own, self.releases = recorder, device, own, releases
         self.pool = recorder.new_pool()
         self.batches = [copy_all(batch) for batch in batches]
         self.scalars = copy_all(scalars)
         self.actions: dict[Action, RecordedAction] = {}
+        self.slots = Slots()
+        self.arrived = {
+            (number, kind): {name: spec.make(device) for name, spec in specs.items()}
+            for number, stage in own.items()
+            for kind, specs in (
+                (InputKind.CARRY, stage.carry_in),
+                (InputKind.CARRY_GRADIENT, stage.gradients_in),
+            )
+        }
+        """Where recordings read what arrived: filled right before the replay that copies it."""
         self.stages = {
             number: StageInterface(self.replay, keep_values, stage.carry_in, stage.gradients_in)
             for number, stage in own.items()
@@ -97,20 +131,29 @@ class RecordedUpdate:
                 del live[key]
 
     def record_action(self, part: Action, live: LiveValues) -> RecordedAction:
-        """Record one action. Its inputs are made inside of the recording: their memory is free until then."""
-        stage = self.own[part.stage]
-        inputs: dict[str, Tensor] = {}
+        """Record one action. What arrived is copied inside of the recording: backward may need it for longer."""
+        for handed in self.releases.get(part, ()):
+            self.slots.give_back(handed)
+        sent = ActionKind.SEND_CARRY if part.kind is ActionKind.FORWARD else ActionKind.SEND_GRAD
+        handed_on = Action(part.stage, sent, part.micro_batch)
+        stage, outputs = self.own[part.stage], dict[str, Tensor]()
+        kinds = find_arriving(part, stage)
 
         def run() -> None:
-            for kind, specs in find_arriving(part, stage).items():
-                made = {name: spec.make(self.device) for name, spec in specs.items()}
-                stage.fill(live, kind, made)
-                inputs.update({name_input(kind, name): value for name, value in made.items()})
+            for kind in kinds:
+                arrived = self.arrived[part.stage, kind]
+                stage.fill(live, kind, {name: value.clone() for name, value in arrived.items()})
             stage.run(part, live)
+            for key in [key for key in live if key.startswith(tuple(HANDED_ON.values()))]:
+                value = live.pop(key)
+                outputs[key] = self.slots.take(handed_on, value)
+                outputs[key].copy_(value)
 
         graph = self.recorder.record(run, self.pool)
-        handed_on = [key for key in live if key.startswith(tuple(HANDED_ON.values()))]
-        return RecordedAction(graph, inputs, {key: live.pop(key) for key in handed_on})
+        inputs = {
+            name_input(kind, name): value for kind in kinds for name, value in self.arrived[part.stage, kind].items()
+        }
+        return RecordedAction(graph, inputs, outputs)
 
     def fill(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
         """Copy the inputs of an update to where the recordings read them."""

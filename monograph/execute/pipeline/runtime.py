@@ -10,6 +10,7 @@ from monograph.execute.pipeline.run_times import RunTimes
 from monograph.execute.pipeline.stage_program import HANDED_ON, LiveValues
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.parallel.pipeline.actions import Action, ActionKind
+from monograph.parallel.pipeline.releases import NOTHING, Releases
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.transfers import GRADIENT_MAKERS, find_receive
 
@@ -40,12 +41,13 @@ class PipelineRun:
         links: Links,
         batches: Sequence[Mapping[str, Tensor]],
         scalars: Mapping[str, Tensor],
+        releases: Releases = NOTHING,
     ) -> None:
         self.schedule, self.rank, self.stages, self.links = schedule, rank, stages, links
-        self.batches, self.scalars = batches, scalars
+        self.batches, self.scalars, self.releases = batches, scalars, releases
         self.live: dict[tuple[int, int], LiveValues] = {}
         self.arriving: dict[Action, Pending] = {}
-        self.leaving: list[Pending] = []
+        self.leaving: dict[Action, Pending] = {}
         self.results: dict[tuple[int, int, OutputKind], dict[str, Tensor]] = {}
         """What stages hand on, until it is sent."""
         self.times = RunTimes(links.device)
@@ -60,7 +62,7 @@ class PipelineRun:
             else:
                 for part in action.parts:
                     self.compute(part)
-        for pending in self.leaving:
+        for pending in self.leaving.values():
             self.links.wait(pending, f"the end of the update, where {pending.what} is under way,")
         self.times.finish()
         return self.times
@@ -73,11 +75,11 @@ class PipelineRun:
         self.arriving[action] = self.links.receive(str(action.partner), peer, specs)
 
     def post_send(self, action: Action) -> None:
-        """Start a send; those that are complete by now are not looked for until the end."""
+        """Start a send; the first action that knows of its arrival lets go of its values."""
         kind = OutputKind.CARRY if action.kind is ActionKind.SEND_CARRY else OutputKind.CARRY_GRADIENT
         peer = self.schedule.stage_ranks[action.partner.stage]
         values = self.results.pop((action.stage, action.micro_batch, kind))
-        self.leaving.append(self.links.send(str(action.partner), peer, values))
+        self.leaving[action] = self.links.send(str(action.partner), peer, values)
 
     def compute(self, part: Action) -> None:
         """Wait for an action's input, and run it."""
@@ -87,6 +89,9 @@ class PipelineRun:
             kind = InputKind.CARRY if receive.kind is ActionKind.RECV_CARRY else InputKind.CARRY_GRADIENT
             values = self.links.wait(self.arriving.pop(receive), str(part))
             self.stages[part.stage].fill(live, kind, values)
+        for send in self.releases.get(part, ()):
+            if send in self.leaving:  # what stays on this rank is named as if it were sent
+                self.links.wait(self.leaving.pop(send), str(part))
         with self.times.computing(str(part)):
             self.stages[part.stage].run(part, live)
         self.hand_over(part)

@@ -40,6 +40,7 @@ from monograph.parallel.mesh_reductions import (
 )
 from monograph.parallel.observed_group import SendDigests
 from monograph.parallel.param_table import ParamTable
+from monograph.parallel.pipeline.releases import find_releases
 from monograph.parallel.pipeline.schedule import BUBBLE, Schedule
 from monograph.parallel.pipeline.stages import StagePlan
 from monograph.parallel.pipeline.transfers import find_links
@@ -116,8 +117,9 @@ class PipelineStep(MeshStep):
         """Slots whose gradients this rank counts in the norm: a tied one is counted by its first stage."""
         self.plan, self.schedule, self.parameters, self.weight_cache = plan, schedule, parameters, cache
         self.tied = tied
-        self.links = Links(groups)
+        self.links, self.releases = Links(groups), find_releases(schedule, self.pipeline_rank)
         if groups.has_peers:
+            groups.barrier()  # a rank that is still building its model is not late for its links
             self.links.connect(find_links(schedule) | find_tied_links(tied, schedule.stage_ranks))
         self.stages: dict[int, PipelineStage] = {}
         self.losses: list[Tensor] = []
@@ -244,20 +246,20 @@ class PipelineStep(MeshStep):
     def run_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
         """Run an update op by op."""
         stages = {number: stage.training for number, stage in self.stages.items()}
-        run = PipelineRun(self.schedule, self.pipeline_rank, stages, self.links, batches, scalars)
-        self.times = run.run()
+        given = (stages, self.links, batches, scalars, self.releases)
+        self.times = PipelineRun(self.schedule, self.pipeline_rank, *given).run()
 
     def replay_actions(self, batches: Sequence[Mapping[str, Tensor]], scalars: Mapping[str, Tensor]) -> None:
         """Run an update as CUDA graphs, which are recorded before the first one."""
         assert self.recorder is not None
         if self.recorded is None:
             stages = {number: stage.training for number, stage in self.stages.items()}
-            self.recorded = RecordedUpdate(self.recorder, self.device, stages, batches, scalars)
+            self.recorded = RecordedUpdate(self.recorder, self.device, stages, batches, scalars, self.releases)
             self.recorded.record(find_computed(self.schedule, self.pipeline_rank))
             self.recorded_results = self.take_results()
         self.recorded.fill(batches, scalars)
-        run = PipelineRun(self.schedule, self.pipeline_rank, self.recorded.stages, self.links, batches, scalars)
-        self.times = run.run()
+        given = (self.recorded.stages, self.links, batches, scalars, self.releases)
+        self.times = PipelineRun(self.schedule, self.pipeline_rank, *given).run()
         self.losses = list(self.recorded_results.losses)
         for number, stage in self.stages.items():
             stage.gradients.restore_all(self.recorded_results.gradients[number])
@@ -282,9 +284,12 @@ class PipelineStep(MeshStep):
             )
         self.weight_cache.refresh()
         self.losses = []
-        schedule = build_forward_schedule(self.schedule, len(batches))
+        size = self.schedule.micro_batches
         with failures_explained(self.artifact):
-            PipelineRun(schedule, self.pipeline_rank, stages, self.links, batches, scalars).run()
+            for first in range(0, len(batches), size):  # what a round sends is held until its end
+                chosen = batches[first : first + size]
+                schedule = build_forward_schedule(self.schedule, len(chosen))
+                PipelineRun(schedule, self.pipeline_rank, stages, self.links, chosen, scalars).run()
         return self.take_loss()
 
     def take_loss(self) -> Tensor:

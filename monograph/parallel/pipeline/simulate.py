@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from monograph.parallel.pipeline.actions import Action, ActionKind
 from monograph.parallel.pipeline.check import find_missing_input
+from monograph.parallel.pipeline.releases import find_releases
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.transfers import find_receive, find_send
 
@@ -26,6 +27,8 @@ class StageCost:
     """What the input gradient keeps for the weight gradients."""
     work_bytes: int = 0
     """The most that an action needs besides what is kept."""
+    sent_bytes: int = 0
+    """Of the carry to the next stage; its gradient has as many."""
 
     def seconds(self, kind: ActionKind) -> float:
         """How long an action of this kind computes."""
@@ -136,26 +139,39 @@ def _run(
 def count_live_bytes(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> list[int]:
     """The memory that a rank needs during each of its actions, transfers left out.
 
-    Sent values are counted until the next action, received ones with what forward keeps.
+    Values are counted from when they are sent, or posted to be received, until they are known to have been read.
     """
-    fixed = count_fixed_bytes(schedule, costs, rank)
+    fixed, releases = count_fixed_bytes(schedule, costs, rank), find_releases(schedule, rank)
     held, found = 0, []
     for action in schedule.actions[rank]:
+        if action.is_transfer:
+            held += _sent_bytes(schedule, costs, action)
+            continue
         needed = fixed
         for part in action.parts:
             cost = costs[part.stage]
+            held -= sum(_sent_bytes(schedule, costs, send) for send in releases.get(part, ()))
             if part.kind is ActionKind.FORWARD:
                 held += cost.saved_bytes
             needed = max(needed, fixed + held + cost.work_bytes)
+            receive = find_receive(part, schedule.stage_ranks)
+            if receive is not None:  # read; what backward needs of it is counted with what forward keeps
+                held -= _sent_bytes(schedule, costs, receive)
             if part.kind is ActionKind.BACKWARD:
                 held -= cost.saved_bytes
             elif part.kind is ActionKind.INPUT_GRAD:
                 held += cost.saved_for_weights_bytes - cost.saved_bytes
             elif part.kind is ActionKind.WEIGHT_GRAD:
                 held -= cost.saved_for_weights_bytes
-        if not action.is_transfer:
-            found.append(needed)
+        found.append(needed)
     return found
+
+
+def _sent_bytes(schedule: Schedule, costs: Sequence[StageCost], transfer: Action) -> int:
+    """Bytes of a transfer; 0 where both stages are on one rank."""
+    stages = transfer.stage, transfer.partner.stage
+    is_local = len({schedule.stage_ranks[stage] for stage in stages}) == 1
+    return 0 if is_local else costs[min(stages)].sent_bytes
 
 
 def count_fixed_bytes(schedule: Schedule, costs: Sequence[StageCost], rank: int) -> int:

@@ -29,7 +29,8 @@ from monograph.execute.profile import Profile, profile_step
 from monograph.graph.cost import measure
 from monograph.graph.facts import Facts
 from monograph.log import get_log
-from monograph.models.model import BatchTensor
+from monograph.models.freeze import freeze
+from monograph.models.model import BatchTensor, Model
 from monograph.parallel.groups import Groups, joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import build_step, find_peak_flops
@@ -239,7 +240,9 @@ def summarize(
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (median, median, median)
     with torch.device("meta"):
-        flops = config.model.build().flops(config.training.seq_len)
+        model: Model = config.model.build()
+    freeze(model, config.training.freeze)
+    flops = model.flops(config.training.seq_len)
     rate = config.training.local_batch_size * config.training.seq_len / median
     mfu = find_mfu(flops, rate, peak_flops)
     captured = count_captured_flops(step) if isinstance(step, GraphStep) and step.artifact is None else None

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError, did_you_mean
 from monograph.launch.rank_limits import check_local_ranks
@@ -64,7 +65,7 @@ class ConfigOptions(Configurable.Config):
 class BenchOptions(Configurable.Config):
     """`monograph bench`."""
 
-    modes: tuple[str, ...] = ("eager", "layer", "exact", "fast")
+    modes: Names = ("eager", "layer", "exact", "fast")
     """What is measured; the first is what the others are compared with."""
     steps: int = 20
     """Steps that count, of each mode."""
@@ -323,7 +324,7 @@ class CheckPassArguments(Configurable.Config):
 
     reference: str = ""
     """The pass, as package.module:Class."""
-    model: tuple[str, ...] = ()
+    model: Names = ()
     """Recipes to try it on, with few layers and short sequences; empty takes three debug models."""
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
@@ -112,7 +113,7 @@ class EvaluateArguments(ModelArguments):
 
     data: tuple[str, ...] = ()
     """Texts to measure perplexity on: files or folders (text, jsonl, parquet); each is a set, NAME=PATH names it."""
-    tasks: tuple[str, ...] = ()
+    tasks: Names = ()
     """Tasks of lm-eval to run (extra: eval)."""
     task_folder: str = ""
     """Folder with tasks of your own, as lm-eval describes them."""

@@ -12,10 +12,13 @@ import types
 import typing
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from monograph.errors import ConfigError
 
+_COMMAS = "commas separate them too"
+Names = Annotated[tuple[str, ...], _COMMAS]
+"""Several names: none has a comma, so that `a,b` is two of them. In other texts, such as paths, it is a letter."""
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 _MANY = {int: "whole numbers", float: "numbers", bool: "true/false values", str: "texts"}
 _EXAMPLES = {int: "8", float: "3e-4", bool: "true", str: "text", type(None): "None"}
@@ -48,6 +51,17 @@ def _read_annotations(config: type) -> dict[str, Any]:
             why="every type a Config mentions must be importable where the Config is defined",
         ) from None
     return {field.name: hints[field.name] for field in fields(config)}
+
+
+def find_name_lists(config: type) -> frozenset[str]:
+    """The fields of a Config class that hold `Names`."""
+    return _read_name_lists(config)
+
+
+@functools.cache
+def _read_name_lists(config: type) -> frozenset[str]:
+    hints = typing.get_type_hints(config, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if _COMMAS in getattr(hint, "__metadata__", ()))
 
 
 def is_union(annotation: Any) -> bool:

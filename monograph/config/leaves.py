@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from monograph.config.annotations import find_annotations
+from monograph.config.annotations import find_annotations, find_name_lists
 from monograph.config.configurable import BaseConfig, find_children, has_configs, walk_configs
 from monograph.config.docs import find_field_docs
 
@@ -21,6 +21,8 @@ class Leaf:
     value: Any
     annotation: Any = field(compare=False)
     doc: str = field(compare=False)
+    has_names: bool = field(default=False, compare=False)
+    """Whether it holds `Names`."""
 
     @property
     def section(self) -> str:
@@ -40,9 +42,10 @@ def find_leaves(config: BaseConfig) -> list[Leaf]:
 
 def _find_own_leaves(path: str, section: BaseConfig) -> Iterator[Leaf]:
     annotations, docs = find_annotations(type(section)), find_field_docs(type(section))
+    names = find_name_lists(type(section))
     for name, value in find_children(section):
         if not isinstance(value, BaseConfig):
-            yield Leaf(f"{path}.{name}" if path else name, value, annotations[name], docs[name])
+            yield Leaf(f"{path}.{name}" if path else name, value, annotations[name], docs[name], name in names)
 
 
 def find_sections(config: BaseConfig) -> dict[str, BaseConfig]:

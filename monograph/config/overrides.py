@@ -15,6 +15,7 @@ from monograph.config.annotations import (
     find_annotations,
     find_excess,
     find_members,
+    find_name_lists,
     is_valid,
     make_example,
 )
@@ -105,7 +106,7 @@ def _names_class(override: Override, slot: ConfigSlot) -> bool:
 def _replace_section(slot: ConfigSlot, given: Mapping[str, Override]) -> BaseConfig:
     """The section of the class that its flag names; flags for its required fields are read here."""
     kind = choose_class(slot, given[slot.path].words[0])
-    annotations, docs = find_annotations(kind), find_field_docs(kind)
+    annotations, docs, names = find_annotations(kind), find_field_docs(kind), find_name_lists(kind)
     for path, override in given.items():
         if path.startswith(f"{slot.path}.") and path.removeprefix(f"{slot.path}.").split(".")[0] not in annotations:
             raise _make_unknown(override, (), [f"{slot.path}.{name}" for name in annotations])
@@ -116,7 +117,7 @@ def _replace_section(slot: ConfigSlot, given: Mapping[str, Override]) -> BaseCon
         if path in given and inner.bases and _names_class(given[path], inner):
             values[name] = _replace_section(inner, given)
         elif path in given:
-            values[name] = _read_leaf(given[path], Leaf(path, None, annotations[name], docs[name]))
+            values[name] = _read_leaf(given[path], Leaf(path, None, annotations[name], docs[name], name in names))
     return build_replacement(kind, slot.value, values, slot.path)
 
 
@@ -164,7 +165,7 @@ def _read_value(override: Override, leaf: Leaf) -> Any:
         )
     if len(override.words) > 1 and not takes_several_words(leaf.annotation):
         raise _make_too_many(override, leaf)
-    return parse_words(_open_brackets(override.words, leaf), leaf.annotation)
+    return parse_words(_open_brackets(override.words, leaf), leaf.annotation, has_names=leaf.has_names)
 
 
 def _open_brackets(words: Sequence[str], leaf: Leaf) -> Sequence[str]:

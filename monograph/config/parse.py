@@ -7,6 +7,7 @@ booleans, `null` for None, functions by name, and lists written in one word, `'[
 import ast
 import json
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, get_args
 
 from tyro.constructors import (
@@ -29,22 +30,28 @@ class UnparsableTypeError(Exception):
     """The annotation has no form that could be typed; such a field is set in a recipe only."""
 
 
-def parse_words(words: Sequence[str], annotation: Any) -> Any:
+def parse_words(words: Sequence[str], annotation: Any, *, has_names: bool = False) -> Any:
     """The value that `words` stand for; ValueError when they do not fit the annotation."""
     if len(words) == 1 and (containers := [each for each in find_members(annotation) if find_container(each)]):
         word = words[0].strip()
         if word and _CLOSING.get(word[0]) == word[-1]:
             return _fit_any(_read_literal(word), containers)
-    if _is_plain_list(annotation):
+    if _is_plain_list(annotation, has_names=has_names):
         words = [part.strip() for word in words for part in word.split(",") if part.strip()]
     return _parse_with_tyro(words, annotation)
 
 
-def _is_plain_list(annotation: Any) -> bool:
-    """Whether the value is a list of single values, which commas may separate as well as spaces."""
+def _is_plain_list(annotation: Any, *, has_names: bool) -> bool:
+    """Whether the value is a list of single values that commas may separate as well as spaces: none has a comma."""
     members = find_members(annotation)
     lists = [each for each in members if find_container(each) not in (None, dict)]
-    return bool(lists) and str not in members and not any(find_container(find_element(each, 0)) for each in lists)
+    elements = [element for each in lists for element in find_members(find_element(each, 0))]
+    has_commas = not has_names and any(each in (str, Any) or _is_path(each) for each in elements)
+    return bool(lists) and str not in members and not has_commas and not any(map(find_container, elements))
+
+
+def _is_path(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, PurePath)
 
 
 def is_nothing(words: Sequence[str]) -> bool:

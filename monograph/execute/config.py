@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
@@ -95,7 +96,7 @@ class ActivationCheckpointConfig(Configurable.Config):
     """none saves all; selective: matmuls, attention, top-k, all_to_alls; full: block inputs; and in graph mode min_cut:
     what selective saves or less, in the fewest bytes; budget: what fits. auto: none in eager and layer mode, selective
     in graph mode, min_cut with compile.numerics fast or float8."""
-    save: tuple[str, ...] = ()
+    save: Names = ()
     """graph mode, full: also save these, each as PATH::OP, e.g. `layers.*.moe.router.gate::mm`."""
     budget_gib: float = 0.0
     """graph mode, budget: the most that may cross from forward to backward, on one rank."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
@@ -39,7 +40,7 @@ class ParallelismConfig(Configurable.Config):
     """Ranks that the layers are divided among, one after the other."""
     pipeline_schedule: str = "1f1b"
     """Who runs what when: gpipe, 1f1b, interleaved_1f1b, zero_bubble, zbv, or the path of a .csv file of your own."""
-    pipeline_stages: tuple[str, ...] = ("auto",)
+    pipeline_stages: Names = ("auto",)
     """auto divides by cost; or the first unit of every stage but the first, such as layers.4 layers.8."""
     pipeline_virtual_stages: int = 0
     """Stages per rank; 0 takes what the schedule needs: 2 for interleaved_1f1b and zbv, else 1."""

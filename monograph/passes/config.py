@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.docs import find_summary
 from monograph.config.text import format_words
@@ -36,9 +37,9 @@ class PassesConfig(Configurable.Config):
 
     decides_fields: ClassVar[tuple[str, ...]] = ("extra",)
 
-    on: tuple[str, ...] = ()
+    on: Names = ()
     """Passes to run although they are off by default; names separated by spaces or commas."""
-    off: tuple[str, ...] = ()
+    off: Names = ()
     """Passes to leave out; names separated by spaces or commas."""
     extra: tuple[Callable[..., Any], ...] = ()
     """Passes of your own: classes, written package.module:Class, separated by spaces or commas."""

@@ -8,7 +8,7 @@ import torch
 from monograph.errors import ConfigError
 from monograph.execute.pipeline.build import plan_model_stages
 from monograph.machine.device import Machine
-from monograph.models.flops import FlopsPerToken, count_model_flops
+from monograph.models.flops import FlopsPerToken, count_unit_flops
 from monograph.models.freeze import freeze
 from monograph.models.model import Model
 from monograph.parallel.config import ParallelismConfig
@@ -47,7 +47,7 @@ def study_model(config: TrainerConfig, stage_counts: Iterable[int]) -> ModelStud
     depth = find_reduced_depth(config.model, model)
     seq_len = config.training.seq_len
     modules = model.unit_modules()
-    costs = {path: count_model_flops(unit, seq_len).causal_attention for path, unit in modules.items()}
+    costs = {path: found.causal_attention for path, found in count_unit_flops(modules, seq_len).items()}
     captured = _find_captured_units(list(modules), list(model.blocks()), depth)
     stages, shares = {}, {}
     for count in stage_counts:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
@@ -63,7 +64,7 @@ class TrainingConfig(Configurable.Config):
     optimizer.state_dtype says otherwise, moments."""
     compute_dtype: Precision = "bfloat16"
     """Forward and backward: weights are cast to this as each block uses them."""
-    freeze: tuple[str, ...] = ()
+    freeze: Names = ()
     """Parameters that are not trained, by name; `*` stands for any characters: `embedding.*`, `layers.0.*`."""
     gc_interval: int = 50
     """Collect Python garbage every so many steps, at the same step on every rank; 0 leaves Python's own timing."""

@@ -5,6 +5,7 @@ so two runs can be compared bit for bit from their files. A line is strict JSON:
 is named under `non_finite`.
 """
 
+import functools
 import math
 import shutil
 from collections.abc import Mapping
@@ -66,7 +67,9 @@ class Metrics(Configurable):
         if self._config.tensorboard:
             self._sinks.append(GuardedSink("tensorboard", lambda done: TensorBoardSink(folder / "tensorboard", done)))
         if self._config.wandb:
-            self._sinks.append(GuardedSink("wandb", lambda done: WandbSink(folder, self._run), reopens=False))
+            continues = step > 0 and not goes_back
+            make = functools.partial(WandbSink, folder, self._run, continues=continues)
+            self._sinks.append(GuardedSink("wandb", lambda _: make(), reopens=False))
         for sink in self._sinks:
             sink.start(step)
 

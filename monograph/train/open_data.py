@@ -19,7 +19,7 @@ TRAINING = "the training data"
 
 def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[str, DataLoader]]:
     """The training data and the validation sets by name, once all ranks have the same."""
-    continued = read_continued(config)
+    continued = groups.broadcast_object(read_continued(config) if groups.rank == 0 else {})
     revisions = Revisions(
         saved=continued.get("data", {}).get("revisions", {}),
         look_up=lambda name, revision: find_once(groups, lambda: find_commit(name, revision)),

@@ -8,9 +8,10 @@ from typing import Any
 
 from monograph.config.json_form import to_json
 from monograph.errors import CheckpointError
+from monograph.log import find_rank
 from monograph.manifest.fields import ManifestError
 from monograph.train.checkpoint.config import AUTO, LATEST
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, ManifestHead, parse_head
 from monograph.train.checkpoint.model_source import MODEL_VALUE, open_source
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint, refuse_path
 from monograph.train.config import TrainerConfig
@@ -34,7 +35,8 @@ def check_before_start(config: TrainerConfig) -> None:
     check_datasets(config)
     if type(config.tokenizer) is StandardTokenizerConfig and config.dataloader.source is None:
         check_vocab(config.tokenizer.build(), config.model.find_vocab_size())
-    check_checkpoint(config)
+    if find_rank() == 0:  # the others hear of it at once, and a thousand of them would read a shared disk in vain
+        check_checkpoint(config)
 
 
 def check_datasets(config: TrainerConfig) -> None:
@@ -57,7 +59,7 @@ def check_checkpoint(config: TrainerConfig) -> None:
     found, is_continued = _find_start(config)
     if found is None and config.checkpoint.initial_load_path:
         check_pretrained(config, Path(config.checkpoint.initial_load_path))
-    manifest = _read_manifest(found) if found is not None else None
+    manifest = _read_head(found) if found is not None else None
     if found is None or manifest is None:
         return
     check_model(manifest.values, config, found, tells=False)
@@ -91,7 +93,7 @@ def check_pretrained(config: TrainerConfig, path: Path) -> None:
 def read_continued(config: TrainerConfig) -> Mapping[str, Any]:
     """The values in the checkpoint that this run probably continues; none when it begins anew."""
     found, is_continued = _find_start(config)
-    manifest = _read_manifest(found) if found is not None and is_continued else None
+    manifest = _read_head(found) if found is not None and is_continued else None
     return manifest.values if manifest is not None else {}
 
 
@@ -130,13 +132,13 @@ def find_checkpoint(store: Store, which: str, *, is_required: bool = True) -> Pa
 
 def _find_newest(store: Store) -> Path | None:
     """The one that was committed last; a run may have gone back to an earlier step."""
-    manifests = [(path, _read_manifest(path)) for path in store.find_all()]
+    manifests = [(path, _read_head(path)) for path in store.find_all()]
     known = [(manifest.sequence, path) for path, manifest in manifests if manifest is not None]
     return max(known)[1] if known else next((path for path, _ in reversed(manifests)), None)
 
 
-def _read_manifest(path: Path) -> CheckpointManifest | None:
+def _read_head(path: Path) -> ManifestHead | None:
     try:
-        return parse_manifest((path / MANIFEST_NAME).read_bytes())
+        return parse_head((path / MANIFEST_NAME).read_bytes())
     except (OSError, ManifestError):
         return None

@@ -2,12 +2,17 @@
 
 import contextlib
 import importlib.util
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from monograph.errors import ConfigError, describe_install
 from monograph.train.write_failures import RetriedWrite, find_reason
+from monograph.whole_file import write_whole
+
+WANDB_ID = "wandb_id.txt"
+"""In a run's folder: which run of Weights & Biases it is."""
 
 
 class Sink(Protocol):
@@ -83,18 +88,37 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A run of Weights & Biases."""
+    """A run of Weights & Biases: the same one over all starts of a run that continues, by an id in the run's folder.
 
-    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+    It keeps what it has of a step, so the steps since the last checkpoint, which are made again, are there once.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], *, continues: bool) -> None:
         import wandb
 
-        self._run = wandb.init(dir=str(folder), config=dict(run), project="monograph")
+        self._run = wandb.init(
+            dir=str(folder),
+            config=dict(run),
+            project="monograph",
+            id=_find_id(folder / WANDB_ID, continues=continues),
+            resume="allow",
+            allow_val_change=True,
+        )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _find_id(path: Path, *, continues: bool) -> str:
+    """The id that a run began with; a new one where it begins, or goes back and becomes another run."""
+    if continues and path.is_file():
+        return path.read_text().strip()
+    made = secrets.token_hex(8)
+    write_whole(path, f"{made}\n")
+    return made
 
 
 def check_installed(packages: list[str]) -> None:

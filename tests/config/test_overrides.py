@@ -53,6 +53,9 @@ def read(line, config=None):
         ("--training.sizes=[]", []),
         ("--training.names a b", ("a", "b")),
         ("--training.names '[a, b]'", ("a", "b")),
+        ("--training.names 'a, b.txt' c,d", ("a, b.txt", "c,d")),
+        ("--training.sizes 1,2 3", [1, 2, 3]),
+        ("--training.labels a,b c", ("a", "b", "c")),
         ("""--training.names '["a, b", "c"]'""", ("a, b", "c")),
         ("--training.nested '[[1, 2], [3]]'", [[1, 2], [3]]),
         ("--training.window 3 4", (3, 4)),
@@ -106,6 +109,7 @@ def test_overriding_changes_neither_the_original_nor_an_object_used_twice():
 
 def test_every_value_can_be_typed_back_as_it_is_shown_in_examples():
     config = make_run()
+    config.training.names = ("data/a,b.txt", "c")
     typed = [f"--{leaf.path} {words}" for leaf in find_leaves(config) if (words := format_words(leaf.value))]
     assert len(typed) > 15
     for line in typed:

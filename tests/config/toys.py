@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 
@@ -76,6 +77,8 @@ class TrainingConfig(Configurable.Config):
     """Whole numbers."""
     names: tuple[str, ...] = ()
     """Any number of texts."""
+    labels: Names = ()
+    """Any number of names."""
     nested: list[list[int]] = field(default_factory=list)
     """Lists of lists."""
     window: tuple[int, int] | None = None

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from monograph.models.attention_core import AttentionCore
 from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
 from monograph.models.flops import FlopsPerToken
+from monograph.models.freeze import freeze
 from monograph.models.init import initialize
 from monograph.models.llama3.sizes import llama3_1b, llama3_8b
 from monograph.models.qwen3.sizes import qwen3_30b_a3b
@@ -70,13 +71,24 @@ def attend_in_matmuls(_core, q, k, v, *_rest):
     return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2)
 
 
+FROZEN = {
+    "nothing": (),
+    "the embedding": ("embedding.*",),
+    "all before the last block": ("embedding.*", "layers.0.*"),
+    "all blocks": ("embedding.*", "layers.*"),
+    "something in the middle": ("layers.1.attention.*",),
+}
+
+
+@pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 @pytest.mark.parametrize("config", [tiny_llama3(), tiny_deepseek_v3()], ids=["llama3", "deepseek_v3"])
-def test_the_formula_equals_the_operations_torch_counts(config, monkeypatch):
+def test_the_formula_equals_the_operations_torch_counts(config, frozen, monkeypatch):
     monkeypatch.setattr(AttentionCore, "forward", attend_in_matmuls)  # as are ops that torch's counter knows
     if config.find_moe() is not None:
         config.moe.experts.backend = "loop"  # in ops that torch's counter knows
     model = config.build()
     initialize(model, 1)
+    freeze(model, frozen)
     tokens = torch.randint(0, 260, (2, 32))
     with FlopCounterMode(display=False) as counter:
         model(tokens, labels=tokens).loss.backward()

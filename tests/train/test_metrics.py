@@ -161,7 +161,9 @@ class Run:
     def __init__(self, path): self.path = path
     def log(self, values, step): open(self.path, "a").write(json.dumps([step, values]) + "\\n")
     def finish(self): open(self.path, "a").write("finished\\n")
-def init(dir, config, project):
+def init(dir, config, project, id, resume, allow_val_change):
+    assert resume == "allow" and allow_val_change
+    open(dir + "/ids", "a").write(id + "\\n")
     open(dir + "/sent", "w").write(json.dumps([config, project]) + "\\n")
     return Run(dir + "/sent")
 """
@@ -186,6 +188,17 @@ def test_weights_and_biases_gets_the_config_and_every_finite_number_under_a_path
         json.dumps([7, {"loss": 0.5, "expert_load/entropy/0": 0.25, "expert_load/entropy/1": 1.0}]),
         "finished",
     ]
+
+
+def test_a_run_that_continues_is_one_run_of_weights_and_biases_and_one_that_goes_back_another(tmp_path, fake_wandb):
+    for step, goes_back in ((0, False), (3, False), (6, False), (2, True), (4, False), (0, False)):
+        metrics = MetricsConfig(wandb=True).build(folder=tmp_path, run={"a": 1})
+        metrics.start(step, goes_back=goes_back)
+        metrics.close()
+    first, second, third, other, more, anew = (tmp_path / "ids").read_text().split()
+    assert first == second == third and other == more
+    assert len({first, other, anew}) == 3
+    assert (tmp_path / "wandb_id.txt").read_text().strip() == anew
 
 
 def test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again(tmp_path):

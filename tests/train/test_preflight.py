@@ -16,6 +16,7 @@ from monograph.parallel.groups import joined_groups
 from monograph.parallel.mesh import Mesh
 from monograph.run import train
 from monograph.train import sinks
+from monograph.train.checkpoint import manifest_file
 from monograph.train.data import stream
 from monograph.train.preflight import check_before_start
 from tests.kit.runs import tiny_run
@@ -85,6 +86,21 @@ def test_another_model_and_an_extended_schedule_are_refused_before_anything_is_b
     for which in ("latest", "auto", "3", str(tmp_path / "run" / "checkpoints")):
         with pytest.raises(ConfigError, match="on_extend"):
             check_before_start(tiny_run(tmp_path / "run", {"training.steps": 6, "checkpoint.load": which}))
+
+
+def test_a_start_reads_the_tensors_of_the_one_checkpoint_that_it_loads_once(tmp_path, monkeypatch):
+    changes = {"training.steps": 3, "checkpoint.interval": 1}
+    train(tiny_run(tmp_path / "run", changes))
+    whole = []
+    parse = manifest_file.parse_manifest
+    monkeypatch.setattr(manifest_file, "parse_manifest", lambda data: whole.append(parse(data)) or whole[-1])
+    train(tiny_run(tmp_path / "run", changes | {"checkpoint.load": "latest"}))
+    assert [manifest.step for manifest in whole] == [3]
+
+
+def test_a_rank_that_is_not_the_first_leaves_the_checkpoints_to_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    check_before_start(tiny_run(tmp_path / "run", {"checkpoint.load": "latest"}))
 
 
 def test_data_that_a_checkpoint_does_not_fit_is_refused_before_a_model_is_built(tmp_path, monkeypatch):

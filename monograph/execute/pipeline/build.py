@@ -33,7 +33,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.query import value_of
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
-from monograph.models.flops import count_model_flops
+from monograph.models.flops import count_unit_flops
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
@@ -83,7 +83,7 @@ class PipelineSource:
 def plan_model_stages(model: Model, count: int, firsts: tuple[str, ...], *, seq_len: int) -> StagePlan:
     """The stages of a model that was not parallelized yet: automatic ones are balanced by useful operations."""
     units = model.unit_modules()
-    costs = [count_model_flops(unit, seq_len).causal_attention for unit in units.values()]
+    costs = [found.causal_attention for found in count_unit_flops(units, seq_len).values()]
     return plan_stages(list(units), costs, count, firsts)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from monograph.config.annotations import Names
 from monograph.passes.options import PassOptions
 
 
@@ -13,5 +14,5 @@ class MarkRegionsConfig(PassOptions):
     owner: ClassVar[str] = "monograph.passes.compile.mark_regions:MarkRegions"
     switch: ClassVar[str] = "regions"
     example: ClassVar[str] = "blocks outside"
-    regions: tuple[str, ...] = ()
+    regions: Names = ()
     """`blocks` for every block as a whole, `outside` for all that is in no block, names given with `annotate`."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from monograph.config.annotations import Names
 from monograph.errors import ConfigError
 from monograph.passes.options import PassOptions
 
@@ -17,9 +18,9 @@ class QuantizeMatmulsConfig(PassOptions):
     recipe: Recipe = "rowwise"
     """tensorwise: one scale a tensor, gradients in e5m2; rowwise: one scale for every row and column that is
     contracted; rowwise_hp_dw: rowwise, with weight gradients in bfloat16. Experts always take rowwise_hp_dw."""
-    only: tuple[str, ...] = ()
+    only: Names = ()
     """Modules whose matmuls may be quantized, as path patterns such as `layers.*.feed_forward*`; empty: all."""
-    skip: tuple[str, ...] = ()
+    skip: Names = ()
     """Modules whose matmuls stay in bfloat16, as path patterns."""
     by_cost: bool = True
     """Leave matmuls in bfloat16 where casts would take longer than float8 saves, by the rates of the machine; on

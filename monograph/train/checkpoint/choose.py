@@ -9,7 +9,7 @@ from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import CheckpointManifest
-from monograph.train.checkpoint.manifest_file import DamagedError, read_manifest
+from monograph.train.checkpoint.manifest_file import DamagedError, read_head
 from monograph.train.checkpoint.ranks import PeerError, Ranks
 from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint, refuse_path
 from monograph.train.checkpoint.verify import verify_checkpoint
@@ -102,7 +102,7 @@ def _order_newest_first(store: Store) -> Candidates:
     rejected: list[str] = []
     for path in store.find_all():
         try:
-            ordered.append((read_manifest(path).sequence, find_step(path) or 0, path))
+            ordered.append((read_head(path).sequence, find_step(path) or 0, path))
         except DamagedError as damage:
             rejected.append(f"{path.name}/{damage.file}: {damage.reason}")
             log.warning("%s is damaged and passed over: %s: %s", path, damage.file, damage.reason)

@@ -27,8 +27,8 @@ from monograph.train.checkpoint.disk import Disk
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
-from monograph.train.checkpoint.manifest import CheckpointManifest
-from monograph.train.checkpoint.manifest_file import DamagedError, read_manifest
+from monograph.train.checkpoint.manifest import ManifestHead
+from monograph.train.checkpoint.manifest_file import DamagedError, read_head
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.slow_writers import WriterWatch
@@ -100,6 +100,7 @@ class CheckpointManager(Configurable):
         self.last_saved: Path | None = None
         self._warned: set[Path] = set()
         self._missed: dict[str, Steps] = {}
+        self._heads: dict[Path, ManifestHead | None] = {}
         self._is_open = False
         if opens:
             self.open()
@@ -286,6 +287,7 @@ class CheckpointManager(Configurable):
             writer = SafetensorsWriter(self._store, label, rank=self._ranks.rank, watch=self.writers)
             with self.writers.watching(step):
                 save_plan(tensors, planner, writer, self._ranks)
+            self._heads.pop(self._store.step_path(step), None)
             self._ranks.run_on_rank0(self._prune)
         except Exception as error:
             self._failure = _Failure(step, error)
@@ -314,24 +316,25 @@ class CheckpointManager(Configurable):
         return {name: request for part in self._ranks.all_gather_object(mine) for name, request in part.items()}
 
     def _find_next_sequence(self) -> int:
-        return max((manifest.sequence for _, manifest in self._read_manifests()), default=0) + 1
+        return max((head.sequence for _, head in self._read_heads()), default=0) + 1
 
     def _prune(self) -> None:
         """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays."""
-        found = self._read_manifests() if self.config.keep_last else []
-        mine = [(manifest.sequence, path) for path, manifest in found if manifest.run == self._run]
+        found = self._read_heads() if self.config.keep_last else []
+        mine = [(head.sequence, path) for path, head in found if head.run == self._run]
         for _, path in sorted(mine)[: -self.config.keep_last]:
             self._store.delete(path)
 
-    def _read_manifests(self) -> list[tuple[Path, CheckpointManifest]]:
-        """Those that can be read. What cannot is never deleted: someone may want to look at it."""
-        found = []
-        for path in self._store.find_all():
-            try:
-                found.append((path, read_manifest(path)))
-            except DamagedError:
-                continue
-        return found
+    def _read_heads(self) -> list[tuple[Path, ManifestHead]]:
+        """Those that are intact, each read once: nobody else writes here. What is damaged is never deleted."""
+        paths = self._store.find_all()
+        for path in paths:
+            if path not in self._heads:
+                try:
+                    self._heads[path] = read_head(path)
+                except DamagedError:
+                    self._heads[path] = None
+        return [(path, head) for path in paths if (head := self._heads[path]) is not None]
 
 
 def _find_reason(error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from monograph.manifest.fields import (
     MAX_BYTES,
+    Check,
     FileRecord,
     ManifestError,
     dictionary,
@@ -43,12 +44,14 @@ _FILE_NAME = re.compile("|".join((r"[A-Za-z0-9][A-Za-z0-9_-]*\.safetensors", *ma
 _natural = integer(0, MAX_BYTES)
 _chunk = record({"offsets": listing(_natural), "sizes": listing(_natural), "file": string, "key": string})
 _tensor = record({"dtype": one_of(DTYPES), "shape": listing(_natural), "chunks": listing(_chunk)})
-_manifest = record(
-    {
-        **{"sha256": string, "schema": _natural, "step": _natural, "sequence": _natural, "run": string},
-        **dict.fromkeys(("values", "files", "tensors"), dictionary),
-    }
-)
+_head: dict[str, Check] = {
+    **{"sha256": string, "schema": _natural, "step": _natural, "sequence": _natural, "run": string},
+    "values": dictionary,
+}
+_manifest_head = record(_head)
+_manifest = record({**_head, "files": dictionary, "tensors": dictionary})
+_AFTER_HEAD = b',\n"files":{'
+"""Stands nowhere else: inside of the head a line break is written as \\n."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
-class CheckpointManifest:
+class ManifestHead:
     """`sequence` counts the checkpoints of a folder in the order they were committed, so that the newest is known even
     after a run went back to an earlier step. `run` stays the same over resumes: pruning touches one run's own only."""
 
@@ -79,6 +82,12 @@ class CheckpointManifest:
     sequence: int
     run: str
     values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointManifest(ManifestHead):
+    """All of it: with many ranks there are a hundred thousand pieces, which take seconds to read."""
+
     tensors: Mapping[str, TensorRecord]
     files: Mapping[str, FileRecord]
 
@@ -97,6 +106,17 @@ def render_manifest(manifest: CheckpointManifest) -> bytes:
         f'"tensors":{_dump_lines(tensors)}',
     ]
     return seal((",\n".join(fields) + "\n}\n").encode())
+
+
+def parse_head(data: bytes) -> ManifestHead:
+    """What a manifest says besides its tensors, in no time; the hash of all of it is checked. Raises ManifestError."""
+    open_sealed(data)
+    head, end, _ = data.partition(_AFTER_HEAD)
+    if not end:  # laid out in another way than ours
+        return parse_manifest(data)
+    raw = parse_sealed(head + b"}", schema=SCHEMA)
+    _manifest_head(raw, "the manifest")
+    return ManifestHead(raw["step"], raw["sequence"], raw["run"], raw["values"])
 
 
 def parse_manifest(data: bytes) -> CheckpointManifest:

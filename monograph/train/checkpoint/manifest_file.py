@@ -1,12 +1,22 @@
 """The manifest of a checkpoint on disk, read and proved to be intact. Loads without torch."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, parse_manifest
+from monograph.train.checkpoint.manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    ManifestHead,
+    parse_head,
+    parse_manifest,
+)
 from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.checkpoint.store import find_step
+
+M = TypeVar("M", bound=ManifestHead)
 
 
 class DamagedError(CheckpointError):
@@ -25,8 +35,17 @@ class DamagedError(CheckpointError):
 
 def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint at `path`, once it has proved to be intact."""
+    return _read(path, parse_manifest)
+
+
+def read_head(path: Path) -> ManifestHead:
+    """The same without its tensors: enough to put checkpoints in order, and much faster."""
+    return _read(path, parse_head)
+
+
+def _read(path: Path, parse: Callable[[bytes], M]) -> M:
     try:
-        manifest = parse_manifest(read_again((path / MANIFEST_NAME).read_bytes, may_be_late=True))
+        manifest = parse(read_again((path / MANIFEST_NAME).read_bytes, may_be_late=True))
     except (FileNotFoundError, ManifestError) as error:
         raise DamagedError(path, MANIFEST_NAME, describe_damage(error)) from None
     except OSError as error:

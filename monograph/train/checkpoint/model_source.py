@@ -19,7 +19,7 @@ from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets
 from monograph.train.checkpoint.hf_source import name_model, resolve_source
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
-from monograph.train.checkpoint.manifest_file import read_manifest
+from monograph.train.checkpoint.manifest_file import read_head
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 MODEL_VALUE = "model"
@@ -74,7 +74,7 @@ def open_source(word: str) -> ModelSource:
 
 def open_checkpoint(path: Path) -> ModelSource:
     """A checkpoint by its manifest; its tokenizer lies in it (imports) or in the folder of its run."""
-    values = read_manifest(path).values
+    values = read_head(path).values
     model = read_model_value(path, values.get(MODEL_VALUE))
     run = path.resolve().parent.parent
     tokenizer = find_tokenizer(path) or find_run_tokenizer(run)

@@ -25,10 +25,11 @@ def check_exists(path: Path) -> None:
     """Refuse a path that leads nowhere."""
     if not path.exists():
         near = did_you_mean(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        many = "; several are separated by spaces" if "," in str(path) else ""
         raise DataError(
             f"the dataset '{path}' does not exist",
             why=f"looked for a file or folder at {path.absolute()}",
-            do=f"name 'builtin', an existing file or folder, or 'hf:NAME'{'; ' + near if 'mean' in near else ''}",
+            do=f"name 'builtin', an existing file or folder, or 'hf:NAME'{'; ' + near if 'mean' in near else ''}{many}",
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from monograph.errors import CheckpointError, ConfigError
+from monograph.train.checkpoint import manager, manifest_file
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.checkpoint.manager import CheckpointManager
 from tests.train.checkpoint.disks import blank, find_names, find_steps, make_manager, make_state, same, save_steps
@@ -64,6 +65,19 @@ def test_a_damaged_checkpoint_is_never_deleted(tmp_path):
     (tmp_path / "step-00000001" / "manifest.json").write_text("broken")
     save_steps(tmp_path, 2, 3, keep_last=1)
     assert find_steps(tmp_path) == [1, 3]
+
+
+def test_saving_reads_each_checkpoint_once_and_lists_no_tensors(tmp_path, monkeypatch):
+    """On the first rank, while all others wait: with many ranks a list of tensors takes seconds to read."""
+    save_steps(tmp_path, 1, 2, keep_last=0)
+    read = []
+    monkeypatch.setattr(manager, "read_head", lambda path: (read.append(path.name), manifest_file.read_head(path))[1])
+    monkeypatch.setattr(manifest_file, "parse_manifest", None)
+    with make_manager(tmp_path, keep_last=2) as saving:
+        for step in (3, 4, 5, 6):
+            saving.save(step, make_state(step), {})
+    assert sorted(read) == sorted({*read}) == [f"step-{step:08d}" for step in range(1, 7)]
+    assert find_steps(tmp_path) == [1, 2, 5, 6], "those of another run stay"
 
 
 # Finding what was asked for

@@ -2,13 +2,21 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monograph.manifest.fields import FileRecord, ManifestError
-from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk, TensorRecord, parse_manifest, render_manifest
+from monograph.train.checkpoint.manifest import (
+    CheckpointManifest,
+    Chunk,
+    TensorRecord,
+    parse_head,
+    parse_manifest,
+    render_manifest,
+)
 
 FILE = "rank-00000.safetensors"
 GOOD = CheckpointManifest(
@@ -39,6 +47,20 @@ def forge(change) -> bytes:
 def test_what_is_rendered_is_parsed_again():
     assert parse_manifest(render_manifest(GOOD)) == GOOD
     assert parse_manifest(forge(lambda raw: None)) == GOOD
+
+
+def test_the_head_alone_says_what_the_whole_manifest_says():
+    whole = replace(GOOD, values={"x": [1, {"files": {}}], "y": ',\n"files":{'})
+    for data in (render_manifest(whole), forge(lambda raw: None)):
+        head, full = parse_head(data), parse_manifest(data)
+        assert (head.step, head.sequence, head.run, head.values) == (full.step, full.sequence, full.run, full.values)
+
+
+def test_a_head_is_believed_only_when_the_hash_of_the_whole_manifest_is_right():
+    data = render_manifest(GOOD)
+    for changed in (data[:-3] + b"x" + data[-2:], data[:-1], data.replace(b'"step":3', b'"step":4')):
+        with pytest.raises(ManifestError):
+            parse_head(changed)
 
 
 json_values = st.recursive(

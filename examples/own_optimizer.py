@@ -22,6 +22,7 @@ class Lion(Optimizer):
     """
 
     state_names = ("momentum",)
+    elementwise = True
 
     @dataclass(kw_only=True, slots=True)
     class Config(Optimizer.Config):

@@ -301,7 +301,7 @@ class ArtifactCheckOptions(Configurable.Config):
     folder: str = ""
     """Folder of the artifact."""
     ranks: int = 0
-    """Ranks of the run; 0 takes as many as the degrees say, or as the artifact was made for."""
+    """Ranks of the run; 0 takes as many as the degrees say, and one for an open data_parallel_shard_degree."""
 
     def check(self) -> None:
         if self.ranks < 0:

@@ -66,9 +66,8 @@ def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
     path = Path(folder)
     manifest = read_manifest(path, read_key(config.compile.artifact_key_file))
     check_files(path, manifest)
-    is_open = config.parallelism.data_parallel_shard_degree == -1
-    world = manifest.sections["mesh"]["world"] if is_open else count_ranks(config.parallelism)
-    found = find_misfits(manifest, config, plan_run_mesh(config, ranks or world))
+    mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    found = find_misfits(manifest, config, mesh)
     for line in found:
         print_plain(line)
     if found:
@@ -76,7 +75,8 @@ def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
         return EXIT_WRONG_INPUT
     trust = trust_code(path, manifest, config, config.compile)
     later = "the machine, parameters, inputs and graphs are checked when it is loaded"
-    print_plain(f"{folder} fits ({manifest.signature}; {later})")
+    on = "one rank" if mesh.world_size == 1 else f"{mesh.world_size} ranks"
+    print_plain(f"{folder} fits a run on {on} ({manifest.signature}; {later})")
     _print_warning(trust.warn(path))
     print_plain(f"not compared: {', '.join(MAY_DIFFER)}")
     return 0

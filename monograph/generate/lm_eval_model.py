@@ -1,5 +1,6 @@
 """lm-eval's model interface around a loaded model, so that its tasks score what was trained (extra: eval)."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch.nn.functional as F
 
 from monograph.errors import ConfigError
 from monograph.generate.load import LoadedModel
-from monograph.generate.loop import generate
-from monograph.generate.perplexity import measure
+from monograph.generate.loop import Generation, generate
+from monograph.generate.perplexity import cut_windows
 from monograph.generate.sampling import Sampling
 
 USUAL_NEW_TOKENS = 256
 """What a task gets that does not say how long its answers may be."""
+TOKENS_WITHOUT_TEXT = 8
+"""How many of the newest tokens may add no character to a text in `until`: parts of characters, special tokens."""
 
 
 def run_tasks(
@@ -83,10 +86,10 @@ def build_adapter(loaded: LoadedModel, *, batch_size: int, max_length: int) -> A
             return self.scores.score([(context, rest) for _, context, rest in requests])
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            return [self.scores.score_text(each.args[0], self.prefix_token_id) for each in requests]
+            return self.scores.score_texts([each.args[0] for each in requests], self.prefix_token_id)
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return [self.scores.write(*each.args) for each in requests]
+            return self.scores.write([each.args for each in requests])
 
     return LmEvalAdapter()
 
@@ -106,52 +109,82 @@ class ModelScores:
 
     @torch.no_grad()
     def score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """The log likelihood of each continuation of a context, and whether greedy decoding would write it."""
-        found: list[tuple[float, bool]] = []
-        for start in range(0, len(pairs), self.batch_size):
-            part = pairs[start : start + self.batch_size]
-            texts = [[*context, *rest][-self.max_length - 1 :] for context, rest in part]
-            tokens = torch.zeros(len(part), max(map(len, texts)) - 1, dtype=torch.int64)
-            for row, text in zip(tokens, texts, strict=True):
-                row[: len(text) - 1] = torch.tensor(text[:-1])
+        """The log likelihood of each continuation of a context, and whether greedy decoding would write it.
+
+        One that is longer than what the model reads at once is read in windows.
+        """
+        sizes = {"seq_len": self.max_length, "stride": self.max_length}
+        windows = [
+            (number, window)
+            for number, (context, rest) in enumerate(pairs)
+            for window in cut_windows(np.array([*context, *rest]), **sizes, first=len(context))
+        ]
+        sums, greedy = [0.0] * len(pairs), [True] * len(pairs)
+        for start in range(0, len(windows), self.batch_size):
+            part = windows[start : start + self.batch_size]
+            tokens = torch.zeros(len(part), max(len(window.tokens) for _, window in part) - 1, dtype=torch.int64)
+            for row, (_, window) in zip(tokens, part, strict=True):
+                row[: len(window.tokens) - 1] = torch.from_numpy(window.tokens[:-1])
             logits = self.loaded.model.predict(tokens.to(self.loaded.device)).float()
-            for row, text, (_, rest) in zip(logits, texts, part, strict=True):
-                found.append(read_continuation(row[len(text) - 1 - len(rest) : len(text) - 1], rest))
+            for row, (number, window) in zip(logits, part, strict=True):
+                last = len(window.tokens) - 1
+                found = read_continuation(row[last - window.scored : last], window.tokens[last + 1 - window.scored :])
+                sums[number] += found[0]
+                greedy[number] &= found[1]
+        return list(zip(sums, greedy, strict=True))
+
+    def score_texts(self, texts: Sequence[str], prefix: int) -> list[float]:
+        """The log likelihoods of whole texts, which `prefix` begins."""
+        found = self.score([([prefix], self.loaded.tokenizer.encode(text).tolist()) for text in texts])
+        return [likelihood for likelihood, _ in found]
+
+    def write(self, requests: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+        """What the model writes after each context, up to the first of the texts in `until`."""
+        found = [""] * len(requests)
+        alike: dict[str, list[int]] = {}
+        for number, (_, options) in enumerate(requests):
+            alike.setdefault(json.dumps(options, sort_keys=True, default=str), []).append(number)
+        for numbers in alike.values():
+            ordered = sorted(numbers, key=lambda number: len(requests[number][0]))
+            for start in range(0, len(ordered), self.batch_size):
+                part = ordered[start : start + self.batch_size]
+                written = self._write_alike([requests[number][0] for number in part], requests[part[0]][1], start)
+                for number, text in zip(part, written, strict=True):
+                    found[number] = text
         return found
 
-    def score_text(self, text: str, prefix: int) -> float:
-        """The log likelihood of a whole text, which `prefix` begins."""
-        ids = np.array([prefix, *self.loaded.tokenizer.encode(text).tolist()])
-        sizes = {"seq_len": self.max_length, "stride": self.max_length, "batch_size": self.batch_size}
-        return -measure(self.loaded.model, [(ids, 0)], device=self.loaded.device, **sizes).nll
-
-    def write(self, context: str, options: dict[str, Any]) -> str:
-        """What the model writes after a context, up to the first of the texts in `until`."""
+    def _write_alike(self, contexts: Sequence[str], options: dict[str, Any], first_row: int) -> list[str]:
+        """The same for contexts with the same options, all at once."""
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
-        count = int(options.get("max_gen_toks") or USUAL_NEW_TOKENS)
-        count = min(count, self.max_length - 1)
-        prompt = self.encode(context, None)[-(self.max_length - count) :]
+        count = min(int(options.get("max_gen_toks") or USUAL_NEW_TOKENS), self.max_length - 1)
         draws = bool(options.get("do_sample")) or float(options.get("temperature") or 0) > 0
         sampling = Sampling(
             temperature=float(options.get("temperature") or 1.0) if draws else 0.0,
             top_p=float(options.get("top_p") or 1.0) if draws else 1.0,
         )
-        (row,) = generate(
+        looked_at = max(map(len, until), default=0) + TOKENS_WITHOUT_TEXT
+
+        def is_done(row: Generation) -> bool:
+            newest = self.loaded.tokenizer.decode(row.tokens[-looked_at:])
+            return any(word in newest for word in until)
+
+        rows = generate(
             self.loaded.model,
-            [prompt],
+            [self.encode(context, None)[-(self.max_length - count) :] for context in contexts],
             device=self.loaded.device,
             max_new_tokens=count,
             stop_ids={self.loaded.tokenizer.eos_id},
             sampling=sampling,
+            first_row=first_row,
+            is_done=is_done if until else None,
         )
-        text = self.loaded.decode_after(row.prompt, row.tokens)
-        ends = [text.index(word) for word in until if word in text]
-        return text[: min(ends)] if ends else text
+        texts = [self.loaded.decode_after(row.prompt, row.tokens) for row in rows]
+        return [text[: min([text.index(word) for word in until if word in text], default=len(text))] for text in texts]
 
 
-def read_continuation(logits: torch.Tensor, tokens: Sequence[int]) -> tuple[float, bool]:
+def read_continuation(logits: torch.Tensor, tokens: np.ndarray) -> tuple[float, bool]:
     """The log likelihood of tokens under logits [tokens, vocabulary], and whether each is the likeliest."""
-    wanted = torch.tensor(tokens, device=logits.device)
+    wanted = torch.as_tensor(tokens, device=logits.device)
     chosen = F.log_softmax(logits, dim=-1).gather(-1, wanted.unsqueeze(-1))
     return float(chosen.double().sum()), bool((logits.argmax(-1) == wanted).all())

@@ -1,6 +1,6 @@
 """Texts from prompts, several at a time: one pass over the prompts, then one token of each row in every step."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     """New tokens, with the one that ended the text."""
     is_ended: bool = False
-    """Whether the model ended the text, rather than the limit."""
+    """Whether something in the text ended it, rather than the limit."""
 
     @property
     def text(self) -> list[int]:
@@ -43,8 +43,10 @@ def generate(
     sampling: Sampling | None = None,
     use_cache: bool = True,
     first_row: int = 0,
+    is_done: Callable[[Generation], bool] | None = None,
 ) -> list[Generation]:
-    """What the model writes after every prompt. Rows are numbered from `first_row`, which decides what they draw."""
+    """What the model writes after every prompt. Rows are numbered from `first_row`, which decides what they draw; one
+    that `is_done` grows no further."""
     sampler = Sampler(sampling or Sampling(), range(first_row, first_row + len(prompts)))
     rows = [Generation(list(prompt)) for prompt in prompts]
     for logits in read_rows(model, rows, device, max_new_tokens, use_cache=use_cache):
@@ -52,7 +54,7 @@ def generate(
         for row, token in zip(rows, chosen, strict=True):
             if not row.is_ended:
                 row.tokens.append(token)
-                row.is_ended = token in stop_ids
+                row.is_ended = token in stop_ids or (is_done is not None and is_done(row))
         if all(row.is_ended for row in rows):
             break
     return rows

@@ -47,9 +47,9 @@ class Perplexity:
         return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
 
 
-def cut_windows(document: np.ndarray, seq_len: int, stride: int) -> Iterator[TokenWindow]:
-    """Windows of up to `seq_len` tokens that score every token but the first exactly once, `stride` at a time."""
-    scored = 1
+def cut_windows(document: np.ndarray, seq_len: int, stride: int, *, first: int = 1) -> Iterator[TokenWindow]:
+    """Windows of up to `seq_len` tokens that score every token from `first` on exactly once, `stride` at a time."""
+    scored = first
     while scored < len(document):
         stop = min(len(document), seq_len + 1 if scored == 1 else scored + stride)
         start = max(0, stop - seq_len - 1)

@@ -5,9 +5,7 @@ only looked at.
 """
 
 import functools
-import hashlib
 import inspect
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -194,29 +192,3 @@ def sort_extra(kinds: Mapping[str, Any], earlier: Mapping[str, Sequence[str]]) -
             )
         found.append(ready[0])
     return found
-
-
-def hash_sources(extra: Iterable[Any]) -> dict[str, str]:
-    """Reference -> digest of the modules that define an extra pass and the classes it derives from.
-
-    Whole modules, because a pass plans and applies in functions beside it.
-    """
-    return {name_of(kind): _hash_modules(kind) for kind in extra}
-
-
-def _hash_modules(kind: type) -> str:
-    digest = hashlib.sha256()
-    ours = PASS.partition(".")[0]
-    names = [each.__module__ for each in kind.__mro__]
-    for name in dict.fromkeys(names):
-        if name.split(".")[0] == ours or name.split(".")[0] in sys.stdlib_module_names:
-            continue
-        try:
-            digest.update(inspect.getsource(sys.modules[name]).encode())
-        except (OSError, TypeError, KeyError):
-            raise ConfigError(
-                f"the source of {name} cannot be read",
-                why=f"an artifact remembers which version of {name_of(kind)} made it",
-                do="define the pass in a file",
-            ) from None
-    return digest.hexdigest()[:16]

@@ -46,6 +46,8 @@ class StepEstimate:
     memory: MemoryParts
     bubble_seconds: float = 0.0
     """How long it waits for other stages in one update."""
+    idle_seconds: float = 0.0
+    """The same on average over all ranks."""
     offloaded_bytes: int = 0
     """What waits in the host's memory, of one micro-batch."""
 
@@ -134,7 +136,7 @@ def estimate_whole(captured: CapturedCost, config: TrainerConfig, micro_batches:
     late = int(waiting.saved_bytes - total.saved_bytes)
     if late:
         memory = replace(memory, saved=memory.saved + late, most_saved=memory.most_saved + late)
-    return _make_estimate(waiting, memory, machine, config, bubble_seconds=0.0)
+    return _make_estimate(waiting, memory, machine, config)
 
 
 def estimate_stages(
@@ -160,19 +162,17 @@ def estimate_stages(
         state_ratio=config.find_state_ratio(),
         sent_bytes=int(sent),
     )
-    return _make_estimate(found.busiest, found.memory, machine, config, bubble_seconds=found.bubble_seconds)
+    estimate = _make_estimate(found.busiest, found.memory, machine, config)
+    return replace(estimate, bubble_seconds=found.bubble_seconds, idle_seconds=found.idle_seconds)
 
 
-def _make_estimate(
-    cost: UnitCost, memory: MemoryParts, machine: Machine, config: TrainerConfig, *, bubble_seconds: float
-) -> StepEstimate:
+def _make_estimate(cost: UnitCost, memory: MemoryParts, machine: Machine, config: TrainerConfig) -> StepEstimate:
     return StepEstimate(
         compute_seconds=cost.compute_seconds,
         exposed_seconds=dict(cost.waits),
         communication_seconds=cost.communication_seconds,
         optimizer_seconds=estimate_update(memory, machine, config),
         memory=memory,
-        bubble_seconds=bubble_seconds,
         offloaded_bytes=int(cost.offloaded_bytes),
     )
 

@@ -1,8 +1,10 @@
 """What a pipeline costs, from the units of one captured step: its schedule is simulated, not put into a formula.
 
-A schedule of many micro-batches repeats itself: two short ones tell how long any longer one takes, and what it holds.
+A schedule of many micro-batches repeats itself: once further ones add the same each time, short ones tell how long any
+longer one takes, and what it holds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ from monograph.plan.choice import PipelineChoice
 from monograph.plan.memory import MemoryParts
 from monograph.plan.units import UnitCost, add_units, wait_for_host
 
+_LONGEST = 4
+"""Rounds of micro-batches, one on each rank, after which further ones are taken to add what the last one did."""
 StageUnits = tuple[tuple[str, ...], ...]
 """By stage: for each of its units, the captured unit that costs as much."""
 
@@ -28,6 +32,8 @@ class PipelineEstimate:
     """One micro-batch on the rank that computes longest: all of its stages."""
     bubble_seconds: float
     """How long this rank waits for others in an update."""
+    idle_seconds: float
+    """How long a rank waits for others in an update, on average over all: less busy ones wait longer."""
     memory: MemoryParts
     """Of the rank that needs most."""
 
@@ -57,22 +63,44 @@ def estimate_pipeline(
         )
         for number, cost in enumerate(by_stage)
     ]
-    few = micro_batches if is_file(pipeline.schedule) else min(micro_batches, 2 * ranks)
-    schedule, short = _simulate(pipeline, ranks, few, costs)
-    seconds, peaks = short.seconds, list(map(float, short.peak_bytes))
-    if micro_batches > few:
-        _, longer = _simulate(pipeline, ranks, few + ranks, costs)
-        rounds = (micro_batches - few) / ranks
-        seconds += rounds * (longer.seconds - short.seconds)
-        peaks = [a + rounds * (b - a) for a, b in zip(short.peak_bytes, longer.peak_bytes, strict=True)]
+    schedule, seconds, peaks = _extrapolate(pipeline, ranks, micro_batches, costs)
     by_rank = [add_units((by_stage[stage], 1.0) for stage in schedule.stages_of(rank)) for rank in range(ranks)]
     busiest = max(by_rank, key=lambda cost: cost.seconds)
     fullest = max(range(ranks), key=peaks.__getitem__)
     return PipelineEstimate(
         busiest=busiest,
-        bubble_seconds=max(0.0, seconds - micro_batches * busiest.seconds),
+        bubble_seconds=seconds - micro_batches * busiest.seconds,
+        idle_seconds=seconds - micro_batches * sum(cost.seconds for cost in by_rank) / ranks,
         memory=_divide_peak(by_rank[fullest], int(peaks[fullest]), state_ratio),
     )
+
+
+def _extrapolate(
+    pipeline: PipelineChoice, ranks: int, micro_batches: int, costs: Sequence[StageCost]
+) -> tuple[Schedule, float, list[float]]:
+    """A short schedule of the same ranks, the seconds of an update, and the peak of every rank.
+
+    What fills and drains the pipeline may hide a slower rank at first: schedules grow until two rounds of micro-batches
+    in a row add the same.
+    """
+    if is_file(pipeline.schedule):
+        schedule, whole = _simulate(pipeline, ranks, micro_batches, costs)
+        return schedule, whole.seconds, list(map(float, whole.peak_bytes))
+    count = min(micro_batches, 2 * ranks)
+    schedule, last = _simulate(pipeline, ranks, count, costs)
+    added: float | None = None
+    while count + ranks <= micro_batches:
+        _, longer = _simulate(pipeline, ranks, count + ranks, costs)
+        before, added = added, longer.seconds - last.seconds
+        is_steady = before is not None and math.isclose(before, added, rel_tol=1e-6)
+        if is_steady or count >= _LONGEST * ranks:
+            rounds = (micro_batches - count) / ranks
+            peaks = [a + rounds * (b - a) for a, b in zip(last.peak_bytes, longer.peak_bytes, strict=True)]
+            return schedule, last.seconds + rounds * added, peaks
+        count, last = count + ranks, longer
+    if count < micro_batches:
+        _, last = _simulate(pipeline, ranks, micro_batches, costs)
+    return schedule, last.seconds, list(map(float, last.peak_bytes))
 
 
 def make_stage_cost(

@@ -64,8 +64,8 @@ class PlannedRun:
 
     @property
     def bubble(self) -> float:
-        """The part of an update in which the busiest pipeline rank waits for others."""
-        return self.step.bubble_seconds / self.update_seconds
+        """The part of an update in which pipeline ranks wait for others, on average, as `inspect` and runs count it."""
+        return self.step.idle_seconds / self.update_seconds
 
     @property
     def tokens_per_second(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from monograph.compat.capture import TRACER_MODULES
 from monograph.machine.device import Machine
 from monograph.plan.axes import Fixed, check_choice, find_closed_axes, list_choices, list_pipelines, list_stage_counts
-from monograph.plan.choice import RunChoice
+from monograph.plan.choice import PipelineChoice, RunChoice
 from monograph.plan.depth import ReducedDepth
 from monograph.plan.measure import measure_choice
 from monograph.plan.other_numerics import list_other_numerics
@@ -147,13 +147,17 @@ def search(
 
 
 def choose_best(runs: Iterable[PlannedRun], wanted: int) -> list[PlannedRun]:
-    """The fastest that fit, few of each choice."""
+    """The fastest that fit, few of each choice; gathered weights are kept or not, whichever is faster."""
     counts: Counter[RunChoice] = Counter()
+    seen: set[tuple[RunChoice, PipelineChoice]] = set()
     found = []
     for run in sorted((run for run in runs if run.fits), key=lambda run: -run.tokens_per_second):
-        counts[run.choice] += 1
-        if counts[run.choice] <= _MOST_OF_A_CHOICE:
-            found.append(run)
+        kind = run.choice._replace(reshard=True)
+        if (kind, run.pipeline) in seen or counts[kind] == _MOST_OF_A_CHOICE:
+            continue
+        seen.add((kind, run.pipeline))
+        counts[kind] += 1
+        found.append(run)
     return found[:wanted]
 
 

@@ -22,6 +22,7 @@ class AdamW(Optimizer):
     """torch's AdamW with its state made up front: a checkpoint can be read straight into it before the first step."""
 
     Config = AdamWConfig
+    elementwise = True
 
     def __init__(
         self,

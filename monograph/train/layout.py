@@ -4,6 +4,7 @@ from monograph.parallel.config import ParallelismConfig
 from monograph.parallel.fit import plan_fitting_mesh
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
+from monograph.train.optimizer_limits import check_sharded_optimizer
 from monograph.train.replicas.config import check_division
 
 
@@ -18,6 +19,7 @@ def plan_run_mesh(config: TrainerConfig, world_size: int) -> Mesh:
         world_size=world_size,
     )
     check_division(config, mesh)
+    check_sharded_optimizer(config, mesh)
     return mesh
 
 

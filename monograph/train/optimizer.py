@@ -17,14 +17,17 @@ CLIP_EPS = 1e-6
 class Optimizer(Configurable):
     """The shared work of optimizers: state made up front, clipping, the finite check, checkpoints.
 
-    A subclass names its `state_names` and defines `update` for one parameter. Parameters are local shards, so the rule
-    must be elementwise: the state of an element depends on that element alone. Then a checkpoint knows the layout of
-    the state from the parameter, and a run can be resumed on another mesh.
+    A subclass names its `state_names`, says whether it is `elementwise`, and defines `update` for one parameter. On a
+    mesh that shards parameters these are local shards, so the rule must be elementwise there. State is shaped like its
+    parameter: a checkpoint knows its layout from the parameter, and a run can be resumed on another mesh.
     """
 
     Config = OptimizerConfig
     state_names: ClassVar[tuple[str, ...]] = ()
     """Tensors kept for each parameter, shaped like it, zero at first."""
+    elementwise: ClassVar[bool | None] = None
+    """Whether the update of an element depends on that element, its gradient and its state alone. A rule of your own
+    has to say so where parameters are sharded; one that is not, such as Muon, trains on whole parameters only."""
 
     def __init__(
         self,

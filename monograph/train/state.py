@@ -49,6 +49,7 @@ def collect_values(
         "tokens": position.tokens,
         "cursor": position.cursor.to_json(),
         "data": data.fingerprint(),
+        "bookmark": data.find_bookmark(position.cursor),
         "global_batch": global_batch,
         "model": to_json(config.model),
         "settings": describe_settings(config),
@@ -59,6 +60,7 @@ def collect_values(
 def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     """The position a checkpoint was saved at, refused when the data is not the data it was counted on."""
     data.check_fingerprint(values["data"])
+    data.use_bookmark(values.get("bookmark"))
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
 
 

@@ -31,6 +31,8 @@ class Summary:
     missing: list[str]
     """What could not be written, on any rank, and why."""
     is_rank_zero: bool
+    divergence: str = ""
+    """What is wrong with the loss, if anything is."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time of this process went, by kind (goodput.KINDS)."""
     goodput: GoodputSummary | None = None
@@ -57,6 +59,8 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
     if summary.first:
         first, last = summary.first, summary.last
         rows.append(("loss", f"{first['loss']:.4f} (step {first['step']}) -> {last['loss']:.4f} (step {last['step']})"))
+        if summary.divergence:
+            rows.append(("warning", summary.divergence))
         rows.append(("speed", summary.speed.describe()))
         rows.append(("time", describe_time(summary)))
         rows.append(("peak memory", f"{last['peak_memory_gib']:.2f} GiB"))
@@ -83,6 +87,9 @@ def describe_time(summary: Summary) -> str:
 
 def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> list[tuple[str, str]]:
     """What to try next, as (text, command); each command works as it stands."""
+    others = [("see every setting", line.render_config()), ("other models", "monograph recipes")]
+    if summary.divergence:
+        return [("start again, with a tenth of the learning rate", line.render(start_again(config))), *others]
     changes = {"training.steps": str(2 * max(summary.steps, config.training.steps))}
     if summary.checkpoint is not None:
         changes |= {"checkpoint.load": "latest", "lr_scheduler.on_extend": "redecay"}
@@ -92,11 +99,17 @@ def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> lis
         changes |= {"checkpoint.enabled": "true", "checkpoint.save_last": "true", "checkpoint.load": ""}
     if config.checkpoint.load_model_only:
         changes["checkpoint.load_model_only"] = "false"
-    return [
-        (text, line.render(changes)),
-        ("see every setting", line.render_config()),
-        ("other models", "monograph recipes"),
-    ]
+    return [(text, line.render(changes)), *others]
+
+
+def start_again(config: TrainerConfig) -> dict[str, str]:
+    """Flags of a new run in a folder of its own, from the same weights."""
+    changes = {"optimizer.lr": f"{config.optimizer.lr / 10:g}", "job.dump_folder": f"{config.job.dump_folder}-again"}
+    if not config.training.max_norm:
+        changes["training.max_norm"] = "1"
+    if config.checkpoint.load:
+        changes["checkpoint.load"] = ""
+    return changes
 
 
 def _explain_none(config: CheckpointConfig) -> str:

@@ -31,6 +31,7 @@ from monograph.train.goodput import (
     summarize,
 )
 from monograph.train.load_monitor import LoadMonitor
+from monograph.train.loss_monitor import LossMonitor
 from monograph.train.lr_plan import plan_lr, read_plan
 from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
@@ -117,6 +118,7 @@ class Trainer(Configurable):
             limit=config.metrics.expert_load_limit,
             patience=config.metrics.expert_load_patience,
         )
+        self.loss_monitor = LossMonitor()
         self.goodput = GoodputClock(startup)
         self.checks = StepChecks(config, step=step, groups=groups, goodput=self.goodput)
         self.position = Position()
@@ -334,6 +336,7 @@ class Trainer(Configurable):
             self.metrics.write(record)
             view.step(record)
             self.load_monitor.add(record)
+            self.loss_monitor.add(record)
             if not (math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])):
                 index = Cursor.from_json(record["cursor"])
                 raise TrainingFailed(
@@ -383,6 +386,7 @@ class Trainer(Configurable):
             validation=self.validation,
             checkpoint=self._checkpoint,
             metrics=self.metrics.path,
+            divergence=self.loss_monitor.describe(),
             missing=[
                 text if rank == 0 else f"rank {rank}: {text}"
                 for rank, texts in enumerate(self.groups.all_gather_object(self._missing))

@@ -39,9 +39,18 @@ def said(capsys):
 
 def test_check_says_that_an_artifact_fits_or_names_every_field_that_does_not(tmp_path, capsys):
     folder = write(tmp_path / "artifact")
-    assert main(["artifact", "check", folder, RECIPE]) == 0
-    assert "fits" in said(capsys)
-    changes = ["--training.seq_len", "512", "--training.compute_dtype", "bfloat16", "--training.steps", "7"]
+    assert main(["artifact", "check", folder, RECIPE, "--ranks", "2"]) == 0
+    assert "fits a run on 2 ranks" in said(capsys)
+    changes = [
+        "--ranks",
+        "2",
+        "--training.seq_len",
+        "512",
+        "--training.compute_dtype",
+        "bfloat16",
+        "--training.steps",
+        "7",
+    ]
     assert main(["artifact", "check", folder, RECIPE, *changes]) == 2
     lines = said(capsys).splitlines()
     before = load_recipe(RECIPE).training
@@ -50,6 +59,15 @@ def test_check_says_that_an_artifact_fits_or_names_every_field_that_does_not(tmp
         f"training.compute_dtype: artifact {before.compute_dtype}, this run bfloat16",
     ]
     assert lines[2].endswith("2 differences")
+
+
+@pytest.mark.parametrize("words", [["artifact", "check"], ["train"]])
+def test_check_and_train_take_the_same_number_of_ranks_and_name_the_artifacts(words, tmp_path, capsys):
+    """Without --ranks there is one rank, whatever the artifact was made for."""
+    folder = write(tmp_path / "artifact")
+    given = [folder, RECIPE] if words[0] == "artifact" else [RECIPE, "--compile.artifact", folder]
+    assert main([*words, *given]) == 2
+    assert "ranks: artifact 2, this run 1 (--ranks 2 starts as many)" in said(capsys).replace("\n", " ")
 
 
 def test_another_number_of_ranks_is_named_as_a_degree_and_as_such(tmp_path, capsys):

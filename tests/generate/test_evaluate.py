@@ -10,7 +10,10 @@ import torch
 import transformers
 
 from monograph.cli import main
+from monograph.generate.lm_eval_model import ModelScores
+from monograph.generate.load import load_model
 from monograph.generate.perplexity import cut_windows
+from monograph.train.checkpoint.model_source import open_source
 from tests.kit.pretrained import TEXT, write_pretrained
 
 TASK = """
@@ -117,6 +120,70 @@ def test_what_cannot_be_evaluated_is_refused_in_words(folder, capsys, monkeypatc
     assert main(["evaluate", *words]) == 2
     said = capsys.readouterr().err
     assert complaint in said and "loaded" not in said, "refused before weights are read"
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    """Our model as tasks ask it, 16 tokens at a time, and transformers' of the same folder."""
+    loaded = load_model(open_source(str(folder / "tiny")), torch.device("cpu"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
+    return ModelScores(loaded, batch_size=3, max_length=16), theirs
+
+
+def score_windows(model, context, rest, length):
+    """The sum over blocks of the continuation, each after as much as fits; and whether each token is the likeliest."""
+    text, total, is_greedy = [*context, *rest], 0.0, True
+    for start in range(len(context), len(text), length):
+        stop = min(start + length, len(text))
+        window = torch.tensor([text[max(0, stop - length - 1) : stop]])
+        with torch.no_grad():
+            likelihoods = model(window[:, :-1]).logits[0, start - stop :].log_softmax(-1)
+        wanted = window[0, start - stop :]
+        total += likelihoods.gather(-1, wanted[:, None]).sum().item()
+        is_greedy &= bool((likelihoods.argmax(-1) == wanted).all())
+    return total, is_greedy
+
+
+def test_a_continuation_longer_than_the_model_reads_at_once_is_scored_whole(both):
+    scores, theirs = both
+    random = np.random.default_rng(0)
+    sizes = [(1, 3), (5, 16), (5, 17), (1, 16), (1, 40), (30, 2), (30, 33), (7, 1)]
+    pairs = [tuple(random.integers(3, 300, size).tolist() for size in each) for each in sizes]
+    found = scores.score(pairs)
+    for (context, rest), (likelihood, is_greedy) in zip(pairs, found, strict=True):
+        wanted = score_windows(theirs, context, rest, 16)
+        assert likelihood == pytest.approx(wanted[0], abs=1e-4) and is_greedy == wanted[1]
+
+
+def test_texts_are_scored_together_as_each_alone(both):
+    scores, theirs = both
+    texts = [TEXT[0], " ".join(TEXT[:5]), "", "a"]
+    found = scores.score_texts(texts, 0)
+    ids = [scores.loaded.tokenizer.encode(text).tolist() for text in texts]
+    assert found == pytest.approx([score_windows(theirs, [0], each, 16)[0] for each in ids], abs=1e-4)
+
+
+def test_answers_end_at_the_first_stop_text_without_writing_on_and_are_written_together(both, monkeypatch):
+    scores, theirs = both
+    contexts = [TEXT[number][: 6 + number] for number in range(5)]
+    whole = []
+    for context in contexts:
+        prompt = scores.encode(context, None)[-8:]
+        ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=1)
+        whole.append(scores.loaded.decode_after(prompt, ids[0, len(prompt) :].tolist()))
+    free = {"until": ["no such text"], "max_gen_toks": 8}
+    assert scores.write([(context, free) for context in contexts]) == whole
+    stop = whole[0][1:3]
+    calls, predict = [], scores.loaded.model.predict
+    monkeypatch.setattr(scores.loaded.model, "predict", lambda *a, **k: calls.append(len(a[0])) or predict(*a, **k))
+    (cut,) = scores.write([(contexts[0], {"until": [stop, "x" * 50], "max_gen_toks": 8})])
+    assert cut == whole[0][: whole[0].index(stop)] and len(calls) < 8
+    calls.clear()
+    mixed = [
+        (context, {"until": [stop] if number % 2 else [], "max_gen_toks": 8}) for number, context in enumerate(contexts)
+    ]
+    assert scores.write(mixed) == [text.split(stop)[0] if number % 2 else text for number, text in enumerate(whole)]
+    assert len(calls) <= 16, "three without a stop text at once, and two with one"
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from monograph.config.json_form import dump_json, parse_json
 from monograph.config.text import format_config
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import find_misfits
-from monograph.execute.artifact.compare import describe_groups, find_extra_passes, resolve_config
+from monograph.execute.artifact.compare import describe_groups, find_own_code, resolve_config
 from monograph.execute.artifact.machine import describe_here
 from monograph.parallel.mesh import Mesh
 from monograph.passes.config import PassesConfig
@@ -213,7 +213,7 @@ def test_an_artifact_made_with_other_passes_or_another_version_of_one_is_refused
 
 def find_artifact_misfits(made_for, config, versions=None):
     """Why an artifact for one configuration does not fit another."""
-    here = describe_here(find_extra_passes(made_for))
+    here = describe_here(find_own_code(made_for))
     here["versions"] |= versions or {}
     sections = {"config": json.loads(json.dumps(resolve_config(made_for, Mesh()))), "mesh": {"world": 1}, **here}
     manifest = SimpleNamespace(sections={**sections, "groups": describe_groups(Mesh())})

@@ -60,6 +60,31 @@ def test_two_short_schedules_tell_the_time_and_memory_of_a_long_one(name, per_ra
     assert found.memory.peak == pytest.approx(max(whole.peak_bytes), rel=0.005)
 
 
+@pytest.mark.parametrize("micro_batches", [2, 3, 4, 6, 16, 64])
+@pytest.mark.parametrize(("name", "per_rank"), SCHEDULES)
+def test_unequal_stages_wait_as_long_as_the_whole_schedule_says(name, per_rank, micro_batches, monkeypatch):
+    """A head as slow as five blocks, as a large vocabulary makes it: pipelines take longer to reach a steady pace."""
+    if name == "interleaved_1f1b" and micro_batches % 2:
+        pytest.skip("micro-batches go through a rank's stages in groups of as many as there are ranks")
+    slow = UnitCost(forward_seconds=4.6, input_grad_seconds=0.1, weight_grad_seconds=0.3)
+    monkeypatch.setitem(UNITS, "head", slow)
+    found, stages = estimate(name, per_rank, ranks=2, micro_batches=micro_batches, blocks=32)
+    costs = [
+        make_stage_cost(
+            add_units((UNITS[unit], 1.0) for unit in units),
+            is_first=index == 0,
+            transfer_seconds=0.125,
+            state_ratio=2.0,
+        )
+        for index, units in enumerate(stages)
+    ]
+    whole = simulate(with_transfers(BUILTIN[name](2, per_rank, micro_batches)), costs)
+    assert micro_batches * found.busiest.seconds + found.bubble_seconds == pytest.approx(whole.seconds, rel=1e-6)
+    assert found.bubble_seconds > 0, "the busiest rank waits for its first micro-batch"
+    assert found.idle_seconds / whole.seconds == pytest.approx(whole.bubble, rel=1e-6), "as inspect shows it"
+    assert found.memory.peak == pytest.approx(max(whole.peak_bytes), rel=1e-6)
+
+
 def test_schedules_differ_in_bubble_and_memory_as_they_should():
     bubbles = {
         (name, per_rank): estimate(name, per_rank, transfer=0.0, has_head=False)[0] for name, per_rank in SCHEDULES

@@ -1,6 +1,7 @@
 """plan: a printed command asks for what was planned when a shell has read it."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from monograph.plan.choice import PipelineChoice, RunChoice
 from monograph.plan.measure import StepEstimate
 from monograph.plan.memory import MemoryParts
 from monograph.plan.planned import PlannedRun
+from monograph.plan.search import choose_best
 from monograph.plan.show import make_command
 from monograph.train.layout import plan_run_mesh
 
@@ -33,6 +35,24 @@ def make_run(request, choice, *, offloaded=0, machine=H100):
     )
     machine = machine.for_ranks(choice.mesh.world_size)
     return PlannedRun(request.config, choice, PipelineChoice(), step, machine, FlopsPerToken(1.0, 1.0))
+
+
+def test_a_mesh_is_shown_once_with_gathered_weights_kept_or_not_whichever_is_faster():
+    request = read_request(["llama3_1b", "--training.global_batch_size", "32"], RankOptions())
+    runs = []
+    for seconds, reshard, schedule in (
+        (1.0, False, "1f1b"),
+        (1.1, True, "1f1b"),
+        (1.2, True, "zbv"),
+        (1.3, False, "zbv"),
+    ):
+        run = make_run(request, RunChoice(Mesh(pp=2, dp_shard=4), 1, 8, "full", reshard))
+        step = replace(run.step, compute_seconds=seconds)
+        runs.append(replace(run, step=step, pipeline=PipelineChoice(schedule)))
+    other = make_run(request, RunChoice(Mesh(dp_shard=8), 1, 4, "full", True))
+    other = replace(other, step=replace(other.step, compute_seconds=9.0))
+    best = choose_best([*runs, other], 10)
+    assert best == [runs[0], runs[2], other]
 
 
 MOE = "deepseek_v3_16b --training.global_batch_size 32"

@@ -1,5 +1,7 @@
 """The examples: data, tokenizer, optimizer and schedule from outside the package, by flags alone."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -7,11 +9,14 @@ from examples.own_optimizer import Lion, Triangle
 from monograph import cli
 from monograph.config.json_form import parse_json
 from monograph.errors import ConfigError
+from monograph.train.adamw import AdamW
+from monograph.train.layout import plan_run_mesh
 from monograph.train.optimizer import Optimizer
 from tests.kit.ranks import pool
 from tests.kit.runs import differing, read_exact, read_records, read_step, tiny_run
 from tests.kit.tiny import tiny
 from tests.parallel.rank_work import run_trainer
+from tests.verify.on_ranks import verify_on_ranks
 
 LION = ["--optimizer", "examples.own_optimizer:Lion.Config", "--optimizer.beta2", "0.95"]
 SUMS = ["--dataloader.source", "examples.own_data:Sums", "--dataloader.source.samples", "100"]
@@ -116,6 +121,71 @@ def test_an_update_is_clipped_counted_and_left_out_once_a_number_was_not_finite(
     assert torch.equal(weight, before) and optimizer.updates == 1
     optimizer.clear_gradients()
     assert weight.grad is None
+
+
+class Normalized(Optimizer):
+    """Every parameter moves by the rate along its gradient: the norm is that of a whole parameter."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Optimizer.Config):
+        """Nothing to set."""
+
+    def update(self, parameter, gradient, state, lr):
+        parameter.sub_(gradient, alpha=lr / float(gradient.norm() + 1e-8))
+
+
+class Said(Normalized):
+    elementwise = False
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Normalized.Config):
+        """Nothing to set."""
+
+
+class Wrong(Normalized):
+    elementwise = True
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Normalized.Config):
+        """Nothing to set."""
+
+
+class OtherAdamW(AdamW):
+    @dataclass(kw_only=True, slots=True)
+    class Config(AdamW.Config):
+        """AdamW's."""
+
+    def step(self, lr, **numbers):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Normalized, "Normalized does not say whether it is elementwise"),
+        (Said, "Said is not elementwise, and parameters are sharded over 2 ranks"),
+        (OtherAdamW, "OtherAdamW does not say whether it is elementwise"),
+    ],
+)
+@pytest.mark.parametrize("degrees", [{}, {"tp": 2}, {"cp": 2}])
+def test_an_optimizer_that_may_need_whole_parameters_is_refused_where_they_are_sharded(kind, words, degrees, tmp_path):
+    config = tiny("llama3", tmp_path, {"optimizer": kind.Config()}, **degrees)
+    with pytest.raises(ConfigError, match=words):
+        plan_run_mesh(config, 2)
+
+
+def test_whole_parameters_take_any_optimizer_and_shards_those_that_are_elementwise(tmp_path):
+    for degrees in ({"replicate": 2, "shard": 1}, {"pipeline_parallel_degree": 2}):
+        changes = {"optimizer": Said.Config(), "compile.mode": "graph", "training.global_batch_size": 4}
+        plan_run_mesh(tiny("llama3", tmp_path, changes, **degrees), 2)
+    plan_run_mesh(tiny("llama3", tmp_path, {"optimizer": Said.Config()}), 1)
+    for chosen in ({"optimizer": Lion.Config()}, {}):
+        plan_run_mesh(tiny("llama3", tmp_path, chosen, tp=2), 2)
+
+
+def test_verify_finds_an_optimizer_that_is_not_as_elementwise_as_it_says(tmp_path):
+    verdict = pool.run(2, verify_on_ranks, tiny("llama3", tmp_path, {"optimizer": Wrong.Config()}))[0]
+    assert "its update differs" in verdict.blame
 
 
 def test_a_triangle_rises_to_the_middle_and_falls_again():

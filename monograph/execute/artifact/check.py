@@ -8,8 +8,8 @@ from monograph.errors import ConfigError
 from monograph.execute.artifact.compare import (
     describe_groups,
     find_differences,
-    find_extra_passes,
     find_optimizer_misfit,
+    find_own_code,
     resolve_config,
 )
 from monograph.execute.artifact.folder import check_files, read_manifest
@@ -28,12 +28,12 @@ SHOWN = 8
 def find_misfits(manifest: ArtifactManifest, config: BaseConfig, mesh: Mesh) -> list[str]:
     """Every field in which the artifact was made for something else, with both values."""
     sections = manifest.sections
-    resolved = resolve_config(config, mesh)
-    found = find_differences(sections["config"], resolved)
+    resolved, ranks = resolve_config(config, mesh), sections["mesh"]["world"]
+    found = [f"{each} (--ranks {ranks} starts as many)" for each in find_differences(ranks, mesh.world_size, "ranks")]
+    found += find_differences(sections["config"], resolved)
     found += find_optimizer_misfit(sections["config"], resolved)
-    found += find_differences(sections["mesh"]["world"], mesh.world_size, "ranks")
     found += find_differences(sections["groups"], describe_groups(mesh), "groups")
-    here = describe_here(find_extra_passes(config))
+    here = describe_here(find_own_code(config))
     for name in ("versions", "environment"):
         found += find_differences(sections[name], here[name], name)
     return found
@@ -65,5 +65,5 @@ def misfit_error(folder: Path | str, found: list[str]) -> ConfigError:
     return ConfigError(
         f"the artifact {folder} was made for another run",
         why="; ".join(found[:SHOWN]) + more,
-        do="precompile again with these flags, or --compile.artifact_on_mismatch compile",
+        do="run it as it was made, precompile again with these flags, or --compile.artifact_on_mismatch compile",
     )

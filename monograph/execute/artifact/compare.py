@@ -10,9 +10,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from monograph.axes import Group
-from monograph.config.configurable import BaseConfig
+from monograph.config.configurable import BaseConfig, walk_configs
 from monograph.config.json_form import to_json
 from monograph.config.leaves import replace_leaf
+from monograph.config.sources import is_own
 from monograph.parallel.mesh import Mesh
 
 MAY_DIFFER: Mapping[str, str] = {
@@ -74,10 +75,16 @@ def find_optimizer_misfit(theirs: Mapping[str, Any], ours: Mapping[str, Any]) ->
     return [f"optimizer.implementation: artifact {one}, this run {other}"]
 
 
-def find_extra_passes(config: BaseConfig) -> Sequence[Any]:
-    """The classes in passes.extra, whose source is compared too."""
-    passes: Any = getattr(config, "passes", None)  # of the trainer's config, which is not known here
-    return passes.extra if passes is not None else ()
+def find_own_code(config: BaseConfig) -> Sequence[Any]:
+    """What a user wrote that decides the step, whose source is compared too: the passes in passes.extra, and of the
+    model the Configs with what they build, and functions."""
+    passes, model = (getattr(config, name, None) for name in ("passes", "model"))  # the trainer's, not known here
+    found: dict[Any, None] = dict.fromkeys(passes.extra if passes is not None else ())
+    for _, section in walk_configs(model) if model is not None else ():
+        values = [getattr(section, each.name) for each in dataclasses.fields(section)]
+        named = [type(section), type(section).owner, *values]
+        found |= dict.fromkeys(each for each in named if callable(each) and is_own(each))
+    return list(found)
 
 
 def describe_mesh(mesh: Mesh) -> dict[str, int]:

@@ -7,30 +7,32 @@ not.
 import hashlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from monograph import __version__
-from monograph.passes.extra import hash_sources
+from monograph.config.sources import hash_sources
+from monograph.passes.extra import is_pass
 
 _PACKAGE = Path(__file__).parent.parent.parent
-_SHAPING = (
-    "annotate.py",
-    "axes.py",
-    "machine",
-    "compat",
-    "run.py",
-    "models",
-    "parallel",
-    "graph",
-    "capture",
-    "passes",
-    "execute",
-)
-"""The parts of this package whose code decides what a step's graph is."""
+APART: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("__main__.py", "cli.py", "commands", "api.py", "recipes"), "make a configuration, which is compared"
+    ),
+    **dict.fromkeys(("bench.py", "bisect", "checks", "verify", "report", "watch", "plan"), "look at steps"),
+    **dict.fromkeys(("generate", "launch", "crash.py", "log.py"), "run before or after training, or around it"),
+    **dict.fromkeys(("errors.py", "renamed.py"), "say what is wrong"),
+    **dict.fromkeys(
+        ("locks", "permissions.py", "manifest", "strict_json.py", "line_file.py", "whole_file.py"), "files"
+    ),
+    **dict.fromkeys(("train",), "what happens between steps; see _IN_TRAINING"),
+}
+"""Parts of this package -> why their code cannot change a step's graph, or the code of its kernels. All others may."""
+_IN_TRAINING = ("train/config.py", "train/optimizer_config.py", "train/step_settings.py")
+"""What of `train` decides how a step computes."""
 _SETTINGS = ("TORCHINDUCTOR_", "TRITON_", "TORCH_COMPILE", "ATEN_CPU_CAPABILITY", "NVIDIA_TF32", "TORCH_ALLOW_TF32")
 _PLACES = ("_DIR", "_THREADS", "_HOME", "_LOG_LEVEL")
 """Endings of settings that say where or how fast, and not what."""
@@ -42,14 +44,18 @@ _FEATURES = (
 
 
 def find_versions(extra: Sequence[Any] = ()) -> dict[str, str]:
-    """Of everything that makes graphs and code; of the passes in `extra` a digest of their source."""
+    """Of everything that makes graphs and code; of a user's code in `extra` a digest of its source."""
     return {
         "monograph": __version__,
         "source": hash_source(),
         "python": platform.python_version().rpartition(".")[0],
         "torch": _find_version("torch"),
         "triton": _find_version("triton"),
-        **{f"pass {reference}": digest for reference, digest in hash_sources(extra).items()},
+        **{
+            f"{'pass' if is_pass(each) else 'code'} {reference}": digest
+            for each in extra
+            for reference, digest in hash_sources([each]).items()
+        },
     }
 
 
@@ -71,18 +77,23 @@ def find_processor() -> str:
 
 @cache
 def hash_source() -> str:
-    """A digest of the code that makes graphs: an artifact of older code would train another step."""
+    """A digest of the code that makes graphs and kernels: an artifact of older code would train another step."""
     digest = hashlib.sha256()
-    for part in _SHAPING:
-        path = _PACKAGE / part
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            digest.update(f"{file.relative_to(_PACKAGE)}\n".encode())
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        name = file.relative_to(_PACKAGE).as_posix()
+        if is_shaping(name):
+            digest.update(f"{name}\n".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
+def is_shaping(name: str) -> bool:
+    """Whether a file of this package, by its path in it, may change a step's graph or the code of its kernels."""
+    return name in _IN_TRAINING or name.split("/")[0] not in APART
+
+
 def describe_here(extra: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
-    """The sections of a manifest that can be filled without torch; `extra` are the passes in passes.extra."""
+    """The sections of a manifest that can be filled without torch; `extra` is what a user wrote."""
     return {"versions": find_versions(extra), "environment": find_environment()}
 
 

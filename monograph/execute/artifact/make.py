@@ -12,7 +12,7 @@ from monograph.compat.compiler import save_compiled
 from monograph.compat.triton_cache import take_kernels, triton_folder
 from monograph.config.configurable import BaseConfig
 from monograph.errors import MonographError
-from monograph.execute.artifact.compare import describe_groups, describe_mesh, find_extra_passes, resolve_config
+from monograph.execute.artifact.compare import describe_groups, describe_mesh, find_own_code, resolve_config
 from monograph.execute.artifact.describe import (
     describe_inputs,
     describe_machine,
@@ -121,5 +121,5 @@ def make_sections(
         "machine": describe_machine(
             device, is_compiled=any(parts.values()), planned_for=machine if is_planned else None
         ),
-        **describe_here(find_extra_passes(config)),
+        **describe_here(find_own_code(config)),
     }

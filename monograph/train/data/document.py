@@ -22,6 +22,8 @@ class Document:
     """For messages: a file, a file and line, a row of a stream."""
     text: str
     """All of it."""
+    place: tuple[int, ...] = ()
+    """Of a stream: where reading begins anew with this document."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from monograph.train.data.revisions import Revisions
 from monograph.train.data.sample import LABELS, Sample
 from monograph.train.data.source import DataSource, SamplePlan
 from monograph.train.data.split import Split
+from monograph.train.data.stream_samples import StreamSamples
 from monograph.train.data.tokenizer import Tokenizer
 
 VALIDATION_SEED = 0
@@ -198,6 +199,17 @@ class DataLoader(Configurable):
         """How samples are taken from several sources; None when there is one."""
         reader = self.samples.reader
         return reader if isinstance(reader, MixedSamples) else None
+
+    def find_bookmark(self, cursor: Cursor) -> Any:
+        """Where a stream is to be read from to continue at a cursor; None where samples are found by their numbers."""
+        reader = self.samples.reader
+        return reader.find_bookmark(cursor.sample) if isinstance(reader, StreamSamples | MixedSamples) else None
+
+    def use_bookmark(self, saved: Any) -> None:
+        """Know what `find_bookmark` of an earlier process found; without it, a stream is read from its start."""
+        reader = self.samples.reader
+        if saved is not None and isinstance(reader, StreamSamples | MixedSamples):
+            reader.use_bookmark(saved)
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides which sample a cursor means. Belongs beside the cursor in a checkpoint."""

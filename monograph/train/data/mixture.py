@@ -3,7 +3,8 @@
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from monograph.train.data.permutation import find_seed
 from monograph.train.data.sample import Sample
 from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan, SampleReader
 from monograph.train.data.source_configs import MixtureSourceConfig
+from monograph.train.data.stream_samples import StreamSamples
 
 SOURCE = "source"
 """The number of the source that a sample comes from, among the arrays of the sample."""
@@ -95,6 +97,20 @@ class MixedSamples:
     def count_seen(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` samples came from each source."""
         return {name: self.order.count(samples, number) for number, name in enumerate(self.names)}
+
+    def find_bookmark(self, sample: int) -> dict[str, Any]:
+        """Where to begin to read each stream for a sample; plain numbers."""
+        return {
+            name: reader.find_bookmark(self.order.count(sample, number))
+            for number, (name, reader) in enumerate(zip(self.names, self.readers, strict=True))
+            if isinstance(reader, StreamSamples)
+        }
+
+    def use_bookmark(self, saved: Mapping[str, Any]) -> None:
+        """Know what `find_bookmark` of an earlier process found."""
+        for name, reader in zip(self.names, self.readers, strict=True):
+            if name in saved and isinstance(reader, StreamSamples):
+                reader.use_bookmark(saved[name])
 
     def _mark(self, sample: Sample, number: int) -> Sample:
         if SOURCE in sample:

@@ -100,11 +100,12 @@ class HubSource(StreamSource):
     Config = HubSourceConfig
 
     def __init__(self, config: HubSourceConfig, *, rows: RowFactory | None = None) -> None:
-        """`rows` takes the place of the hub."""
+        """`rows` takes the place of the hub: a dataset of one file."""
         super().__init__(config)
-        factory = rows or open_hub(config.name, subset=config.subset, split=config.split, revision=config.revision)
+        one_file = None if rows is None else (lambda: [rows])
+        files = one_file or open_hub(config.name, subset=config.subset, split=config.split, revision=config.revision)
         self.stream = RowStream(
-            factory, description=self.description, text_field=config.text_field, retries=config.retries
+            files, description=self.description, text_field=config.text_field, retries=config.retries
         )
 
     @property
@@ -120,3 +121,7 @@ class HubSource(StreamSource):
     def read(self, pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
         """One document for each row."""
         return self.stream.read(pause)
+
+    def read_from(self, place: tuple[int, ...], pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
+        """Earlier files are not opened."""
+        return self.stream.read(pause, start=(place[0], place[1]) if place else (0, 0))

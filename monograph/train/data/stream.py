@@ -1,13 +1,15 @@
 """Rows from a Hugging Face dataset that is streamed, read so that neither the network nor the library is trusted.
 
-The library's own resume state has restarted streams without a word, so it is not used: to continue in the middle is to
-read again from the start and skip. That also serves a connection that breaks. What was skipped must be what was read
-before; a dataset that changed meanwhile is an error, not other data.
+The library's own resume state has restarted streams without a word, so it is not used: a dataset is read file by file,
+and to continue in the middle is to read one file again from its start and skip. That also serves a connection that
+breaks. What was skipped must be what was read before; a dataset that changed meanwhile is an error, not other data.
 """
 
 import hashlib
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from monograph.log import get_log
 from monograph.train.data.document import Document, find_text
 
 RowFactory = Callable[[], Iterable[Mapping[str, Any]]]
-"""Opens a stream of rows at its start, each time it is called."""
+"""Opens the rows of a file at its start, each time it is called."""
+FilesFactory = Callable[[], Sequence[RowFactory]]
+"""The files of a dataset, in their order."""
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -31,55 +35,75 @@ log = get_log(__name__)
 class RowStream:
     """The documents of a stream, in its own order, across broken connections."""
 
-    def __init__(self, rows: RowFactory, *, description: str, text_field: str, retries: int) -> None:
-        self.rows, self.description, self.text_field, self.retries = rows, description, text_field, retries
+    def __init__(self, files: FilesFactory, *, description: str, text_field: str, retries: int) -> None:
+        self.files, self.description, self.text_field, self.retries = files, description, text_field, retries
 
-    def read(self, pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
-        """All documents from the first one on. `pause` waits between attempts; it returns true to end the reading.
-        Attempts are counted anew after every row that arrives."""
-        seen = SeenRows()
-        attempt = 0
-        while True:
-            try:
-                for document in self._read_after(seen):
-                    seen.add(document)
-                    attempt = 0
-                    yield document
-                return
-            except Exception as error:
-                if isinstance(error, MonographError):
-                    raise
-                if not is_transient(error):
-                    raise self._unreadable(error) from error
-                attempt += 1
-                if attempt > self.retries:
-                    raise self._broken(error, seen.count) from error
-                seconds = min(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), LONGEST_PAUSE_SECONDS)
-                failure = f"{type(error).__name__}: {error}"
-                log.warning("data: %s broke after row %d (%s)", self.description, seen.count, failure)
-                log.warning("data: attempt %d of %d in %.0f s", attempt, self.retries, seconds)
-            if pause(seconds):
-                return
+    def read(
+        self, pause: Callable[[float], object] = time.sleep, *, start: tuple[int, int] = (0, 0)
+    ) -> Iterator[Document]:
+        """All documents from the row `start` of a file on. `pause` waits between attempts; it returns true to end the
+        reading. Attempts are counted anew after every row that arrives."""
+        first, skipped = start
+        opened: Sequence[RowFactory] = ()
+        for number in itertools.count(first):
+            seen = SeenRows()
+            attempt = 0
+            while True:
+                try:
+                    opened = opened or self.files()
+                    if number >= len(opened):
+                        return
+                    for document in self._read_after(opened, number, seen, skipped if number == first else 0):
+                        seen.add(document)
+                        attempt = 0
+                        yield document
+                    break
+                except Exception as error:
+                    if isinstance(error, MonographError):
+                        raise
+                    if not is_transient(error):
+                        raise self._unreadable(error) from error
+                    attempt, opened = attempt + 1, ()
+                    seconds = self._find_pause(error, attempt, self._name(number, seen.count))
+                if pause(seconds):
+                    return
 
-    def _read_after(self, seen: "SeenRows") -> Iterator[Document]:
-        """The rows that were not seen yet, once those before them proved to be the same as last time."""
+    def _find_pause(self, error: Exception, attempt: int, where: str) -> float:
+        """How long to wait before the next attempt; an error when there have been enough."""
+        if attempt > self.retries:
+            raise self._broken(error, where) from error
+        seconds = min(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), LONGEST_PAUSE_SECONDS)
+        failure = f"{type(error).__name__}: {error}"
+        log.warning("data: %s broke after %s (%s)", self.description, where, failure)
+        log.warning("data: attempt %d of %d in %.0f s", attempt, self.retries, seconds)
+        return seconds
+
+    def _read_after(
+        self, files: Sequence[RowFactory], number: int, seen: "SeenRows", skipped: int
+    ) -> Iterator[Document]:
+        """The rows of a file that were not seen yet, once those before them proved to be the same as last time."""
         expected, again = seen.copy(), SeenRows()
-        for number, row in enumerate(self.rows(), start=1):
-            where = f"{self.description}, row {number}"
-            document = Document(where, find_text(row, self.text_field, where))
-            if number > expected.count:
+        for row_number, row in enumerate(files[number]()):
+            if row_number < skipped:
+                continue
+            where = f"{self.description}, {self._name(number, row_number + 1)}"
+            document = Document(where, find_text(row, self.text_field, where), (number, row_number))
+            if again.count >= expected.count:
                 yield document
                 continue
             again.add(document)
-            if number == expected.count and again != expected:
-                raise self._changed(number)
+            if again.count == expected.count and again != expected:
+                raise self._changed(where)
         if again.count < expected.count:
-            raise self._changed(again.count)
+            raise self._changed(self._name(number, skipped + again.count))
 
-    def _changed(self, number: int) -> DataError:
+    def _name(self, number: int, row: int) -> str:
+        return f"file {number + 1}, row {row}" if number else f"row {row}"
+
+    def _changed(self, where: str) -> DataError:
         return DataError(
             f"{self.description} changed while it was read",
-            why=f"reading it again gave other rows by row {number}",
+            why=f"reading it again gave other rows by {where}",
             do="pin it with --dataloader.hf_revision, or pack it once with `monograph data pack`",
         )
 
@@ -90,9 +114,9 @@ class RowStream:
             do="check --dataloader.dataset, hf_subset, hf_split and hf_revision",
         )
 
-    def _broken(self, error: Exception, row: int) -> DataError:
+    def _broken(self, error: Exception, where: str) -> DataError:
         return DataError(
-            f"{self.description} broke off after row {row} and could not be continued",
+            f"{self.description} broke off after {where} and could not be continued",
             why=f"{self.retries} more attempts ended in {type(error).__name__}: {error}",
             do="resume the run when the network is back, raise --dataloader.stream_retries, "
             "or pack the dataset once with `monograph data pack`",
@@ -156,12 +180,14 @@ def describe_copy(path: Path) -> str:
     return hashlib.sha256(repr(files).encode()).hexdigest() if files else ""
 
 
-def open_hub(name: str, *, subset: str, split: str, revision: str) -> RowFactory:
+def open_hub(name: str, *, subset: str, split: str, revision: str) -> FilesFactory:
     """Streams a dataset of the Hugging Face hub (or a local copy that the library knows how to read)."""
     check_hub_package(f"hf:{name}")
     from datasets import load_dataset
 
-    def open_rows() -> Iterable[Mapping[str, Any]]:
-        return load_dataset(name, subset or None, split=split, revision=revision or None, streaming=True)
+    def open_files() -> Sequence[RowFactory]:
+        dataset = load_dataset(name, subset or None, split=split, revision=revision or None, streaming=True)
+        count = dataset.num_shards
+        return [partial(dataset.shard, num_shards=count, index=index) for index in range(count)]
 
-    return open_rows
+    return open_files

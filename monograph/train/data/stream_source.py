@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from monograph.train.data.checks import check_vocab
@@ -22,8 +23,14 @@ class StreamSource(TextSource):
         """All documents from the first one on. Whoever waits does so with `pause`, and ends when it returns true."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define read(pause)")
 
+    def read_from(self, place: tuple[int, ...], pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
+        """The documents from a place on (of a `Document`), each with its own; here those before it are read as well."""
+        for number, document in enumerate(self.read(pause)):
+            if not place or number >= place[0]:
+                yield replace(document, place=(number,))
+
     def open(self, plan: SamplePlan) -> OpenedSamples:
-        """Sequences cut from the stream; documents are shuffled within a window, for validation they are read as they
+        """Sequences cut from the stream; documents are shuffled block by block, for validation they are read as they
         come, once."""
         check_vocab(plan.tokenizer, plan.vocab_size)
         is_validation = plan.purpose == "validation"
@@ -34,11 +41,12 @@ class StreamSource(TextSource):
             held_out_fraction=plan.held_out_fraction,
             seq_len=plan.seq_len,
             seed=plan.seed,
-            shuffle_documents=self.config.buffer if plan.shuffle and not is_validation else 0,
+            block_documents=self.config.buffer,
+            shuffles=plan.shuffle and not is_validation,
             is_endless=not is_validation,
         )
         samples.check_start()
-        order = (samples.split, samples.held_out_fraction, samples.shuffle_documents)
+        order = (samples.split, samples.held_out_fraction, samples.block_documents, samples.shuffles)
         identity = (*self.identity(), plan.tokenizer.fingerprint)
         content_hash = hashlib.sha256(repr((identity, order)).encode("utf-8")).hexdigest()
         return OpenedSamples(samples, content_hash, f"{self.description}, {plan.tokenizer.description}, streamed")

@@ -33,7 +33,7 @@ def test_a_run_goes_on_with_the_commit_it_began_with_when_the_branch_has_moved(t
 
     def open_hub(name, *, subset, split, revision):
         opened.append(revision)
-        return lambda: iter(ROWS)
+        return lambda: [lambda: iter(ROWS)]
 
     monkeypatch.setattr("monograph.train.data.sources.open_hub", open_hub)
     settings = {"dataloader.dataset": "hf:web", "dataloader.held_out_fraction": 0.0, "lr_scheduler.total_steps": 4}
@@ -50,7 +50,7 @@ def test_a_local_copy_has_no_commit_and_its_files_are_its_version(tmp_path, monk
     (tmp_path / "rows.jsonl").write_text("{}")
     assert find_commit(str(tmp_path), "") == ""
     before = choose(dataset=f"hf:{tmp_path}").build
-    monkeypatch.setattr("monograph.train.data.sources.open_hub", lambda *_, **__: lambda: iter(ROWS))
+    monkeypatch.setattr("monograph.train.data.sources.open_hub", lambda *_, **__: lambda: [lambda: iter(ROWS)])
     identity = before().identity()
     (tmp_path / "rows.jsonl").write_text("{ }")
     assert before().identity() != identity

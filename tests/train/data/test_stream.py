@@ -1,4 +1,5 @@
 import itertools
+import json
 import threading
 import time
 
@@ -15,9 +16,9 @@ from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
 from monograph.train.data.split import is_held_out
 from monograph.train.data.stream import RowStream, is_transient
-from monograph.train.data.stream_samples import shuffle_window
+from monograph.train.data.stream_samples import split_blocks
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
-from tests.kit.data import as_rows, build_loader, make_texts, naive_samples, take_first, take_updates
+from tests.kit.data import as_rows, build_loader, make_texts, naive_samples, take_first, take_updates, write_texts
 
 TEXTS = make_texts(40)
 
@@ -43,7 +44,7 @@ class FakeHub:
 
 
 def open_rows(hub, retries=3):
-    return RowStream(hub, description="hf:fake [train]", text_field="text", retries=retries)
+    return RowStream(lambda: [hub], description="hf:fake [train]", text_field="text", retries=retries)
 
 
 def read(hub, retries=3):
@@ -225,11 +226,93 @@ def test_seeds_decide_the_order_of_a_stream():
     assert first_samples(stream_loader(seed=1), 20) != first_samples(stream_loader(seed=2), 20)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 7, 100])
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
 @pytest.mark.parametrize("count", [0, 1, 50])
-def test_the_shuffle_window_loses_and_repeats_nothing(size, count):
+def test_blocks_lose_and_repeat_nothing(size, count):
     documents = [Document("", str(number)) for number in range(count)]
-    assert sorted(shuffle_window(documents, size, 5), key=lambda one: int(one.text)) == documents
+    blocks = list(split_blocks(documents, size))
+    assert list(itertools.chain(*blocks)) == documents and all(len(block) == size for block in blocks[:-1])
+
+
+class FileHub:
+    """A dataset of several files, which counts the rows that are read of each."""
+
+    def __init__(self, files, faults=None):
+        self.files, self.faults, self.read = files, faults or {}, []
+
+    def __call__(self):
+        return [lambda number=number: self._rows(number) for number in range(len(self.files))]
+
+    def _rows(self, number):
+        for row, text in enumerate(self.files[number]):
+            if self.faults.get((number, row), 0):
+                self.faults[number, row] -= 1
+                raise ConnectionError("reset")
+            self.read.append((number, row))
+            yield {"text": text}
+
+
+FILES = [TEXTS[:9], TEXTS[9:10], TEXTS[10:31], TEXTS[31:]]
+
+
+def file_loader(hub, monkeypatch, **settings):
+    monkeypatch.setattr("monograph.train.data.sources.open_hub", lambda *_, **__: hub)
+    monkeypatch.setattr("monograph.train.data.stream.FIRST_PAUSE_SECONDS", 0.001)
+    return build_loader("hf:fake", **{"held_out_fraction": 0.0, "stream_buffer": 4, **settings})
+
+
+def test_a_broken_connection_reads_one_file_again_and_not_those_before_it(monkeypatch):
+    hub = FileHub(FILES, {(2, 5): 2, (3, 0): 1})
+    stream = file_loader(hub, monkeypatch).source.stream
+    hub.read.clear()
+    assert [document.text for document in stream.read(lambda seconds: False)] == TEXTS
+    again = [(2, row) for row in range(5)] * 2
+    assert sorted(hub.read) == sorted([(n, row) for n, texts in enumerate(FILES) for row in range(len(texts))] + again)
+
+
+def test_a_file_that_changed_while_it_was_read_is_an_error(monkeypatch):
+    hub = FileHub([list(texts) for texts in FILES], {(2, 5): 1})
+    documents = file_loader(hub, monkeypatch).source.stream.read(lambda seconds: hub.files[2].insert(0, "new"))
+    with pytest.raises(DataError, match="changed while it was read") as error:
+        list(documents)
+    assert "file 3, row 5" in error.value.why
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("start", [1, 60, 150, 400])
+def test_a_resumed_stream_begins_with_the_block_of_its_first_sample(start, shuffle, monkeypatch):
+    """Over passes, blocks and files, from a bookmark that went through JSON; no file before it is opened."""
+    settings = {"shuffle": shuffle, "held_out_fraction": 0.3}
+    loader = file_loader(FileHub(FILES), monkeypatch, **settings)
+    unbroken = first_samples(loader, start + 10)
+    bookmark = json.loads(json.dumps(loader.find_bookmark(Cursor(0, start))))
+    assert start == 1 or bookmark[0] > 16 * (start - 60)
+    hub = FileHub(FILES)
+    resumed = file_loader(hub, monkeypatch, **settings)
+    hub.read.clear()
+    resumed.use_bookmark(bookmark)
+    assert first_samples(resumed, 10, Cursor(0, start)) == unbroken[start:]
+    assert hub.read[0][0] == bookmark[3][0], "the first file that is opened is the one of the block"
+
+
+def test_a_resumed_mixture_begins_each_stream_with_its_block(tmp_path, monkeypatch):
+    texts = write_texts(tmp_path / "texts.jsonl", make_texts(30))
+
+    def build(hub):
+        mixture = (f"own=1:{texts}", "web=2:hf:fake")
+        monkeypatch.setattr("monograph.train.data.sources.open_hub", lambda *_, **__: hub)
+        return build_loader("builtin", held_out_fraction=0.0, stream_buffer=4, mixture=mixture)
+
+    loader = build(FileHub(FILES))
+    unbroken = first_samples(loader, 110)
+    bookmark = json.loads(json.dumps(loader.find_bookmark(Cursor(0, 100))))
+    hub = FileHub(FILES)
+    resumed = build(hub)
+    hub.read.clear()
+    resumed.use_bookmark(bookmark)
+    assert list(bookmark) == ["web"] and bookmark["web"][0] > 0
+    assert first_samples(resumed, 10, Cursor(0, 100)) == unbroken[100:]
+    assert hub.read[0] == (bookmark["web"][3][0], 0)
 
 
 def test_a_stream_can_be_packed(tmp_path):

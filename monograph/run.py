@@ -335,9 +335,10 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
 def train(config: TrainerConfig) -> Summary:
     """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`."""
     startup = Startup()
-    with watch_for_stop() as stop, deterministic_kernels(config.debug.deterministic), ExitStack() as stack:
+    with watch_for_stop() as stop, ExitStack() as stack:
         with stop.at_once():
             check_config(config)
+            stack.enter_context(deterministic_kernels(config.debug.deterministic))
             mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
             check_before_start(config)
             with startup.phase("set-up"):

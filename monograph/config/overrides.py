@@ -25,6 +25,7 @@ from monograph.config.docs import find_field_docs
 from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_leaf
 from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
 from monograph.config.text import format_words
+from monograph.elsewhere import explain_name
 from monograph.errors import ConfigError, find_nearest
 from monograph.renamed import find_new_name, find_replacement
 
@@ -232,6 +233,9 @@ def _make_unknown(override: Override, sections: Collection[str], paths: Sequence
             why=f"there is no field {override.path}: the section itself chooses the class",
             do=f"--{section} package.module:Class",
         )
+    words = [shlex.quote(word) for word in override.words]
+    if do := explain_name(override.path, words, paths):
+        return ConfigError(str(override), why=f"there is no field {override.path}", do=do)
     found = find_similar(override.path, paths)
     if not found:
         top = sorted({path.split(".")[0] for path in paths})

@@ -26,7 +26,7 @@ counted from the launch, by NCCL's watchdog, and a launch queue holds hundreds o
 
 
 @dataclass(frozen=True)
-class Replay:
+class LaunchedReplay:
     """Events around a replay on its stream."""
 
     start: torch.cuda.Event
@@ -44,9 +44,9 @@ class ReplayWatchdog:
         self.timeout_seconds, self.rank, self.device = timeout_seconds, rank, device
         self.lock = threading.Lock()
         """Held while a graph is recorded: CUDA forbids asking for events meanwhile."""
-        self._replays: deque[Replay] = deque()
+        self._replays: deque[LaunchedReplay] = deque()
         """Those that the thread has not seen to end."""
-        self._ahead: deque[Replay] = deque()
+        self._ahead: deque[LaunchedReplay] = deque()
         """Those that the host has not waited for."""
         self._running_since: float | None = None
         """When the oldest replay that has not ended was first seen to run."""
@@ -60,7 +60,7 @@ class ReplayWatchdog:
         while len(self._ahead) >= MOST_AHEAD:
             self._ahead.popleft().end.synchronize()
         stream = torch.cuda.current_stream(self.device)
-        replay = Replay(torch.cuda.Event(), torch.cuda.Event(blocking=True))  # waiting takes no core
+        replay = LaunchedReplay(torch.cuda.Event(), torch.cuda.Event(blocking=True))  # waiting takes no core
         replay.start.record(stream)
         yield
         replay.end.record(stream)

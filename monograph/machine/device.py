@@ -60,6 +60,11 @@ class Machine:
     causal mask leaves. Empty takes matmul_fraction."""
 
     @property
+    def has_float8(self) -> bool:
+        """Whether its matmuls in float8 are any faster; a GPU without any has the peak of bfloat16."""
+        return self.float8_tflops > self.bfloat16_tflops
+
+    @property
     def memory_bytes(self) -> int:
         """Of the device."""
         return int(self.memory_gb * _GIGA)

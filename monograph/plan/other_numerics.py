@@ -21,8 +21,8 @@ def list_other_numerics(
     found = []
     if "compile.numerics" not in fixed:
         classes = CLASSES[CLASSES.index(config.compile.numerics) + 1 :]
-        has_float8 = machine.float8_tflops > machine.bfloat16_tflops
-        found += [(change_class(best[0].choice, name), best[0]) for name in classes if name != "float8" or has_float8]
+        named = [name for name in classes if name != "float8" or machine.has_float8]
+        found += [(change_class(best[0].choice, name), best[0]) for name in named]
     with_experts = [run for run in best if run.choice.mesh.ep > 1 and run.choice.mesh.pp == 1]
     is_searched = config.compile.numerics != "exact" or "compile.expert_overlap.strategy" in fixed
     if with_experts and not is_searched and not with_experts[0].choice.overlap:

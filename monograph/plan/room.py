@@ -54,7 +54,7 @@ def check_room(
     raise ConfigError(
         f"an update needs {format_bytes(needed.peak)} of a device's memory, which has {format_bytes(room)}",
         why=", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size),
-        do=suggest_less(config) if best is None else f"{command(best)}  ({describe_fit(best)})",
+        do=suggest_less(config) if best is None else f"{command(best)}  # {describe_fit(best)}",
     )
 
 

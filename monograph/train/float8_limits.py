@@ -5,6 +5,7 @@ from typing import Any
 
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.machine.choose import AUTO, find_machine
 
 QUANTIZE = "quantize_matmuls"
 """The pass."""
@@ -24,6 +25,20 @@ def check_float8_limits(config: Any) -> None:
             f"{asked} and training.compute_dtype is {config.training.compute_dtype}",
             why="float8 takes the place of bfloat16 matmuls, and there would be none",
             do=f"--training.compute_dtype bfloat16, or {instead}",
+        )
+    if config.machine != AUTO:
+        check_machine(config)
+
+
+def check_machine(config: Any) -> None:
+    """Refuse float8 for a GPU that cannot: its step would be planned by times that it does not have."""
+    machine = find_machine(config.machine)
+    if machine.device == "cuda" and not machine.has_float8:
+        asked, instead = _describe_request(config)
+        raise ConfigError(
+            f"{asked} and machine is {config.machine}",
+            why=f"{machine.name} has no matmuls in float8; they begin with compute capability 8.9 (Ada, Hopper)",
+            do=f"another machine, or {instead}",
         )
 
 

@@ -33,7 +33,7 @@ def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[s
         revisions=revisions,
         check_files=lambda files: check_together(groups, files),
     )
-    check_position(continued, data, config.training, parts=groups.mesh.data_parts)
+    check_position(continued, data, config, parts=groups.mesh.data_parts)
     validation_sets = data.open_validation_sets() if config.validator.interval else {}
     check_same_data(groups, {TRAINING: data, **validation_sets})
     return data, validation_sets

@@ -4,6 +4,7 @@ A model's settings are part of its weights: with another RoPE base the same weig
 same, except for those in TRAINING_ONLY. All other settings may change between two starts of a run, and are told.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from monograph.config.configurable import BaseConfig
 from monograph.config.json_form import to_json
 from monograph.config.origins import find_defaults
-from monograph.config.text import format_value
+from monograph.config.text import format_value, format_words
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.train.config import TrainerConfig
@@ -39,6 +40,15 @@ SECTIONS = (
 """What decides the numbers of a run besides its model."""
 STATE_FORM = ("training.dtype", "optimizer.store_param_remainders")
 """Settings that decide which tensors hold weights and optimizer state: a run can be resumed with the same ones only."""
+_OF_DATA = ("dataloader.*", "tokenizer.*", "training.seq_len", "debug.seed")
+_OF_READING = (
+    "dataloader.prefetch",
+    "dataloader.*interval",
+    "dataloader.validation_*",
+    "dataloader.verify_*",
+    "*.$class",
+)
+"""Those of data that decide how it is read, not which samples there are."""
 _SILENT = ("debug.log_level", "debug.device", "compile.artifact_*")
 _ABSENT = "(absent)"
 _SHOWN = 12
@@ -52,17 +62,25 @@ def describe_settings(config: TrainerConfig) -> dict[str, Any]:
 
 
 def find_changes(saved: Mapping[str, Any], config: BaseConfig, prefix: str) -> list[str]:
-    """ "path: saved -> now" for every field that differs; one that an older version did not save had its default."""
+    """ "path: saved -> now" for every field that differs."""
+    return [
+        f"{path}: {_render(old)} -> {_render(new)}"
+        for path, (old, new) in find_changed_values(saved, config, prefix).items()
+    ]
+
+
+def find_changed_values(saved: Mapping[str, Any], config: BaseConfig, prefix: str) -> dict[str, tuple[Any, Any]]:
+    """Saved and present value of every field that differs; one that an older version did not save had its default."""
     now = dict(_flatten(to_json(config), prefix))
     before = dict(_flatten(saved, prefix))
     defaults = {f"{prefix}.{path}": value for path, value in find_defaults(config).items()}
-    found = []
+    found = {}
     for path in dict.fromkeys([*before, *now]):
         old, new = before.get(path, defaults.get(path, _ABSENT)), now.get(path, _ABSENT)
         if isinstance(old, tuple):
             old = list(old)
         if old != new:
-            found.append(f"{path}: {_render(old)} -> {_render(new)}")
+            found[path] = (old, new)
     return found
 
 
@@ -113,6 +131,20 @@ def find_setting_changes(values: Mapping[str, Any], config: TrainerConfig) -> li
         for change in find_changes(saved[name], getattr(config, name), name)
     ]
     return [each for each in found if not _matches(each.partition(":")[0], _SILENT)]
+
+
+def find_data_flags(values: Mapping[str, Any], config: TrainerConfig) -> list[str]:
+    """Flags with which a run reads what the run that it continues has read."""
+    saved = values.get("settings", {})
+    changed: dict[str, tuple[Any, Any]] = {}
+    for name in ("dataloader", "tokenizer", "training", "debug"):
+        if isinstance(saved.get(name), Mapping):
+            changed |= find_changed_values(saved[name], getattr(config, name), name)
+    return [
+        f"--{path} {format_words(old) or shlex.quote('')}"
+        for path, (old, _) in changed.items()
+        if _matches(path, _OF_DATA) and not _matches(path, _OF_READING) and old != _ABSENT
+    ]
 
 
 def _flatten(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

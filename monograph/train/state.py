@@ -1,5 +1,6 @@
 """Everything a run needs to continue as if it had never stopped: what is saved, and how it is put back."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.data.loader import DataLoader
 from monograph.train.lr_plan import LrPlan
 from monograph.train.optimizer import Optimizer
-from monograph.train.saved_settings import describe_settings
+from monograph.train.saved_settings import describe_settings, find_data_flags
 from monograph.train.step import Step
 
 
@@ -64,11 +65,20 @@ def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
 
 
-def check_position(values: Mapping[str, Any], data: DataLoader, training: TrainingConfig, *, parts: int) -> None:
+def check_position(values: Mapping[str, Any], data: DataLoader, config: TrainerConfig, *, parts: int) -> None:
     """Refuse data and a batch that a checkpoint cannot be continued with, before a model is built to load it into."""
     if "data" in values:
-        check_global_batch(values, training, now=find_global_batch(training, parts))
+        check_global_batch(values, config.training, now=find_global_batch(config.training, parts))
+        data.check_fingerprint(values["data"], do=suggest_data(values, config))
         restore_position(values, data)
+
+
+def suggest_data(values: Mapping[str, Any], config: TrainerConfig) -> str:
+    """Flags that go on with the data of the saved run, and those that begin a run with other data from its weights."""
+    folder = config.job.dump_folder
+    anew = f"--checkpoint.load '' --model.from {shlex.quote(folder)} --job.dump_folder {shlex.quote(folder + '-more')}"
+    flags = " ".join(find_data_flags(values, config))
+    return (f"{flags} to go on; or " if flags else "") + f"{anew} for a new run from the saved weights"
 
 
 def find_global_batch(training: TrainingConfig, parts: int) -> int:

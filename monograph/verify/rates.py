@@ -21,10 +21,9 @@ def compare_rates(config: TrainerConfig) -> dict[str, float]:
     total = scheduler.total_steps or steps
     plan = plan_lr(scheduler, peak=peak, steps=steps).plan
     warmup, begin = find_corners(scheduler, total)
-    corners = {1, 2, warmup, warmup + 1, begin, begin + 1, (begin + total) // 2, total - 1, total, steps}
-    return {
-        RATE: max(relative(plan.lr(step), peak * find_factor(scheduler, step, total)) for step in corners if step > 0)
-    }
+    near = {1, 2, warmup, warmup + 1, begin, begin + 1, (begin + total) // 2, total - 1, total, steps}
+    corners = [step for step in near if 0 < step <= steps]
+    return {RATE: max(relative(plan.lr(step), peak * find_factor(scheduler, step, total)) for step in corners)}
 
 
 def find_corners(config: WarmupDecayConfig, total: int) -> tuple[int, int]:
@@ -40,6 +39,6 @@ def find_factor(config: WarmupDecayConfig, step: int, total: int) -> float:
         return step / warmup
     if config.decay == "constant" or step <= begin:
         return 1.0
-    done = min(1.0, (step - begin) / (total - begin))
+    done = min(1.0, (step - begin) / (total - begin)) if total > begin else 1.0
     left = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "sqrt": 1 - math.sqrt(done)}
     return config.min_factor + (1 - config.min_factor) * left[config.decay]

@@ -7,14 +7,14 @@ from unittest import mock
 
 import torch
 
-from monograph.execute.replay_watchdog import MOST_AHEAD, Replay, ReplayWatchdog
+from monograph.execute.replay_watchdog import MOST_AHEAD, LaunchedReplay, ReplayWatchdog
 
 CPU = torch.device("cpu")
 
 HANGING = """
 import time
 import torch
-from monograph.execute.replay_watchdog import Replay, ReplayWatchdog
+from monograph.execute.replay_watchdog import LaunchedReplay, ReplayWatchdog
 
 class Event:
     def __init__(self, is_done):
@@ -24,7 +24,7 @@ class Event:
         return self.is_done
 
 watchdog = ReplayWatchdog(timeout_seconds=0.1, rank=3, device=torch.device('cpu'))
-watchdog._replays.append(Replay(Event(True), Event(False)))
+watchdog._replays.append(LaunchedReplay(Event(True), Event(False)))
 time.sleep(30)
 """
 
@@ -44,7 +44,7 @@ class ArtificialDevice:
         self.now = 0.0
         begins = [sum(seconds[:number]) for number in range(len(seconds))]
         for begin, length in zip(begins, seconds, strict=True):
-            watchdog._replays.append(Replay(self.event(begin), self.event(begin + length)))
+            watchdog._replays.append(LaunchedReplay(self.event(begin), self.event(begin + length)))
 
     def move(self, now):
         self.now = now
@@ -78,7 +78,7 @@ def test_a_replay_is_late_when_it_runs_longer_than_the_timeout():
 def test_a_replay_that_the_device_has_not_reached_is_not_late():
     watchdog = ReplayWatchdog(timeout_seconds=300, rank=0, device=CPU)
     watchdog.close()
-    watchdog._replays.append(Replay(Event(False), Event(False)))
+    watchdog._replays.append(LaunchedReplay(Event(False), Event(False)))
     assert not watchdog.is_late(0.0) and not watchdog.is_late(10_000.0)
 
 

@@ -91,7 +91,9 @@ def test_a_chunked_loss_takes_the_memory_it_is_counted_with(monkeypatch, dtype, 
 )
 def test_the_estimate_is_close_to_what_a_run_allocates(recipe, passes):
     with joined_groups(Mesh(), CPU) as groups:
-        prepared = prepare(shallow(recipe, "graph"), groups, make_batch(0, length=128), valid_tokens=256)
+        config = shallow(recipe, "graph")
+        config = config.replace(training=config.training.replace(seq_len=128))
+        prepared = prepare(config, groups, make_batch(0, length=128), valid_tokens=256)
         graph = prepared.capture_and_pass().graph if passes else prepared.capture()
         bound = [prepared.inputs.get(spec) for spec in graph.inputs]
         gc.collect()

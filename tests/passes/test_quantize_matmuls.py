@@ -106,6 +106,19 @@ def test_a_run_that_computes_in_fp32_is_refused(asked, tmp_path):
     assert "training.compute_dtype is float32" in str(caught.value)
 
 
+@pytest.mark.parametrize(("machine", "is_served"), [("a100", False), ("h100", True), ("l40s", True), ("cpu", True)])
+def test_a_step_for_a_machine_without_float8_is_refused(machine, is_served, tmp_path):
+    """The A100 has none; a CPU multiplies in fp32, to show the numbers of other machines."""
+    assert MACHINES["A100"].has_float8 is False and MACHINES["H200"].has_float8
+    asked = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "compile.numerics": "float8"}
+    if is_served:
+        assert small("llama3", tmp_path, asked | {"machine": machine}).machine == machine
+        return
+    with pytest.raises(ConfigError, match="machine is a100") as caught:
+        small("llama3", tmp_path, asked | {"machine": machine})
+    assert "A100 has no matmuls in float8" in caught.value.why and "--compile.numerics fast" in caught.value.do
+
+
 def test_a_run_in_which_no_matmul_is_quantized_is_refused_or_told(tmp_path, monkeypatch):
     narrow = {"compile.mode": "graph", "training.compute_dtype": "bfloat16", "compile.numerics": "float8"}
     config = small("llama3", tmp_path, narrow | {"passes.quantize_matmuls.only": ("layers.*.nothing",)})

@@ -108,7 +108,7 @@ class Links:
 
     @contextmanager
     def _explained(self, what: str, peer: int, action: str) -> Iterator[None]:
-        """Say who waited for whom when a transfer fails, while it is posted or waited for."""
+        """Say who waited for whom when a send or receive fails, while it is posted or waited for."""
         try:
             yield
         except RuntimeError as error:

@@ -167,9 +167,9 @@ def count_live_bytes(schedule: Schedule, costs: Sequence[StageCost], rank: int) 
     return found
 
 
-def _sent_bytes(schedule: Schedule, costs: Sequence[StageCost], transfer: Action) -> int:
-    """Bytes of a transfer; 0 where both stages are on one rank."""
-    stages = transfer.stage, transfer.partner.stage
+def _sent_bytes(schedule: Schedule, costs: Sequence[StageCost], moved: Action) -> int:
+    """Bytes of a send or receive; 0 where both stages are on one rank."""
+    stages = moved.stage, moved.partner.stage
     is_local = len({schedule.stage_ranks[stage] for stage in stages}) == 1
     return 0 if is_local else costs[min(stages)].sent_bytes
 

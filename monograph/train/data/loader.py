@@ -33,6 +33,7 @@ from monograph.train.data.tokenizer import Tokenizer
 VALIDATION_SEED = 0
 """Orders the samples of every validation set: the first ones are the same for every run, whatever its own seed is."""
 
+_SHOWN_DIGITS, _HASH_DIGITS = 12, 32
 log = get_log(__name__)
 
 
@@ -222,20 +223,28 @@ class DataLoader(Configurable):
             "shuffle": self.config.shuffle,
         }
 
-    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to continue at a position that was counted in other data."""
+    def find_changes(self, saved: Mapping[str, Any]) -> list[str]:
+        """What of a saved fingerprint is different here, in words."""
         mine = self.fingerprint()
-        changed = [
-            f"{name} was {saved.get(name)!r} and is {mine.get(name)!r}"
+        return [
+            f"{name} was {_shorten(saved.get(name))} and is {_shorten(mine.get(name))}"
             for name in sorted({*mine, *saved})
             if saved.get(name) != mine.get(name)
         ]
-        if changed:
+
+    def check_fingerprint(self, saved: Mapping[str, Any], *, do: str = "") -> None:
+        """Refuse to continue at a position that was counted in other data; `do` says which flags help."""
+        if changed := self.find_changes(saved):
             raise DataError(
                 "the data is not the data of the saved run",
                 why=f"{'; '.join(changed)}; the saved position would mean other samples",
-                do="restore the dataset and settings, or start a new run from the saved weights alone",
+                do=do or "restore the dataset and settings, or start a new run from the saved weights",
             )
+
+
+def _shorten(value: Any) -> str:
+    """A value as it is printed; of a long hash, what tells it from another one."""
+    return repr(value[:_SHOWN_DIGITS]) if isinstance(value, str) and len(value) > _HASH_DIGITS else repr(value)
 
 
 def check_batch_sizes(local_batch_size: int, global_batch_size: int, parts: int) -> None:

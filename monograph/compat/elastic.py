@@ -1,6 +1,7 @@
-"""torch's elastic agent. Checked on 2.13, whose agent gives ranks that it stops to start them again 30 s, whatever
-`shutdown_timeout` says: that one is for an agent that is itself asked to stop."""
+"""torch's elastic agent, as patient as a job says. Checked on 2.11, which gives ranks 30 s to end whatever is asked,
+and on 2.13, which does so where it stops them only to start them again."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,19 +14,29 @@ _SECONDS_WITHOUT_A_PEER = 30
 
 
 @contextmanager
-def patient_restarts() -> Iterator[None]:
-    """Inside, ranks that are stopped because a node joins may save first, for as long as `shutdown_timeout`."""
+def patient_agent(seconds: int) -> Iterator[None]:
+    """Inside, an agent waits so long for ranks that it asked to end, also for those that make room for a new node."""
     agents: Any = LocalElasticAgent
-    before = agents._stop_workers
+    stop, shutdown = agents._stop_workers, agents._shutdown
 
-    def stop(agent: Any, group: WorkerGroup) -> None:
-        agent._shutdown(timeout=agent._shutdown_timeout if _is_whole(group) else _SECONDS_WITHOUT_A_PEER)
+    def end(agent: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None) -> None:
+        context = agent._pcontext
+        if context is not None:
+            limit = seconds if timeout is None else timeout
+            context.close = lambda number=None, *_: type(context).close(context, number, limit)
+        shutdown(agent, death_sig)
 
-    agents._stop_workers = stop
+    def asked_to_end(agent: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None) -> None:
+        end(agent, death_sig)  # 2.13 hands over a limit of its own, 2.11 none
+
+    def make_room(agent: Any, group: WorkerGroup) -> None:
+        end(agent, timeout=None if _is_whole(group) else _SECONDS_WITHOUT_A_PEER)
+
+    agents._stop_workers, agents._shutdown = make_room, asked_to_end
     try:
         yield
     finally:
-        agents._stop_workers = before
+        agents._stop_workers, agents._shutdown = stop, shutdown
 
 
 def _is_whole(group: WorkerGroup) -> bool:

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
-from monograph.compat.elastic import patient_restarts
+from monograph.compat.elastic import patient_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit
 from monograph.errors import EXIT_FAILED
 from monograph.launch.environment import STOP_VARIABLE
@@ -52,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = get_args_parser().parse_args(arguments)
     config, command, words = config_from_args(given)
     config.signals_to_handle = TORCH_HANDLES
-    config.rdzv_configs.setdefault("join_timeout", int(config.shutdown_timeout or 0) + _SECONDS_TO_MEET)
+    seconds = int(os.environ[STOP_VARIABLE])
+    config.rdzv_configs.setdefault("join_timeout", seconds + _SECONDS_TO_MEET)
     folder = Path(given.log_dir) if given.log_dir else None
     begin = time.time_ns()
     try:
-        with patient_restarts(), passed_on() as heard:
+        with patient_agent(seconds), passed_on() as heard:
             elastic_launch(config, command)(*words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}

@@ -29,5 +29,5 @@ def follow_launcher() -> None:
     if sys.platform == "linux":
         signal.signal(signal.SIGHUP, stop_once)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-        if launcher not in (None, str(os.getppid())):
+        if launcher not in (None, str(os.getppid()), str(os.getpid())):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from monograph.compat.elastic import patient_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.launch.follow import LAUNCHER_VARIABLE
@@ -107,7 +108,6 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        shutdown_timeout=seconds_to_stop,
         signals_to_handle=TORCH_HANDLES,
         logs_specs=DefaultLogsSpecs(
             log_dir=str(logs), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
@@ -115,7 +115,7 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
     )
     start = time.time_ns()
     try:
-        with passed_on() as heard:
+        with patient_agent(seconds_to_stop), passed_on() as heard:
             elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}

@@ -27,8 +27,11 @@ EXCHANGES = (Group.EP, Group.EP_COUNTS, Group.EP_DISPATCH)
 _SMALL_CHANNELS, _LINK_CHANNELS = 2, 8
 _CHANNELS, _PAIR_CHANNELS = 24, 32
 """NCCL's own choice between GPUs with NVLink, for collectives and for pairs."""
-_CHANNEL_BYTES = 12 << 20
-"""Both ends of a connection: 10 MiB to receive into, for three protocols, and 2 MiB to send from (NVIDIA/nccl#1685)."""
+_CHANNEL_BYTES = 18 << 20
+"""Of rings and trees, measured with 4 ranks on an H200 (NCCL 2.28); sends of pipelines need a sixth of that."""
+_PAIR_CHANNEL_BYTES = 12 << 20
+"""Of an exchange, both ends of a connection to one peer (NVIDIA/nccl#1685)."""
+_FIXED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,10 @@ class Communicator:
         limit = self.most_channels or _PAIR_CHANNELS
         peers = min(len(self.members), per_node) - 1
         if self.groups[0] in POINT_TO_POINT:
-            return 2 * min(limit, _PAIR_CHANNELS) * _CHANNEL_BYTES  # from one neighbour, to the other
+            return _FIXED_BYTES + 2 * limit * _CHANNEL_BYTES // 6  # from one neighbour, to the other
         has_exchange = any(group in EXCHANGES or (is_ulysses and group is Group.CP) for group in self.groups)
-        connections = 1 if set(self.groups) <= {Group.FSDP_GATHER, Group.EFSDP_GATHER} else 2
-        size = min(limit, _CHANNELS) * connections * _CHANNEL_BYTES
-        return size + (limit * peers * _CHANNEL_BYTES if has_exchange else 0)
+        size = _FIXED_BYTES + min(limit, _CHANNELS) * _CHANNEL_BYTES
+        return size + (limit * peers * _PAIR_CHANNEL_BYTES if has_exchange else 0)
 
 
 def plan_communicators(mesh: Mesh, rank: int, used: Collection[Group] = tuple(Group)) -> list[Communicator]:

@@ -7,7 +7,7 @@ from monograph.machine.device import Machine
 from monograph.models.flops import FlopsPerToken
 from monograph.plan.choice import PipelineChoice, RunChoice, configure
 from monograph.plan.measure import StepEstimate
-from monograph.plan.rough import count_reserved
+from monograph.plan.rough import count_communicators, count_reserved
 from monograph.train.config import TrainerConfig
 
 _GIB = 1 << 30
@@ -49,7 +49,9 @@ class PlannedRun:
     @property
     def needed_bytes(self) -> float:
         """With fragments, context and communicators."""
-        return self.peak_bytes + count_reserved(self.choice.mesh, self.peak_bytes)
+        per_node = self.machine.devices_per_node
+        communicators = count_communicators(self.choice.mesh, per_node=per_node, has_overlap=self.choice.overlap)
+        return self.peak_bytes + count_reserved(self.peak_bytes, communicators)
 
     @property
     def fits(self) -> bool:

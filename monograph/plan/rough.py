@@ -6,10 +6,12 @@ One captured step of the recipe on few ranks says what a block computes and save
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from monograph.axes import Group
 from monograph.machine.device import Machine
+from monograph.parallel.communicators import plan_communicators
 from monograph.parallel.mesh import Mesh
 from monograph.plan.choice import PipelineChoice, RunChoice
 
@@ -29,8 +31,6 @@ MARGIN = 0.03
 """Of the peak: fragments that the allocator cannot use."""
 CONTEXT_BYTES = 1 << 30
 """The CUDA context, cuBLAS and cuDNN."""
-COMMUNICATOR_BYTES = 96 << 20
-"""Buffers of one NCCL communicator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,18 @@ class RoughEstimate(NamedTuple):
     bytes: float
 
 
-def count_reserved(mesh: Mesh, peak: float) -> float:
-    """What the device needs besides what the allocator hands out: fragments, context, communicators."""
-    groups = [group for group in Group if mesh.group_size(group) > 1]
-    return MARGIN * peak + CONTEXT_BYTES + COMMUNICATOR_BYTES * len(groups)
+def count_reserved(peak: float, communicators: int) -> float:
+    """Bytes that the device needs besides what the allocator hands out: fragments, context, communicators."""
+    return MARGIN * peak + CONTEXT_BYTES + communicators
+
+
+@lru_cache(maxsize=4096)
+def count_communicators(mesh: Mesh, *, per_node: int, has_overlap: bool) -> int:
+    """Estimate what NCCL keeps on the device; groups of exchanges that only overlap uses are not made without it."""
+    used = [group for group in Group if has_overlap or group not in (Group.EP_COUNTS, Group.EP_DISPATCH)]
+    is_ulysses = mesh.cp_method == "ulysses"
+    planned = plan_communicators(mesh, 0, used)
+    return sum(each.count_bytes(per_node=per_node, is_ulysses=is_ulysses) for each in planned)
 
 
 def guess(

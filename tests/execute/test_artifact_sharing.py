@@ -95,7 +95,7 @@ def test_kernels_of_custom_ops_from_a_shared_folder_are_built_instead(tmp_path, 
 
 def test_show_and_check_warn_of_a_folder_that_others_can_write_to(tmp_path, capsys):
     folder = write(tmp_path / "artifact")
-    words = ["artifact", "show", folder], ["artifact", "check", folder, RECIPE]
+    words = ["artifact", "show", folder], ["artifact", "check", folder, RECIPE, "--ranks", "2"]
     for each in words:
         assert main(each) == 0
         assert "warning" not in said(capsys)

@@ -125,7 +125,7 @@ def test_what_cannot_be_evaluated_is_refused_in_words(folder, capsys, monkeypatc
 @pytest.fixture(scope="module")
 def both(folder):
     """Our model as tasks ask it, 16 tokens at a time, and transformers' of the same folder."""
-    loaded = load_model(open_source(str(folder / "tiny")), torch.device("cpu"))
+    loaded = load_model(open_source(str(folder / "tiny")), torch.device("cpu"), length=64)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
     return ModelScores(loaded, batch_size=3, max_length=16), theirs
 

@@ -1,5 +1,6 @@
 """How an agent stops its ranks: as long as they need where they can save, once, and asked in a way that never kills."""
 
+import inspect
 import os
 import signal
 from types import SimpleNamespace
@@ -16,6 +17,10 @@ from monograph.launch.environment import STOP_VARIABLE
 WORDS = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1", "x.py")
 
 
+HAS_LIMITS = "timeout" in inspect.signature(LocalElasticAgent._shutdown).parameters
+"""Whether this torch hands over how long to wait; 2.11 does not."""
+
+
 class Ranks:
     """The processes of a node, to torch's agent."""
 
@@ -26,15 +31,17 @@ class Ranks:
         self.limits.append(timeout)
 
 
-def stop_ranks(config, *, left):
+def stop_ranks(*, left):
     """How long the agent of two nodes gives its ranks to end, when one of the nodes has left or another one joins."""
     holder = SimpleNamespace(state=SimpleNamespace(participants=dict.fromkeys(["a", "b"][: 2 - left])))
     spec = WorkerSpec("trainer", 1, SimpleNamespace(_state_holder=holder), entrypoint="true", master_port=1)
-    made = LocalElasticAgent(spec, DefaultLogsSpecs(), shutdown_timeout=config.shutdown_timeout)
+    made = LocalElasticAgent(spec, DefaultLogsSpecs())
     made._worker_group.group_world_size = 2
     made._pcontext = ranks = Ranks()
     made._stop_workers(made._worker_group)
-    return ranks.limits
+    made._pcontext = asked = Ranks()
+    made._shutdown(signal.SIGUSR1, **({"timeout": 30} if HAS_LIMITS else {}))
+    return ranks.limits + asked.limits
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def stopped(monkeypatch):
     def launch(config, _command):
         def run(*_words):
             found["config"] = config
-            found["limits"] = [stop_ranks(config, left=left) for left in (0, 1)]
+            found["limits"] = [stop_ranks(left=left) for left in (0, 1)]
 
         return run
 
@@ -57,7 +64,7 @@ def stopped(monkeypatch):
 def test_ranks_that_make_room_for_a_new_node_may_save_as_long_as_the_job_says(stopped, monkeypatch):
     monkeypatch.setenv(STOP_VARIABLE, "900")
     assert agent.main(WORDS) == 0
-    assert stopped["limits"] == [[900], [30]], "and those whose peers are gone are not waited for"
+    assert stopped["limits"] == [[900, 900], [30, 900]], "and those whose peers are gone are not waited for"
     assert stopped["config"].rdzv_configs["join_timeout"] > 900, "the new node waits as long"
 
 

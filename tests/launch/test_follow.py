@@ -11,7 +11,8 @@ from monograph.launch.follow import LAUNCHER_VARIABLE
 ROOT = Path(__file__).parents[2]
 FOLLOW = "from monograph.launch.follow import follow_launcher; follow_launcher(); print('lives on')"
 IMPORT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from monograph.cli import run_command
 from monograph.commands.table import Command
 sys.exit(run_command(Command("x", "", "", function="tests.launch.interrupted_import:work"), []))

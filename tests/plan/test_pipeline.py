@@ -3,11 +3,13 @@
 import pytest
 
 from monograph.machine.table import MACHINES
+from monograph.parallel.mesh import Mesh
 from monograph.parallel.pipeline.builtin import BUILTIN
 from monograph.parallel.pipeline.simulate import simulate
 from monograph.parallel.pipeline.transfers import with_transfers
 from monograph.plan.choice import PipelineChoice
 from monograph.plan.pipeline import estimate_pipeline, make_stage_cost
+from monograph.plan.rough import count_communicators
 from monograph.plan.units import UnitCost, add_units
 
 H100 = MACHINES["H100"]
@@ -105,3 +107,11 @@ def test_copies_to_the_host_that_take_longer_than_compute_are_waited_for():
     found = estimate_pipeline(PipelineChoice(), ranks=2, micro_batches=8, machine=H100, **given)
     assert found.busiest.seconds == pytest.approx(6.0), "64 GB/s: three seconds each way"
     assert found.busiest.waits == {"host copies": pytest.approx(3.0)}
+
+
+def test_plan_counts_communicators_by_what_they_exchange():
+    def count(has_overlap=False, **degrees):
+        return count_communicators(Mesh(dp_shard=8, **degrees), per_node=8, has_overlap=has_overlap)
+
+    assert count() < 1.5 * 2**30
+    assert count(ep=8) - count() > 2 * 2**30 and count(True, ep=8) - count(ep=8) > 2 * 2**30

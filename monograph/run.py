@@ -22,7 +22,13 @@ from monograph.execute.artifact.open import WantedGraph, open_artifact, read_gra
 from monograph.execute.base import MeshStep, MetricSums, StepSettings, find_sequence_part
 from monograph.execute.build import build_program, load_or_build_kernels, make_gradients, make_recorder
 from monograph.execute.cast_weight_cache import CastWeightCache
-from monograph.execute.device import check_recordable, deterministic_kernels, use_device, warn_of_slow_matmuls
+from monograph.execute.device import (
+    check_allocator,
+    check_recordable,
+    deterministic_kernels,
+    use_device,
+    warn_of_slow_matmuls,
+)
 from monograph.execute.facts import make_facts
 from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.graph_step import Evaluation, GraphStep
@@ -344,6 +350,8 @@ def train(config: TrainerConfig) -> Summary:
             with startup.phase("set-up"):
                 device = use_device(config.debug.device)
                 check_recordable(config.compile.cuda_graph, device)
+                if config.compile.mode == "graph" and config.compile.cuda_graph != "off":
+                    check_allocator(device, mesh.world_size)
             joined = joined_groups(
                 mesh,
                 device,

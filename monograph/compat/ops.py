@@ -6,6 +6,7 @@ This folder has every torch API we use that is private, or differs between the v
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -178,12 +179,13 @@ def remove_group_alias(name: str) -> None:
     torch._C._distributed_c10d._unregister_process_group(name)  # type: ignore[arg-type]
 
 
-def make_nccl_options(most_channels: int) -> Any:
+def make_nccl_options(most_channels: int, timeout: timedelta) -> Any:
     """Options of a new NCCL group with so many channels at most; 0 leaves it to NCCL. Every member must give the same.
 
     NCCL_MIN_CTAS and NCCL_MAX_CTAS in the environment win over them.
     """
     options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout  # torch warns where it is not the group's
     if most_channels:
         options.config.min_ctas, options.config.max_ctas = 1, most_channels
     return options

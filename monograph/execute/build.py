@@ -17,6 +17,7 @@ from monograph.execute.custom_kernels import (
     find_tunable_calls,
     find_updates,
 )
+from monograph.execute.device import check_allocator
 from monograph.execute.gradients import Gradients
 from monograph.execute.outputs import LossBuffer
 from monograph.execute.program import Program
@@ -53,6 +54,7 @@ def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder |
     if wanted == "off" or (wanted == "auto" and groups.device.type != "cuda"):
         return None
     watchdog = None
+    check_allocator(groups.device, groups.mesh.world_size)
     if groups.has_peers and groups.device.type == "cuda":
         watchdog = ReplayWatchdog(timeout_seconds=groups.timeout_seconds, rank=groups.rank, device=groups.device)
     return CudaGraphRecorder(groups.device, is_required=wanted == "require", watchdog=watchdog)

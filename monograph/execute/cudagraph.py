@@ -5,7 +5,7 @@ silently: `auto` reports the reasons, `require` refuses to run.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,9 +138,8 @@ class CudaGraphRecorder:
         """
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        quiet = nullcontext() if self.watchdog is None else self.watchdog.lock
         recording = torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local")
-        with quiet, recording, torch.no_grad():
+        with recording, torch.no_grad():
             run()
         return graph
 

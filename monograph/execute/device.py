@@ -65,6 +65,25 @@ def check_recordable(cuda_graph: str, device: torch.device) -> None:
         )
 
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch reads the first since 2.9; the second is its old name."""
+
+
+def check_allocator(device: torch.device, ranks: int) -> None:
+    """Refuse CUDA graphs of collectives in memory that NCCL cannot register: they crash or hang (torch 158029)."""
+    if device.type != "cuda" or ranks == 1 or os.environ.get("NCCL_GRAPH_REGISTER") == "0":
+        return
+    for name in _ALLOCATOR_VARIABLES:
+        settings = dict(each.partition(":")[::2] for each in os.environ.get(name, "").replace(" ", "").split(","))
+        if settings.get("expandable_segments", "").lower() == "true":
+            raise ConfigError(
+                f"{name} has expandable_segments:True, and steps are recorded as CUDA graphs over {ranks} ranks",
+                why="NCCL registers the buffers of recorded collectives, and those of expandable segments crash or "
+                "hang it",
+                do="set NCCL_GRAPH_REGISTER=0 on every node, or --compile.cuda_graph off, or expandable_segments:False",
+            )
+
+
 def warn_of_slow_matmuls(device: torch.device, dtype: torch.dtype) -> None:
     """Say in words what torch says later, with the stack of its C++: a step that takes minutes looks like a hang."""
     if has_native_matmul(device, dtype):

@@ -42,8 +42,6 @@ class ReplayWatchdog:
 
     def __init__(self, *, timeout_seconds: float, rank: int, device: torch.device) -> None:
         self.timeout_seconds, self.rank, self.device = timeout_seconds, rank, device
-        self.lock = threading.Lock()
-        """Held while a graph is recorded: CUDA forbids asking for events meanwhile."""
         self._replays: deque[LaunchedReplay] = deque()
         """Those that the thread has not seen to end."""
         self._ahead: deque[LaunchedReplay] = deque()
@@ -78,9 +76,7 @@ class ReplayWatchdog:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # a thread begins on the first, and would make a context there
         while not self._is_closed.wait(POLL_SECONDS):
-            with self.lock:
-                is_late = self.is_late(time.monotonic())
-            if is_late:
+            if self.is_late(time.monotonic()):
                 log.error(
                     "rank %d: a replayed step did not finish within %.0f s (parallelism.timeout_seconds): a peer has "
                     "stopped or died, or ranks run different steps",

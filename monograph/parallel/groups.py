@@ -106,7 +106,10 @@ class Groups:
 
     def _make_group(self, planned: Communicator) -> dist.ProcessGroup:
         """Create one of this rank's groups. The backend is named: a new group inherits all of the default group's."""
-        limits = {"backend": "nccl", "pg_options": make_nccl_options(planned.most_channels)} if self._is_nccl else {}
+        limits: dict[str, Any] = {}
+        if self._is_nccl:
+            options = make_nccl_options(planned.most_channels, self._limit)
+            limits = {"backend": "nccl", "pg_options": options}
         return dist.new_group(
             list(planned.members),
             timeout=self._limit,

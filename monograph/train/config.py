@@ -114,7 +114,7 @@ class MetricsConfig(Configurable.Config):
     case, experts / top_k); 0 never warns."""
     expert_load_patience: int = 50
     """Steps in a row that a layer must be above the limit."""
-    rank_times_interval: int = 100
+    rank_times_interval: int = 1000
     """Every so many steps, measure each rank's own work apart from its waiting for others; 0 never does. Such a step
     runs op by op: where that does not fit into memory beside the step's CUDA graphs, nothing is measured."""
     slow_rank_limit: float = 1.5

@@ -272,7 +272,7 @@ RULES = (
         "metrics.expert_load_patience", _while("metrics.expert_load_limit", 0.0), "--metrics.expert_load_limit 3"
     ),
     EffectRule(
-        "metrics.slow_rank_limit", _while("metrics.rank_times_interval", 0), "--metrics.rank_times_interval 100"
+        "metrics.slow_rank_limit", _while("metrics.rank_times_interval", 0), "--metrics.rank_times_interval 1000"
     ),
     EffectRule(
         "metrics.rank_times_interval metrics.slow_rank_limit",

@@ -5,7 +5,7 @@ import torch
 
 from monograph.errors import ConfigError
 from monograph.execute import device
-from monograph.execute.device import find_device
+from monograph.execute.device import check_allocator, find_device
 
 
 @pytest.fixture
@@ -34,3 +34,16 @@ def test_a_cpu_that_was_asked_for_is_taken_whatever_gpus_there_are(broken, monke
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert find_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_recorded_collectives_are_refused_in_expandable_segments_unless_nccl_registers_nothing(monkeypatch, name):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setenv(name, "max_split_size_mb:64, expandable_segments:True")
+    with pytest.raises(ConfigError, match="expandable_segments") as refused:
+        check_allocator(gpu, 2)
+    assert "NCCL_GRAPH_REGISTER=0" in refused.value.do
+    check_allocator(torch.device("cpu"), 2)
+    check_allocator(gpu, 1)
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    check_allocator(gpu, 2)

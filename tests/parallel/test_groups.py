@@ -138,7 +138,7 @@ def wait_for_a_late_peer(done: Path, is_training: bool) -> dict[str, float]:
         return gave_up
 
 
-def test_ranks_wait_for_each_other_as_long_as_for_files_until_the_first_step(tmp_path):
+def test_ranks_wait_as_long_as_for_files_until_the_first_step(tmp_path):
     """torch gives a new group its backend's default, half an hour, whatever the default group has."""
     before, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "before", False)
     after, _ = pool.run(2, wait_for_a_late_peer, tmp_path / "after", True)
@@ -192,7 +192,7 @@ def test_a_mesh_group_of_an_nccl_run_asks_for_nccl_alone_and_gloo_serves_the_hos
         ),
         mock.patch("monograph.parallel.groups._join", lambda *_: (store, 8)),
         mock.patch("monograph.parallel.groups.agree_on_backend", lambda *_, **__: NCCL),
-        mock.patch("monograph.parallel.groups.make_nccl_options", lambda channels: channels),
+        mock.patch("monograph.parallel.groups.make_nccl_options", lambda channels, _: channels),
         mock.patch("torch.cuda.set_device") as current,
         joined_groups(mesh, device) as groups,
     ):

@@ -69,25 +69,27 @@ def test_ranks_agree_on_a_scale_and_gather_bytes():
         forward:
           0: float32[1] = monograph.float8_amax(%w)  # param_amax by gather_float8
           1: float32[1] = cat([f.0])  # param_amax by gather_float8
-          2: float32[1] = all_reduce(f.1, max, fsdp_gather)  <<  # param_amax by gather_float8
-          3: float32[1] = wait_tensor(f.2)  # param_amax by gather_float8
-          4: 1 values = split_with_sizes(f.3, [1])  # param_amax by gather_float8
-          5: float32[1] = getitem(f.4, 0)  # param_amax saved by gather_float8
-          6: 2 values = monograph.float8_cast_known(%w, f.5, float8_e4m3fn)  # param_all_gather w by gather_float8
-          7: float8_e4m3fn[16, 32] = getitem(f.6, 0)  # param_all_gather w by gather_float8
-          8: float32[1, 1] = getitem(f.6, 1)  # param_all_gather w by gather_float8
-          9: uint8[16, 32] = view.dtype(f.7, uint8)  # param_all_gather w by gather_float8
-          10: uint8[32, 32] = all_gather_into_tensor(f.9, 2, fsdp_gather)  <<  # param_all_gather w by gather_float8
-          11: uint8[32, 32] = wait_tensor(f.10)  # param_all_gather w by gather_float8
-          12: float8_e4m3fn[32, 32] = view.dtype(f.11, float8_e4m3fn)  # by gather_float8
-          13: bfloat16[32, 32] = monograph.float8_matmul(f.12, f.12, f.8, f.8, True)
-          14: bfloat16[] = sum(f.13)
+          2: int32[1] = view.dtype(f.1, int32)  # param_amax by gather_float8
+          3: int32[1] = all_reduce(f.2, max, fsdp_gather)  <<  # param_amax by gather_float8
+          4: int32[1] = wait_tensor(f.3)  # param_amax by gather_float8
+          5: float32[1] = view.dtype(f.4, float32)  # param_amax by gather_float8
+          6: 1 values = split_with_sizes(f.5, [1])  # param_amax by gather_float8
+          7: float32[1] = getitem(f.6, 0)  # param_amax saved by gather_float8
+          8: 2 values = monograph.float8_cast_known(%w, f.7, float8_e4m3fn)  # param_all_gather w by gather_float8
+          9: float8_e4m3fn[16, 32] = getitem(f.8, 0)  # param_all_gather w by gather_float8
+          10: float32[1, 1] = getitem(f.8, 1)  # param_all_gather w by gather_float8
+          11: uint8[16, 32] = view.dtype(f.9, uint8)  # param_all_gather w by gather_float8
+          12: uint8[32, 32] = all_gather_into_tensor(f.11, 2, fsdp_gather)  <<  # param_all_gather w by gather_float8
+          13: uint8[32, 32] = wait_tensor(f.12)  # param_all_gather w by gather_float8
+          14: float8_e4m3fn[32, 32] = view.dtype(f.13, float8_e4m3fn)  # by gather_float8
+          15: bfloat16[32, 32] = monograph.float8_matmul(f.14, f.14, f.10, f.10, True)
+          16: bfloat16[] = sum(f.15)
         backward:
-          0: uint8[32, 32] = t(f.11)  # by gather_float8
+          0: uint8[32, 32] = t(f.13)  # by gather_float8
           1: uint8[32, 32] = clone(b.0, memory_format=contiguous_format)  # by gather_float8
           2: float8_e4m3fn[32, 32] = view.dtype(b.1, float8_e4m3fn)  # by gather_float8
-          3: bfloat16[32, 32] = monograph.float8_matmul(b.2, b.2, f.8, f.8, True)
-          return f.14, b.3
+          3: bfloat16[32, 32] = monograph.float8_matmul(b.2, b.2, f.10, f.10, True)
+          return f.16, b.3
         """,
     )
 

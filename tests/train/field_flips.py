@@ -29,7 +29,7 @@ METADATA = {"job.description": "free text for people, kept with the run"}
 SHOWN_BY = {
     "training.gc_interval": "train/test_garbage.py::"
     "test_a_run_collects_at_its_interval_only_and_leaves_the_collector_on",
-    "parallelism.timeout_seconds": "parallel/test_groups.py::test_ranks_wait_for_each_other_as_long_as_for_files_until_the_first_step",
+    "parallelism.timeout_seconds": "parallel/test_groups.py::test_ranks_wait_as_long_as_for_files_until_the_first_step",
     "model.attention.mask_mod": "models/test_flex.py::"
     "test_a_mask_function_replaces_what_layers_see_and_documents_stay_apart",
     "model.attention.score_mod": "models/test_flex.py::test_a_score_function_changes_what_is_predicted",
@@ -59,7 +59,7 @@ SHOWN_BY = {
     "tokenizer.eos_token": "train/data/test_tokenizer.py::test_the_user_decides_before_tokenizer_config_json",
     "checkpoint.async_save": "train/checkpoint/test_background.py::"
     "test_an_async_save_keeps_the_values_of_its_own_step_while_training_changes_them",
-    "checkpoint.timeout_seconds": "parallel/test_groups.py::test_ranks_wait_for_each_other_as_long_as_for_files_until_the_first_step",
+    "checkpoint.timeout_seconds": "parallel/test_groups.py::test_ranks_wait_as_long_as_for_files_until_the_first_step",
     "checkpoint.slow_write_seconds": "train/checkpoint/test_slow_writers.py::"
     "test_a_rank_with_a_slow_disk_is_named_in_log_and_records_while_training_goes_on",
     "checkpoint.on_error": "train/checkpoint/test_background.py::"

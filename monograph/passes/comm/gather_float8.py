@@ -61,7 +61,8 @@ def apply_gathers(graph: StepGraph, plan: Sequence[Float8Gather]) -> None:
 def reduce_maxima(maker: CallMaker, plan: Sequence[Float8Gather], start: Node) -> dict[tuple[Node, ...], Node]:
     """The parameters of every weight -> its largest magnitude over all shards.
 
-    One all_reduce for each group of ranks, begun at the start of the step and waited for by the first cast.
+    One all_reduce for each group of ranks, begun at the start of the step and waited for by the first cast. It compares
+    bits, which have the order of magnitudes with NaN as the largest: NCCL's maximum of numbers would drop a NaN.
     """
     groups: dict[str, dict[Node, None]] = {}
     for gather in plan:
@@ -72,8 +73,10 @@ def reduce_maxima(maker: CallMaker, plan: Sequence[Float8Gather], start: Node) -
     for group, parameters in groups.items():
         own = [maker.call_before(start, FLOAT8_AMAX, (each,), tag) for each in parameters]
         pack = maker.call_before(start, ATEN.cat.default, (own,), tag)
-        launch = maker.call_before(start, ALL_REDUCE, (pack, "max", group), tag)
-        whole = maker.call_before(end, WAIT_TENSOR, (launch,), tag)
+        bits = maker.call_before(start, ATEN.view.dtype, (pack, torch.int32), tag)
+        launch = maker.call_before(start, ALL_REDUCE, (bits, "max", group), tag)
+        arrived = maker.call_before(end, WAIT_TENSOR, (launch,), tag)
+        whole = maker.call_before(end, ATEN.view.dtype, (arrived, torch.float32), tag)
         parts = maker.call_before(end, ATEN.split_with_sizes.default, (whole, [1] * len(own)), tag)
         for index, each in enumerate(parameters):
             maxima[(each,)] = maker.call_before(end, operator.getitem, (parts, index), replace(tag, keep=True))

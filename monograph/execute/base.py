@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.axes import Axis
+from monograph.axes import Axis, Group
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.config import CompileConfig
 from monograph.execute.layer import CountingBackend
@@ -180,6 +180,10 @@ class MeshStep(ABC):
     def find_collectives(self) -> Sequence[str]:
         """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
         return ()
+
+    def find_groups(self) -> set[Group]:
+        """The groups that an update communicates over, the same on all ranks of each."""
+        return {*Group} - {Group.EP_COUNTS, Group.EP_DISPATCH}  # these are for passes alone
 
     def close(self) -> None:  # noqa: B027 - most steps have nothing to release
         """Release what must not outlive the process groups; training is over."""

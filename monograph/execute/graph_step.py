@@ -1,12 +1,13 @@
 """The step of graph mode: runs the programs that were built from captured graphs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from monograph.axes import Group
 from monograph.capture.capture import GraphKind
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
@@ -15,10 +16,17 @@ from monograph.execute.base import MeshStep
 from monograph.execute.build import StepProgram
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
-from monograph.graph.query import is_launch
+from monograph.graph.query import group_of, is_launch
+from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.parallel.groups import Groups
+from monograph.parallel.mesh_reductions import REDUCTIONS
 from monograph.passes.runner import OptimizedGraph
+
+
+def find_graph_groups(graphs: Iterable[StepGraph]) -> set[Group]:
+    """The groups of the collectives in some graphs."""
+    return {Group(group_of(node)) for graph in graphs for node in graph.nodes if is_launch(node) and group_of(node)}
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,9 @@ class GraphStep(MeshStep):
 
     def find_collectives(self) -> Sequence[str]:
         return [f"{tag_of(node).path or 'the step'} ({node.name})" for node in self.graph.nodes if is_launch(node)]
+
+    def find_groups(self) -> set[Group]:
+        return {*REDUCTIONS, *find_graph_groups([self.graph])}
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""

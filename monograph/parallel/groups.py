@@ -75,7 +75,7 @@ class Groups:
         self.has_peers = mesh.world_size > 1 and not is_fake
         self._is_training = False
         """Whether steps have begun; until then ranks wait for each other as long as for files."""
-        self._is_nccl = not is_fake and "nccl" in str(dist.get_backend_config())
+        self.is_nccl = not is_fake and "nccl" in str(dist.get_backend_config())
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}
@@ -87,7 +87,7 @@ class Groups:
                 self._serving[group] = self.process_group(group) if is_fake else LoneGroup()
         for planned in [] if is_fake else plan_communicators(mesh, rank):
             native = self._make_group(planned)
-            is_plain = self._is_nccl or planned.groups[0] in POINT_TO_POINT
+            is_plain = self.is_nccl or planned.groups[0] in POINT_TO_POINT
             serving = native if is_plain else _serve_with_gloo(native, device)
             self._native |= dict.fromkeys(planned.groups, native)
             self._serving |= dict.fromkeys(planned.groups, serving)
@@ -107,7 +107,7 @@ class Groups:
     def _make_group(self, planned: Communicator) -> dist.ProcessGroup:
         """Create one of this rank's groups. The backend is named: a new group inherits all of the default group's."""
         limits: dict[str, Any] = {}
-        if self._is_nccl:
+        if self.is_nccl:
             options = make_nccl_options(planned.most_channels, self._limit)
             limits = {"backend": "nccl", "pg_options": options}
         return dist.new_group(

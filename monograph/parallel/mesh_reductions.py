@@ -12,6 +12,9 @@ from monograph.kernels.square_sum import add_square_parts, count_square_parts, s
 from monograph.parallel.collectives import all_reduce_over
 from monograph.parallel.param_table import ParamTable
 
+REDUCTIONS = frozenset((Group.BATCH, Group.WORLD, Group.SHARDS, Group.FSDP_SCATTER, Group.STAGE, Group.PP))
+"""Groups that an update uses outside of its graph."""
+
 
 def all_reduce_over_data(value: Tensor) -> Tensor:
     """The sum over everyone who reads other data; tensor-parallel peers read the same and count once."""

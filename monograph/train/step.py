@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from monograph.axes import Group
 from monograph.parallel.observed_group import SendDigests
 
 
@@ -92,6 +93,10 @@ class Step(Protocol):
 
     def find_collectives(self) -> Sequence[str]:
         """What each collective of a micro-batch belongs to, in their order; empty where that is not known."""
+        ...
+
+    def find_groups(self) -> set[Group]:
+        """The groups that an update communicates over, the same on all ranks of each."""
         ...
 
     def state(self) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ from monograph.train.loss_monitor import LossMonitor
 from monograph.train.lr_plan import plan_lr, read_plan
 from monograph.train.measure import StepMeasurement, StepMeter
 from monograph.train.progress import ProgressView
+from monograph.train.ready import start_training
 from monograph.train.replicas.agreement import digest_settings
 from monograph.train.replicas.peer_state import PeerState, copy_tensors, find_local
 from monograph.train.replicas.replicas import Replicas
@@ -178,7 +179,7 @@ class Trainer(Configurable):
                 if not self.is_finished():
                     reader.wait(self.position.cursor, *self._data_part)
                 self._claim_folder()
-                self.groups.start_training()
+                start_training(self.groups, self.step, self.startup)
                 with controlled_gc(self.config.training.gc_interval) as collect:
                     self.meter.start()
                     while not (self.is_finished() and self.replicas.settle()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from monograph.axes import Axis
+from monograph.axes import Axis, Group
 from monograph.capture.capture import GraphKind
 from monograph.capture.source import StepSource
 from monograph.errors import ConfigError
@@ -15,6 +15,7 @@ from monograph.execute.artifact.load import Artifact, failures_explained
 from monograph.execute.base import MeshStep, sum_in_order
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.execute.cudagraph import CudaGraphRecorder
+from monograph.execute.graph_step import find_graph_groups
 from monograph.execute.pipeline.eager import EagerStage
 from monograph.execute.pipeline.links import Links
 from monograph.execute.pipeline.recorded import RecordedUpdate, find_computed
@@ -34,6 +35,7 @@ from monograph.graph.signature import OutputKind, OutputSpec
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups
 from monograph.parallel.mesh_reductions import (
+    REDUCTIONS,
     all_reduce_over_data,
     all_reduce_over_pipeline,
     compute_pipeline_grad_norm,
@@ -317,6 +319,10 @@ class PipelineStep(MeshStep):
         if self.known_times is not None:
             bubbles[self.pipeline_rank] = self.known_times.bubble
         return metrics | {BUBBLE: all_reduce_over_pipeline(bubbles)}
+
+    def find_groups(self) -> set[Group]:
+        captured = find_graph_groups(found.graph for found in self.captured)
+        return {*REDUCTIONS, *captured} if captured else super().find_groups()
 
     def close(self) -> None:
         """Release what was captured, while the groups it communicates over still exist."""

@@ -1,10 +1,17 @@
-"""Digests of code that a configuration names and that is not of this package. Loads without torch."""
+"""Digests of code that a configuration names and that is not of this package. Loads without torch.
 
+What a module uses is found in its import statements, not in its loaded names: the answer is then the same before and
+after anything is imported, and names of plain values are followed as well. Nothing is imported to find it.
+"""
+
+import ast
 import hashlib
-import inspect
+import importlib.util
+import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,12 +22,14 @@ from monograph.errors import ConfigError
 _NOT_OWN = (
     str(Path(__file__).parents[1]),
     *sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}),
+    *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
 )
 """Folders of this package and of installed ones."""
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def hash_sources(things: Iterable[Any]) -> dict[str, str]:
-    """Reference -> digest of the modules that define a class or a function, and of those that they use.
+    """Reference -> digest of the modules that define a class or a function, and of those that they import.
 
     Whole modules, because code calls what stands beside it; installed packages have versions of their own.
     """
@@ -29,48 +38,92 @@ def hash_sources(things: Iterable[Any]) -> dict[str, str]:
 
 def is_own(thing: Any) -> bool:
     """Whether a class or a function is a user's own: not of this package, and not installed."""
-    return _is_own_module(sys.modules.get(getattr(thing, "__module__", "")))
+    module = sys.modules.get(getattr(thing, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module is not None and module.__name__ == "__main__"  # of a notebook: an error, it cannot be read
+    return _is_own_file(Path(file))
 
 
 def _hash_modules(thing: Any) -> str:
     digest = hashlib.sha256()
-    for module in _find_modules(thing):
-        try:
-            source = inspect.getsource(module)
-        except (OSError, TypeError):
-            raise ConfigError(
-                f"the source of {module.__name__} cannot be read",
-                why=f"an artifact remembers which version of {name_of(thing)} made it",
-                do="define it in a file",
-            ) from None
-        digest.update(f"{module.__name__}\n{source}".encode())
+    for name, path in sorted(_find_files(thing).items()):
+        digest.update(f"{name}\n".encode() + path.read_bytes() + b"\n")
     return digest.hexdigest()[:16]
 
 
-def _find_modules(thing: Any) -> list[ModuleType]:
-    """A user's modules behind a class or a function, by name: those of its bases, and those that these use."""
+def _find_files(thing: Any) -> dict[str, Path]:
+    """A user's modules behind a class or a function: those of its bases, and those that these import."""
     kinds = thing.__mro__ if isinstance(thing, type) else (thing,)
-    todo = [sys.modules.get(kind.__module__) for kind in kinds]
-    found: dict[str, ModuleType] = {}
+    todo = [_locate_loaded(sys.modules[kind.__module__], thing) for kind in kinds if is_own(kind)]
+    found: dict[str, Path] = {}
     while todo:
-        module = todo.pop()
-        if module is not None and _is_own_module(module) and module.__name__ not in found:
-            found[module.__name__] = module
-            todo += _find_used(module)
-    return [found[name] for name in sorted(found)]
+        name, package, path = todo.pop()
+        if name not in found:
+            found[name] = path
+            todo += _find_imported(package, path)
+    return found
 
 
-def _find_used(module: ModuleType) -> Iterator[ModuleType | None]:
-    """The modules that a module's names come from."""
-    for value in list(vars(module).values()):
-        yield value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
-
-
-def _is_own_module(module: ModuleType | None) -> bool:
-    if module is None:
-        return False
+def _locate_loaded(module: ModuleType, thing: Any) -> tuple[str, str, Path]:
     file = getattr(module, "__file__", None)
-    if file is None:
-        return module.__name__ == "__main__"  # of a notebook: its source cannot be read, and that is an error
-    path = Path(file)  # torch.ops has one that is no path
-    return path.is_absolute() and not any(path.is_relative_to(place) for place in _NOT_OWN)
+    if file is None or not Path(file).is_file():
+        raise ConfigError(
+            f"the source of {module.__name__} cannot be read",
+            why=f"an artifact remembers which version of {name_of(thing)} made it",
+            do="define it in a file",
+        )
+    return module.__name__, module.__package__ or "", Path(file)
+
+
+def _find_imported(package: str, path: Path) -> Iterator[tuple[str, str, Path]]:
+    """A user's modules in the import statements of a file, with the packages that they lie in."""
+    if path.suffix != ".py":
+        return  # a compiled extension
+    names = dict.fromkeys(_find_names(ast.parse(path.read_bytes()), package))
+    for name in names:
+        for spec in _find_specs(name):
+            origin = spec.origin
+            if origin and spec.has_location and _is_own_file(Path(origin)):
+                is_package = spec.submodule_search_locations is not None
+                yield spec.name, spec.name if is_package else spec.name.rpartition(".")[0], Path(origin)
+
+
+def _find_names(tree: ast.Module, package: str) -> Iterator[str]:
+    """What a file imports anywhere; of `from a import b`, both `a` and `a.b`, which may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(relative, package) if node.level and package else relative.lstrip(".")
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names)) if base else ()
+
+
+def _find_specs(name: str) -> Iterator[ModuleSpec]:
+    """Where a module and the packages around it are; nothing for what is no module."""
+    places: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = _find_spec(".".join(parts[:count]), places)
+        if spec is None:
+            return
+        yield spec
+        places = spec.submodule_search_locations
+        if places is None:
+            return
+
+
+def _find_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    """A module's place by the finders that an import would ask."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(name, places) if find is not None else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_own_file(path: Path) -> bool:
+    is_installed = any(part in _INSTALLED for part in path.parts)  # of whatever environment
+    return path.is_absolute() and not is_installed and not any(path.is_relative_to(place) for place in _NOT_OWN)

@@ -29,5 +29,11 @@ def follow_launcher() -> None:
     if sys.platform == "linux":
         signal.signal(signal.SIGHUP, stop_once)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-        if launcher not in (None, str(os.getppid()), str(os.getpid())):
+        if launcher not in (None, str(os.getppid()), str(os.getpid())) and is_gone(launcher):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def is_gone(launcher: str) -> bool:
+    """Whether the process that started this one has ended. A wrapper, such as a profiler or a container, may stand
+    between the two; in a container of its own, where the launcher is not seen, a rank without a parent is an orphan."""
+    return os.getppid() == 1 or not os.path.exists(f"/proc/{launcher}")

@@ -40,5 +40,7 @@ def find_free_bytes() -> int | None:
         found.append(int(line.split()[1]) * 1024)
     with suppress(OSError, ValueError):  # no container, or one without a limit
         limit = int((CONTAINER / "memory.max").read_text())
-        found.append(max(0, limit - int((CONTAINER / "memory.current").read_text())))
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        cache = int(counts.get("inactive_file", 0)) + int(counts.get("active_file", 0))  # the kernel gives it back
+        found.append(max(0, limit - int((CONTAINER / "memory.current").read_text()) + cache))
     return min(found, default=None)

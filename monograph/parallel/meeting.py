@@ -5,8 +5,11 @@ count of restarts belongs to one agent. So the first rank makes a name that no r
 asks for it under a name of its own, which no round before had either.
 """
 
+import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -15,6 +18,36 @@ from monograph.errors import ConfigError
 
 _PAUSE_SECONDS = (0.005, 0.2)
 """Between two looks of the first rank: at first, and at last."""
+
+
+def join(expected: int, rank: int, limit: timedelta) -> tuple[dist.Store, int]:
+    """A store for this joining alone, and how many ranks have met there."""
+    if expected == 1 and "MASTER_ADDR" not in os.environ:
+        return dist.HashStore(), 1
+    with _explained_rendezvous():
+        store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
+        return meet(store, rank, world_size, timeout=limit), world_size
+
+
+@contextmanager
+def _explained_rendezvous() -> Iterator[None]:
+    """Say in words why ranks cannot find each other: what a launcher sets is missing, or its port is taken."""
+    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            "this process cannot join the other ranks",
+            why=str(error),
+            do="start with --ranks N or under torchrun; or unset RANK, WORLD_SIZE and MASTER_ADDR for one process",
+        ) from None
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        is_taken = "EADDRINUSE" in str(error) or "address already in use" in str(error)
+        raise ConfigError(
+            f"the ranks cannot meet at {where}",
+            why="another program uses that port" if is_taken else str(error).splitlines()[0],
+            do="choose another MASTER_PORT" if is_taken else "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs",
+        ) from None
 
 
 def meet(store: dist.Store, rank: int, world_size: int, *, timeout: timedelta) -> dist.Store:

@@ -13,7 +13,8 @@ from monograph.models.freeze import freeze
 from monograph.models.model import Model
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
-from monograph.parallel.pipeline.builtin import STAGES_PER_RANK
+from monograph.parallel.pipeline.build import build_schedule
+from monograph.parallel.pipeline.builtin import STAGES_PER_RANK, is_file
 from monograph.plan.axes import Fixed
 from monograph.plan.choice import PipelineChoice, RunChoice
 from monograph.plan.measure import capture_step, estimate_stages, estimate_whole
@@ -68,7 +69,11 @@ def estimate_needed(config: TrainerConfig, mesh: Mesh, machine: Machine) -> Memo
         return count_state(config, mesh)
     config = name_machine(config, machine)
     name = config.parallelism.pipeline_schedule
-    pipeline = PipelineChoice(name, config.parallelism.pipeline_virtual_stages or STAGES_PER_RANK.get(name, 1))
+    per_rank = config.parallelism.pipeline_virtual_stages or STAGES_PER_RANK.get(name, 1)
+    if mesh.pp > 1 and is_file(name):
+        count = count_micro_batches(config, mesh)
+        per_rank = build_schedule(name, ranks=mesh.pp, virtual_stages=0, micro_batches=count).stages // mesh.pp
+    pipeline = PipelineChoice(name, per_rank)
     study = study_model(config, [mesh.pp * pipeline.virtual_stages])
     captured = capture_step(config, machine, study.depth, world_size=mesh.world_size // mesh.pp)
     micro_batches = count_micro_batches(config, mesh)

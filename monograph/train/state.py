@@ -50,6 +50,7 @@ def collect_values(
         "tokens": position.tokens,
         "cursor": position.cursor.to_json(),
         "data": data.fingerprint(),
+        "revisions": dict(data.revisions.found),
         "bookmark": data.find_bookmark(position.cursor),
         "global_batch": global_batch,
         "model": to_json(config.model),

@@ -37,8 +37,8 @@ def find_factor(config: WarmupDecayConfig, step: int, total: int) -> float:
     warmup, begin = find_corners(config, total)
     if step < warmup:
         return step / warmup
-    if config.decay == "constant" or step <= begin:
+    if config.decay == "constant" or step <= begin or begin == total:
         return 1.0
-    done = min(1.0, (step - begin) / (total - begin)) if total > begin else 1.0
+    done = min(1.0, (step - begin) / (total - begin))
     left = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "sqrt": 1 - math.sqrt(done)}
     return config.min_factor + (1 - config.min_factor) * left[config.decay]

@@ -41,7 +41,8 @@ class Reference:
         self.trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         stored = self.parameters | buffers_of(self.model)
         fill_tensors(config, {f"{MODEL_PREFIX}{name}": value.detach() for name, value in stored.items()})
-        self.optimizer = build_plain_optimizer(config.plan_optimizer(), self.trained, find_decayed(self.model))
+        planned, decayed = config.plan_optimizer(), find_decayed(self.model)
+        self.optimizer = build_plain_optimizer(planned, self.trained, decayed, seed=config.debug.seed)
         self.metrics: dict[str, Tensor] = {}
         """Sums of the last step."""
 
@@ -140,11 +141,14 @@ class Reference:
         trace.state = by_kind(self.optimizer.state())
 
 
-def build_plain_optimizer(planned: OptimizerConfig, parameters: Mapping[str, Tensor], decayed: Collection[str]) -> Any:
+def build_plain_optimizer(
+    planned: OptimizerConfig, parameters: Mapping[str, Tensor], decayed: Collection[str], *, seed: int = 0
+) -> Any:
     """The rule on whole parameters: ours written down once more, and one of a user's own as it is."""
     if type(planned) is AdamWConfig:
         return PlainAdamW(planned, parameters=parameters, decayed=decayed)
-    return planned.build(parameters=parameters, decayed=decayed)
+    random = {"seed": seed, "row_starts": {}} if planned.draws_random else {}
+    return planned.build(parameters=parameters, decayed=decayed, **random)
 
 
 @dataclass(frozen=True)

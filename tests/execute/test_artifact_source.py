@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import monograph
+from examples.own_model.config import Starcoder2Config
+from monograph.config.sources import hash_sources
 from monograph.execute.artifact import machine
 from monograph.execute.artifact.compare import find_own_code
 from monograph.execute.artifact.machine import APART, describe_here, hash_source, is_shaping
@@ -100,3 +102,40 @@ def test_an_artifact_of_an_own_model_does_not_fit_once_the_model_or_what_it_impo
     assert len({each["source"] for each in seen}) == 1
     for name in ("own_op", "own_model_file"):
         del sys.modules[name]
+
+
+PACKAGE_FILES = {
+    "own_pack/__init__.py": "",
+    "own_pack/consts.py": "SCALE = 2.0\n",
+    "own_pack/late.py": "HALF = 0.5\n",
+    "own_pack/model.py": "from own_pack.consts import SCALE\n\n"
+    "def build():\n    from .late import HALF\n\nclass Own:\n    pass\n",
+}
+
+
+def test_the_digest_of_own_code_follows_imports_and_not_what_is_loaded(tmp_path, monkeypatch):
+    """Packages with an empty __init__, constants, and imports inside of functions that have not run."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_pack").mkdir()
+    for name, text in PACKAGE_FILES.items():
+        (tmp_path / name).write_text(text)
+    kind = importlib.import_module("own_pack.model").Own
+    first = hash_sources([kind])
+    importlib.import_module("own_pack.late")
+    assert hash_sources([kind]) == first
+    for name in PACKAGE_FILES:
+        before = hash_sources([kind])
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+        assert hash_sources([kind]) != before, name
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own_pack"]:
+        del sys.modules[name]
+
+
+def test_a_model_whose_config_names_it_by_a_text_is_hashed():
+    config = load_recipe("llama3_debugmodel").replace(model=Starcoder2Config())
+    assert "examples.own_model.model:Starcoder2" in describe_own(config)
+
+
+def describe_own(config):
+    return {f"{each.__module__}:{each.__qualname__}" for each in find_own_code(config)}

@@ -26,12 +26,20 @@ def run(code, **variables):
 
 
 def test_a_rank_that_is_born_after_its_launcher_died_ends_at_once():
-    done = run(FOLLOW, **{LAUNCHER_VARIABLE: "1"})
+    launcher = subprocess.Popen([sys.executable, "-c", ""])
+    launcher.wait()
+    done = run(FOLLOW, **{LAUNCHER_VARIABLE: str(launcher.pid)})
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
 def test_a_rank_whose_launcher_lives_goes_on():
     assert run(FOLLOW, **{LAUNCHER_VARIABLE: str(os.getpid())}).stdout == "lives on\n"
+
+
+def test_a_rank_behind_a_wrapper_goes_on_while_its_launcher_lives():
+    """A profiler, a shell or a container may stand between a launcher and its rank."""
+    wrapper = f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {FOLLOW!r}]).returncode)"
+    assert run(wrapper, **{LAUNCHER_VARIABLE: str(os.getpid())}).stdout == "lives on\n0\n"
 
 
 def test_ranks_end_when_their_launcher_is_killed_while_they_start(tmp_path):

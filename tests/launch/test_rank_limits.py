@@ -6,6 +6,9 @@ from monograph.errors import ConfigError
 from monograph.launch import rank_limits
 from monograph.launch.rank_limits import RANK_BYTES, RANKS_PER_CORE, check_local_ranks
 
+CACHE = 1 << 30
+"""Bytes of files that a container has read: the kernel gives them back."""
+
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
@@ -15,7 +18,8 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(rank_limits.os, "sched_getaffinity", lambda _: range(4))
         (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {free // 1024} kB\n")
         (tmp_path / "memory.max").write_text("max" if limit is None else str(limit))
-        (tmp_path / "memory.current").write_text(str(used))
+        (tmp_path / "memory.current").write_text(str(used + 5 * CACHE))
+        (tmp_path / "memory.stat").write_text(f"anon {used}\ninactive_file {CACHE}\nactive_file {4 * CACHE}\n")
         monkeypatch.setattr(rank_limits, "MEMORY", tmp_path / "meminfo")
         monkeypatch.setattr(rank_limits, "CONTAINER", tmp_path)
 

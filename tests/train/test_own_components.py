@@ -1,6 +1,7 @@
 """The examples: data, tokenizer, optimizer and schedule from outside the package, by flags alone."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from monograph.errors import ConfigError
 from monograph.train.adamw import AdamW
 from monograph.train.layout import plan_run_mesh
 from monograph.train.optimizer import Optimizer
+from monograph.train.optimizer_config import OptimizerConfig
 from tests.kit.ranks import pool
 from tests.kit.runs import differing, read_exact, read_records, read_step, tiny_run
 from tests.kit.tiny import tiny
@@ -159,9 +161,21 @@ class OtherAdamW(AdamW):
         pass
 
 
+@dataclass(kw_only=True, slots=True)
+class NamedConfig(OptimizerConfig):
+    """Names its optimizer by a text, as one does in a file of its own."""
+
+    owner: ClassVar[str] = f"{__name__}:Named"
+
+
+class Named(Said):
+    Config = NamedConfig
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
+        (Named, "Named is not elementwise"),
         (Normalized, "Normalized does not say whether it is elementwise"),
         (Said, "Said is not elementwise, and parameters are sharded over 2 ranks"),
         (OtherAdamW, "OtherAdamW does not say whether it is elementwise"),

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from monograph.axes import Group
-from monograph.config.configurable import BaseConfig, walk_configs
+from monograph.config.configurable import BaseConfig, find_owner, walk_configs
 from monograph.config.json_form import to_json
 from monograph.config.leaves import replace_leaf
 from monograph.config.sources import is_own
@@ -82,7 +82,10 @@ def find_own_code(config: BaseConfig) -> Sequence[Any]:
     found: dict[Any, None] = dict.fromkeys(passes.extra if passes is not None else ())
     for _, section in walk_configs(model) if model is not None else ():
         values = [getattr(section, each.name) for each in dataclasses.fields(section)]
-        named = [type(section), type(section).owner, *values]
+        owner: Any = type(section).owner
+        if isinstance(owner, str) and not owner.startswith("monograph."):  # ours are hashed with the package
+            owner = find_owner(type(section))
+        named = [type(section), owner, *values]
         found |= dict.fromkeys(each for each in named if callable(each) and is_own(each))
     return list(found)
 

@@ -29,6 +29,7 @@ from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import ManifestHead
 from monograph.train.checkpoint.manifest_file import DamagedError, read_head
+from monograph.train.checkpoint.patient_read import UnreadableError
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.slow_writers import WriterWatch
@@ -101,6 +102,8 @@ class CheckpointManager(Configurable):
         self._warned: set[Path] = set()
         self._missed: dict[str, Steps] = {}
         self._heads: dict[Path, ManifestHead | None] = {}
+        self._sequence = 0
+        """The largest of what was loaded or saved, which may be unreadable later."""
         self._is_open = False
         if opens:
             self.open()
@@ -165,7 +168,7 @@ class CheckpointManager(Configurable):
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
         if model_only:
             return Loaded(0, {}, path, True)
-        self._run = manifest.run
+        self._run, self._sequence = manifest.run, max(self._sequence, manifest.sequence)
         return Loaded(manifest.step, dict(manifest.values), path, False)
 
     def resume(self, tensors: Mapping[str, torch.Tensor], *, check: ValuesCheck | None = None) -> Loaded | None:
@@ -288,7 +291,7 @@ class CheckpointManager(Configurable):
             with self.writers.watching(step):
                 save_plan(tensors, planner, writer, self._ranks)
             self._heads.pop(self._store.step_path(step), None)
-            self._ranks.run_on_rank0(self._prune)
+            self._sequence = max(self._sequence, sequence)
         except Exception as error:
             self._failure = _Failure(step, error)
             if is_disk_error(error):
@@ -298,6 +301,13 @@ class CheckpointManager(Configurable):
         self._failure = None
         self.last_saved = self._store.step_path(step)
         log.info("saved %s in %.1f s", self.last_saved, time.perf_counter() - start)
+        try:
+            self._ranks.run_on_rank0(self._prune)
+        except Exception as error:
+            if is_disk_error(error):
+                log.warning("older checkpoints are kept: %s", error)
+            else:
+                self._failure = _Failure(step, error)
 
     def _fill(self, path: Path, reader: SafetensorsReader, tensors: dict[str, torch.Tensor]) -> None:
         try:
@@ -316,7 +326,7 @@ class CheckpointManager(Configurable):
         return {name: request for part in self._ranks.all_gather_object(mine) for name, request in part.items()}
 
     def _find_next_sequence(self) -> int:
-        return max((head.sequence for _, head in self._read_heads()), default=0) + 1
+        return max((self._sequence, *(head.sequence for _, head in self._read_heads()))) + 1
 
     def _prune(self) -> None:
         """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays."""
@@ -326,15 +336,18 @@ class CheckpointManager(Configurable):
             self._store.delete(path)
 
     def _read_heads(self) -> list[tuple[Path, ManifestHead]]:
-        """Those that are intact, each read once: nobody else writes here. What is damaged is never deleted."""
-        paths = self._store.find_all()
-        for path in paths:
-            if path not in self._heads:
-                try:
-                    self._heads[path] = read_head(path)
-                except DamagedError:
-                    self._heads[path] = None
-        return [(path, head) for path in paths if (head := self._heads[path]) is not None]
+        """Those that are intact, each read once: nobody else writes here. What is damaged is never deleted, nor what
+        cannot be read now, which is looked at again the next time."""
+        heads: dict[Path, ManifestHead | None] = {}
+        for path in self._store.find_all():
+            try:
+                heads[path] = self._heads[path] if path in self._heads else read_head(path)
+            except DamagedError:
+                heads[path] = None
+            except UnreadableError as error:
+                log.warning("%s", error.what)
+        self._heads = heads
+        return [(path, head) for path, head in heads.items() if head is not None]
 
 
 def _find_reason(error: Exception) -> str:

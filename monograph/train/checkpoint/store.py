@@ -131,9 +131,16 @@ class Store:
         later = [path for path in self.find_all() if (find_step(path) or 0) > step]
         if not later:
             return
-        kept = find_free(self.folder)
+        kept = self._find_aside()
         for path in later:
-            self._keep(path, kept / path.name)
+            try:
+                self._keep(path, kept / path.name)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path} cannot be moved to {kept}",
+                    why=f"{error.strerror}; a run that goes on from step {step} would replace it later",
+                    do="move it away by hand",
+                ) from None
         names = ", ".join(path.name for path in later)
         log.warning("going on from step %d: the later checkpoints %s are now in %s", step, names, kept)
 
@@ -142,13 +149,20 @@ class Store:
 
         Failing to move it costs nothing that was committed: it is logged and tried again at the next start.
         """
-        kept = find_free(self.folder) / name
+        kept = self._find_aside() / name
         try:
             self._keep(old, kept)
         except OSError as error:
             log.warning("could not move %s to %s: %s", old, kept, error)
         else:
             log.warning("there was a %s before: it is now %s", name, kept)
+
+    def _find_aside(self) -> Path:
+        """A free folder beside this one; inside of it where beside is another file system, or is not ours."""
+        folder = self.folder.resolve()
+        beside = folder.parent
+        is_near = beside.stat().st_dev == folder.stat().st_dev and not self.folder.is_symlink()
+        return find_free(self.folder if is_near and os.access(beside, os.W_OK) else self.folder / "aside")
 
     def _keep(self, path: Path, kept: Path) -> None:
         """Move a checkpoint into a folder beside; the folder lasts before anything is in it."""

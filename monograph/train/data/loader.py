@@ -80,6 +80,7 @@ class DataLoader(Configurable):
             check_files=check_files,
         )
         self.source: DataSource = source or self.revisions.pin(choose_source(config)).build()
+        self._own_revisions = dict(self.revisions.found)  # those of validation sets, pinned later, decide no position
         self.samples = self.source.open(self.plan)
         log.info("data: %s: %s; content hash %s", self.name, self.samples.description, self.samples.content_hash[:16])
 
@@ -214,8 +215,7 @@ class DataLoader(Configurable):
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides which sample a cursor means. Belongs beside the cursor in a checkpoint."""
-        found = self.revisions.found
-        return ({"revisions": dict(found)} if found else {}) | {
+        return ({"revisions": self._own_revisions} if self._own_revisions else {}) | {
             "content_hash": self.samples.content_hash,
             "samples_per_epoch": self.samples_per_epoch,
             "seq_len": self.plan.seq_len,

@@ -7,6 +7,7 @@ import pytest
 
 from monograph.errors import CheckpointError
 from monograph.train.checkpoint.patient_read import PAUSES_SECONDS, UnreadableError
+from monograph.train.checkpoint.store import Store
 from tests.train.checkpoint.disks import blank, find_steps, make_manager, make_state, same, save_steps
 from tests.train.checkpoint.refusing_reads import RefusingReads, refusing
 
@@ -86,3 +87,35 @@ def test_a_save_survives_an_older_manifest_that_cannot_be_read_for_a_moment(fold
         with refusing(RefusingReads(folder / "step-00000001", errno.EIO, first=1, last=2)):
             manager.save(3, make_state(3), {})
     assert find_steps(folder) == [1, 2, 3]
+
+
+def test_an_old_checkpoint_that_stays_unreadable_keeps_no_later_one_from_being_written(folder):
+    """Whoever follows the advice to load another one goes on saving."""
+    unreadable = RefusingReads(folder / "step-00000001", errno.EIO, first=1, last=FOR_EVER)
+    with refusing(unreadable), make_manager(folder, load="2", keep_last=2) as manager:
+        assert manager.resume(blank(make_state(0))).step == 2
+        manager.open()
+        for step in (3, 4, 5):
+            manager.save(step, make_state(step), {"step": step})
+            manager.wait()
+    assert set(find_steps(folder)) >= {1, 4, 5}
+
+
+def test_what_is_known_of_checkpoints_does_not_grow_with_their_number(tmp_path):
+    with make_manager(tmp_path / "run", keep_last=2) as manager:
+        manager.open()
+        for step in range(1, 9):
+            manager.save(step, make_state(step), {"step": step})
+            manager.wait()
+        assert len(manager._heads) <= 3
+
+
+def test_checkpoints_behind_a_link_are_set_aside_where_they_can_be_renamed(folder, tmp_path):
+    """Beside the link may be another file system."""
+    link = tmp_path / "elsewhere" / "checkpoints"
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    store = Store(link)
+    store.set_later_aside(1)
+    assert [path.name for path in store.find_all()] == ["step-00000001"]
+    assert (folder / "aside.1" / "step-00000002").is_dir() and list(link.parent.iterdir()) == [link]

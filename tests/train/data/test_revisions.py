@@ -36,13 +36,15 @@ def test_a_run_goes_on_with_the_commit_it_began_with_when_the_branch_has_moved(t
         return lambda: [lambda: iter(ROWS)]
 
     monkeypatch.setattr("monograph.train.data.sources.open_hub", open_hub)
-    settings = {"dataloader.dataset": "hf:web", "dataloader.held_out_fraction": 0.0, "lr_scheduler.total_steps": 4}
+    settings = {"dataloader.dataset": "hf:web", "lr_scheduler.total_steps": 4}
+    settings |= {"dataloader.validation_datasets": ("hf:code",), "validator.interval": 2, "validator.samples": 2}
     for steps, commit in ((2, "a" * 40), (4, "b" * 40)):
         monkeypatch.setattr("monograph.train.open_data.find_commit", lambda name, revision, commit=commit: commit)
         changes = {**settings, "training.steps": steps, "checkpoint.load": "auto"}
         with open_trainer(tiny_run(tmp_path, changes)) as trainer:
             trainer.train()
         assert read_values(tmp_path, steps)["data"]["revisions"] == {"web@main": "a" * 40}
+        assert read_values(tmp_path, steps)["revisions"] == {"web@main": "a" * 40, "code@main": "a" * 40}
     assert set(opened) == {"a" * 40}
 
 

@@ -17,7 +17,6 @@ SAME = {
     "max_grad_norm": "training.max_norm",
     "clip_grad": "training.max_norm",
     "per_device_train_batch_size": "training.local_batch_size",
-    "per_device_eval_batch_size": "training.local_batch_size",
     "micro_batch_size": "training.local_batch_size",
     "max_seq_length": "training.seq_len",
     "max_length": "training.seq_len",
@@ -25,12 +24,10 @@ SAME = {
     "block_size": "training.seq_len",
     "logging_steps": "metrics.log_interval",
     "log_freq": "metrics.log_interval",
-    "eval_steps": "validator.interval",
     "save_steps": "checkpoint.interval",
     "save_interval": "checkpoint.interval",
     "save_total_limit": "checkpoint.keep_last",
     "keep_latest_k": "checkpoint.keep_last",
-    "resume_from_checkpoint": "checkpoint.load",
     "output_dir": "job.dump_folder",
     "logging_dir": "job.dump_folder",
     "run_name": "job.description",
@@ -39,7 +36,6 @@ SAME = {
     "tokenizer_name": "tokenizer.path",
     "train_file": "dataloader.dataset",
     "validation_file": "dataloader.validation_datasets",
-    "data_seed": "debug.seed",
     "full_determinism": "debug.deterministic",
     "tensor_model_parallel_size": "parallelism.tensor_parallel_degree",
     "pipeline_model_parallel_size": "parallelism.pipeline_parallel_degree",
@@ -49,6 +45,10 @@ SAME = {
 """Their name -> our field, which takes the same value."""
 
 OTHER = {
+    "resume_from_checkpoint": ("checkpoint.load", "--checkpoint.load latest, a step, or auto"),
+    "eval_steps": ("validator.interval", "--validator.interval N: steps between validations"),
+    "per_device_eval_batch_size": ("validator.samples", "--validator.samples N; batches are those of training"),
+    "data_seed": ("debug.seed", "--debug.seed N, which also decides the first weights"),
     "gradient_accumulation_steps": (
         "training.global_batch_size",
         "--training.global_batch_size N: the sequences of an update, over all ranks and micro-batches",

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from monograph.config.origins import Origin
+from monograph.errors import MonographError
 from monograph.execute.device import find_device
+from monograph.log import get_log
 from monograph.machine.choose import choose_machine
 from monograph.parallel.mesh import Mesh
 from monograph.plan.axes import Fixed, find_fixed
@@ -15,6 +17,8 @@ from monograph.plan.room import check_room
 from monograph.plan.show import add_flags, make_command
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
+
+log = get_log("run")
 
 
 def check_run_room(config: TrainerConfig, words: list[str], origins: Mapping[str, Origin]) -> None:
@@ -32,14 +36,29 @@ def check_bench_room(configs: Mapping[str, TrainerConfig], words: list[str], ori
         def suggest(run: PlannedRun, mode: str = mode) -> str:
             return f"monograph bench {add_flags(words, run)} --modes {mode}"
 
-        _check_on_gpu(alone, Mesh(), find_fixed(alone, origins), suggest)
+        _check_on_gpu(alone, Mesh(), find_fixed(alone, origins), suggest, may_grow=False)
 
 
-def _check_on_gpu(config: TrainerConfig, mesh: Mesh, fixed: Fixed, command: Callable[[PlannedRun], str]) -> None:
-    """All of the device's memory counts: what other processes hold of it now may be gone when training begins."""
+def _check_on_gpu(
+    config: TrainerConfig,
+    mesh: Mesh,
+    fixed: Fixed,
+    command: Callable[[PlannedRun], str],
+    *,
+    may_grow: bool = True,
+) -> None:
+    """All of the device's memory counts: what other processes hold of it now may be gone when training begins.
+
+    An estimate that cannot be made stops nothing.
+    """
     device = find_device(config.debug.device)
     if device.type != "cuda":
         return
     machine = choose_machine(config.machine, torch.cuda.get_device_name(device)).machine
     _, total = torch.cuda.mem_get_info(device)
-    check_room(config, mesh, machine, fixed, room=total, command=command)
+    try:
+        check_room(config, mesh, machine, fixed, room=total, command=command, may_grow=may_grow)
+    except MonographError:
+        raise
+    except Exception as error:
+        log.warning("memory was not estimated: %s: %s", type(error).__name__, error)

@@ -6,7 +6,7 @@ Each one is named after the component it builds; a family (`models/<family>/conf
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from monograph.axes import Axis
 from monograph.config.configurable import Configurable
@@ -369,6 +369,12 @@ class DecoderConfig(ModelConfig):
     """Rotary positions."""
     loss: LossConfig = field(default_factory=LossConfig)
     """The training loss."""
+
+    def for_length(self, tokens: int) -> Self:
+        """The same model with tables of positions for so many tokens: published models allow millions of them, and a
+        row for each would take gigabytes."""
+        rope = self.rope
+        return self if rope.max_seq_len <= tokens else self.replace(rope=rope.replace(max_seq_len=tokens))
 
     def check(self) -> None:
         check_positive(self, "vocab_size", most=MAX_TOKENS)

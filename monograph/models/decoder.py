@@ -168,7 +168,7 @@ class Decoder(Model):
         if self.flex_specs:
             return {} if documents is None else {"documents": documents.to(torch.int32)}
         sizes = {"batch": shape[0], "length": shape[1], "max_documents": self.config.max_documents}
-        is_flash = self.config.attention.kernel == "flash"  # type: ignore[attr-defined]
+        is_flash = getattr(getattr(self.config, "attention", None), "kernel", "") == "flash"
         tables = {
             f"{kind.name}_segments": build_segments(documents, kind, part, **sizes, pays_for_room=is_flash)
             for kind in dict.fromkeys(self.kinds)

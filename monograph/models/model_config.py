@@ -68,14 +68,11 @@ class ModelConfig(Configurable.Config):
         return self.replace(kernels="fused" if device == "cuda" else "plain")
 
     def for_length(self, tokens: int) -> Self:
-        """The same model for sequences of at most so many tokens: its tables of positions have no further rows.
+        """The same model for sequences of at most so many tokens; itself, unless its class knows what then is smaller.
 
-        Published models allow millions of positions, and a row for each would take gigabytes.
+        Only what does not change a number may be: no table that a checkpoint holds, or that values are computed from.
         """
-        rope = getattr(self, "rope", None)
-        if rope is None or rope.max_seq_len <= tokens:
-            return self
-        return self.replace(rope=rope.replace(max_seq_len=tokens))
+        return self
 
     def find_latent_sizes(self) -> LatentSizes | None:
         """The sizes of its latent attention; None when it has none."""

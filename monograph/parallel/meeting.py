@@ -60,13 +60,14 @@ def meet(store: dist.Store, rank: int, world_size: int, *, timeout: timedelta) -
         own.add("arrived", 1)
         return own
     own = dist.PrefixStore(f"joining-{name}", store)
-    _answer(store, own, name, world_size, until=time.monotonic() + timeout.total_seconds())
+    _answer(store, own, name, world_size, seconds=timeout.total_seconds())
     return own
 
 
-def _answer(store: dist.Store, own: dist.Store, name: str, world_size: int, *, until: float) -> None:
+def _answer(store: dist.Store, own: dist.Store, name: str, world_size: int, *, seconds: float) -> None:
     """Tell everyone who asks; those that asked and are dead by now do not come, and nobody waits for them."""
     waiting: set[int] = set()
+    until = time.monotonic() + seconds
     seen, pause = 0, _PAUSE_SECONDS[0]
     while (arrived := own.add("arrived", 0)) < world_size - 1:
         asking = store.add("asking", 0)
@@ -79,7 +80,7 @@ def _answer(store: dist.Store, own: dist.Store, name: str, world_size: int, *, u
         if time.monotonic() > until:
             raise ConfigError(
                 f"{world_size - 1 - arrived} of {world_size} ranks have not come",
-                why="the first rank has waited for them as long as parallelism.timeout_seconds",
+                why=f"the first rank has waited for them for {seconds:.0f} s (checkpoint.timeout_seconds)",
                 do="look at the logs of the other ranks: what ended them is there",
             )
         time.sleep(pause)

@@ -132,7 +132,10 @@ def estimate_whole(captured: CapturedCost, config: TrainerConfig, micro_batches:
     total = add_units((cost, 1.0 + extra.get(name, 0.0)) for name, cost in units.items())
     waiting = wait_for_host(total, machine)
     ratio = config.find_state_ratio()
-    memory = find_memory_parts(captured.memory, extra, state_ratio=ratio, is_accumulating=micro_batches > 1)
+    is_recorded = machine.device == "cuda" and config.compile.cuda_graph != "off"
+    memory = find_memory_parts(
+        captured.memory, extra, state_ratio=ratio, is_accumulating=micro_batches > 1, is_recorded=is_recorded
+    )
     late = int(waiting.saved_bytes - total.saved_bytes)
     if late:
         memory = replace(memory, saved=memory.saved + late, most_saved=memory.most_saved + late)

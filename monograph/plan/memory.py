@@ -97,7 +97,12 @@ def map_memory(
 
 
 def find_memory_parts(
-    memory: StepMemory, extra: Mapping[str, float], *, state_ratio: float, is_accumulating: bool = False
+    memory: StepMemory,
+    extra: Mapping[str, float],
+    *,
+    state_ratio: float,
+    is_accumulating: bool = False,
+    is_recorded: bool = False,
 ) -> MemoryParts:
     """The peak of the whole model. `extra` has how many more blocks there are like a captured one; the optimizer's
     state is `state_ratio` times the trained parameters."""
@@ -112,7 +117,9 @@ def find_memory_parts(
             # then on, at the end of the step, what they computed.
             start = max(first, memory.ends.get(unit, 0)) if kind is MemoryKind.GRADIENTS else first
             live[kind].add(start, max(start, last), more * size)
-        total += (1 + more) * sum_bytes
+        # Recordings keep the gradients of the first micro-batch where a sum is wider than they are.
+        kept = size if is_recorded and sum_bytes > size else 0
+        total += (1 + more) * (sum_bytes + kept)
         trained += (1 + more) * size if is_trained else 0.0
     curves = {kind: curve.values() for kind, curve in live.items()}
     if is_accumulating:  # the sum over micro-batches waits all the time, beside the gradients that are being added

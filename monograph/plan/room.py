@@ -26,6 +26,7 @@ from monograph.plan.study import study_model
 from monograph.report.units import format_bytes
 from monograph.run import count_micro_batches
 from monograph.train.config import TrainerConfig
+from monograph.train.flex_limits import has_compiler
 from monograph.train.optimizer_config import ITEM_BYTES
 from monograph.train.out_of_memory import suggest_less
 
@@ -41,6 +42,7 @@ def check_room(
     *,
     room: int,
     command: Callable[[PlannedRun], str],
+    may_grow: bool = True,
 ) -> None:
     """Refuse what needs more than `room` bytes of a device, with the command of the best run that fits.
 
@@ -51,7 +53,7 @@ def check_room(
         return
     kinds = ("parameters", "gradients", "optimizer", "saved", "working")
     parts = {kind: getattr(needed, kind) for kind in kinds}
-    best = find_fitting(config, mesh, replace(machine, memory_gb=room / 1e9), fixed)
+    best = find_fitting(config, mesh, replace(machine, memory_gb=room / 1e9), fixed, may_grow=may_grow)
     raise ConfigError(
         f"an update needs {format_bytes(needed.peak)} of a device's memory, which has {format_bytes(room)}",
         why=", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size),
@@ -65,7 +67,7 @@ def estimate_needed(config: TrainerConfig, mesh: Mesh, machine: Machine) -> Memo
     In graph mode by the plan's estimate. In other modes, and of a step from an artifact, what an update holds at the
     least: weights, gradients and the optimizer's state.
     """
-    if config.compile.mode != "graph" or config.compile.artifact:
+    if config.compile.mode != "graph" or config.compile.artifact or has_compiler(config, machine.device):
         return count_state(config, mesh)
     config = name_machine(config, machine)
     name = config.parallelism.pipeline_schedule
@@ -75,10 +77,11 @@ def estimate_needed(config: TrainerConfig, mesh: Mesh, machine: Machine) -> Memo
         per_rank = build_schedule(name, ranks=mesh.pp, virtual_stages=0, micro_batches=count).stages // mesh.pp
     pipeline = PipelineChoice(name, per_rank)
     study = study_model(config, [mesh.pp * pipeline.virtual_stages])
+    # A copy to the host that is late delays a step; the allocator waits for it before it gives up.
     captured = capture_step(config, machine, study.depth, world_size=mesh.world_size // mesh.pp)
     micro_batches = count_micro_batches(config, mesh)
     if mesh.pp == 1:
-        return estimate_whole(captured, config, micro_batches, machine).memory
+        return estimate_whole(captured, config, micro_batches, replace(machine, host_gb_per_second=math.inf)).memory
     mode = config.activation_checkpoint.resolve(config.compile)
     reshard = config.parallelism.reshard_after_forward
     choice = RunChoice(mesh, config.training.local_batch_size, micro_batches, mode, reshard)
@@ -99,14 +102,18 @@ def count_state(config: TrainerConfig, mesh: Mesh) -> MemoryParts:
     return MemoryParts(parameters=weights, gradients=gradients, optimizer=state, saved=0, working=0, most_saved=0)
 
 
-def find_fitting(config: TrainerConfig, mesh: Mesh, machine: Machine, fixed: Fixed) -> PlannedRun | None:
-    """The fastest run that fits on as many devices, or on the fewest that are enough; in graph mode, which plans are
-    for."""
-    if config.compile.mode != "graph":
-        return None
+def find_fitting(
+    config: TrainerConfig, mesh: Mesh, machine: Machine, fixed: Fixed, *, may_grow: bool
+) -> PlannedRun | None:
+    """The fastest run that fits on as many devices, or, if it may grow, on the fewest that are enough; in graph mode,
+    which plans are for."""
+    if config.compile.mode != "graph" or has_compiler(config, machine.device):
+        return None  # what a compiler fuses is not known before it has run, which takes minutes
     config = name_machine(config, machine)
     found = search(config, mesh.world_size, machine, fixed, wanted=1, seconds=SEARCH_SECONDS)
-    return found.runs[0] if found.runs else found.nearest
+    if found.runs:
+        return found.runs[0]
+    return found.nearest if may_grow else None
 
 
 def describe_fit(run: PlannedRun) -> str:

@@ -9,6 +9,7 @@ from monograph.config.leaves import find_leaves, find_sections, replace_leaf
 from monograph.config.origins import find_origins
 from monograph.config.python_form import make_identifier, render_recipe
 from monograph.errors import ConfigError
+from monograph.log import get_log
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.checkpoint.hf_assets import TOKENIZER_NAME
@@ -25,7 +26,9 @@ FUNCTIONS = ("model.attention.mask_mod", "model.attention.score_mod")
 """What a recipe's model also keeps: weights that were trained without them are refused when they are loaded."""
 WHOLE = ("loss", "moe.balance")
 """Sections of a model whose fields belong together: one that a recipe has written is taken with the others."""
+_RATE = "moe.router.bias_update_rate"
 _USUAL_LENGTH = 1024
+log = get_log("recipes")
 
 
 def start_from(word: str, recipe: TrainerConfig | None = None, *, needs_tokenizer: bool = True) -> TrainerConfig:
@@ -62,6 +65,8 @@ def take_settings(model: ModelConfig, recipe: ModelConfig, word: str) -> ModelCo
                 do=f"leave model.{path} out of the recipe",
             )
         model = replace_leaf(model, path, given[path])
+    if _RATE in known and given.get(_RATE, 0.0) != find_values(model)[_RATE]:
+        log.info("the selection biases of %s stay as they are; --model.%s %s moves them", word, _RATE, given[_RATE])
     return model
 
 

@@ -11,6 +11,7 @@ from monograph.errors import MonographError
 from monograph.report.units import format_bytes
 from monograph.train.config import TrainerConfig
 from monograph.train.optimizer import Optimizer
+from monograph.train.optimizer_config import AdamWConfig
 from monograph.train.step import Step
 
 Holders = dict[str, Callable[[], Iterable[Tensor]]]
@@ -105,7 +106,8 @@ def suggest_less(config: TrainerConfig) -> str:
         flags.append(f"--training.local_batch_size {config.training.local_batch_size // 2}")
     if config.parallelism.reshard_after_forward is False:
         flags.append("--parallelism.reshard_after_forward true")
-    if config.find_state_ratio() >= 2 and config.training.dtype == "float32":
+    is_ours = isinstance(config.optimizer, AdamWConfig) and config.optimizer.implementation in ("auto", "single_pass")
+    if is_ours and config.find_state_ratio() >= 2 and config.training.dtype == "float32":
         flags.append("--optimizer.state_dtype bfloat16")
     plan = "monograph plan with the same recipe and flags lists what fits on how many devices"
     return f"{' or '.join(flags)}; {plan}" if flags else plan

@@ -141,6 +141,8 @@ def _join(
     whole = {}
     for slot in slots:
         shards = {rank: named[slot.name] for rank, named in enumerate(held) if slot.name in named}
+        if not shards:
+            continue  # the reference says what it has of it
         whole[slot.name] = table.gather_full(slot, shards)
         if not _agree(slot, shards):
             mismatches.append(RankMismatch(name=slot.name, kind=kind))

@@ -8,6 +8,7 @@ from monograph.commands.arguments import RankOptions
 from monograph.commands.request import read_request
 from monograph.errors import ConfigError
 from monograph.machine.table import MACHINES
+from monograph.parallel.pipeline.build import build_schedule
 from monograph.plan.axes import find_fixed
 from monograph.plan.room import check_room, estimate_needed
 from monograph.plan.show import make_command
@@ -47,3 +48,22 @@ def test_a_step_without_a_graph_is_refused_for_its_weights_gradients_and_moments
     assert needed.parameters == needed.gradients == needed.optimizer / 2 and needed.saved == 0
     with pytest.raises(ConfigError, match="of a device's memory"):
         check("llama3_debugmodel --compile.mode eager", room=needed.peak - 1)
+
+
+def test_what_a_compiler_would_fuse_is_not_estimated_by_compiling(monkeypatch):
+    """Rank 0 would compile the step for a CPU at every start."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a graph was captured")
+
+    monkeypatch.setattr("monograph.plan.room.capture_step", refuse)
+    needed = check("llama3_debugmodel --passes.mark_regions.regions blocks", room=10**12)
+    assert needed.parameters > 0 and needed.saved == 0
+
+
+def test_a_pipeline_whose_schedule_is_a_file_is_estimated_with_its_own_stages(tmp_path):
+    path = tmp_path / "zbv.csv"
+    rows = build_schedule("zbv", ranks=2, virtual_stages=2, micro_batches=8).actions
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    line = f"llama3_debugmodel --parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_schedule {path}"
+    assert check(f"{line} --training.global_batch_size 32", room=10**12, ranks=2).saved > 0

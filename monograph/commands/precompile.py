@@ -182,7 +182,7 @@ def capture_as(
         step = graphs[name_graph(STEP, stage)].graph
         calls += find_calls(step)
         if config.plan_optimizer().is_single_pass:
-            calls += find_updates(step, settings.update_state)
+            calls += find_updates(step, settings.update_state, settings.sum_dtype)
         return RankCapture(graphs, texts, table, facts, list(dict.fromkeys(calls)), find_tunable_calls(step))
 
 

@@ -10,6 +10,21 @@ def free_matmul_workspaces() -> None:
         clear()
 
 
+_highest: dict[torch.device, int] = {}
+"""Peaks before the last `begin_peak`."""
+
+
+def begin_peak(device: torch.device) -> None:
+    """Measure the allocator's peak anew; `highest_allocated` knows of the one before."""
+    _highest[device] = highest_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def highest_allocated(device: torch.device) -> int:
+    """The most that was ever allocated in this process."""
+    return max(_highest.get(device, 0), torch.cuda.max_memory_allocated(device))
+
+
 def cached_bytes(device: torch.device, stream: torch.cuda.Stream) -> int:
     """Bytes that torch's allocator holds and would give to this stream, apart from the pools of CUDA graphs: its free
     blocks, and whole segments of other streams, which it gives back when nothing else is left."""

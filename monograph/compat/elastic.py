@@ -27,7 +27,9 @@ def patient_agent(seconds: int) -> Iterator[None]:
         shutdown(agent, death_sig)
 
     def asked_to_end(agent: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None) -> None:
-        end(agent, death_sig)  # 2.13 hands over a limit of its own, 2.11 none
+        # 2.13 hands over a limit of its own, 2.11 none. SIGTERM is what agents send after a failure elsewhere.
+        is_failure = death_sig == signal.SIGTERM and not _is_whole(agent._worker_group)
+        end(agent, death_sig, timeout=_SECONDS_WITHOUT_A_PEER if is_failure else None)
 
     def make_room(agent: Any, group: WorkerGroup) -> None:
         end(agent, timeout=None if _is_whole(group) else _SECONDS_WITHOUT_A_PEER)

@@ -56,6 +56,11 @@ class StepSettings:
     machine: Machine = CPU
     """What costs are estimated for."""
 
+    @property
+    def sum_dtype(self) -> torch.dtype | None:
+        """What gradients of an update are added in; None where each rank may have one micro-batch alone."""
+        return self.reduce_dtype if self.micro_batches > 1 else None
+
 
 class MetricSums:
     """Metrics added up over the micro-batches of an update, in buffers that stay where they are."""

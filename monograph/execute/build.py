@@ -81,6 +81,6 @@ def load_or_build_kernels(
 
 def find_custom_calls(graph: StepGraph, settings: StepSettings) -> list[KernelCall]:
     """Custom kernels that a step will launch: known before it runs, they are compiled in parallel."""
-    found = find_updates(graph, settings.update_state)
+    found = find_updates(graph, settings.update_state, settings.sum_dtype)
     updates = [call for call in found if settings.is_single_pass or call.name != UPDATE]
     return [*find_calls(graph), *updates]

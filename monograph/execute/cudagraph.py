@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from monograph.compat.cuda_memory import cached_bytes
+from monograph.compat.cuda_memory import begin_peak, cached_bytes
 from monograph.errors import ConfigError
 from monograph.execute.failed_node import failures_located
 from monograph.execute.outputs import LossBuffer
@@ -114,16 +114,17 @@ class CudaGraphRecorder:
         """Memory for recordings that are replayed in the order in which they were recorded."""
         return torch.cuda.graph_pool_handle()
 
-    def warm_up(self, run: Callable[[], None]) -> None:
-        """Run op by op on the stream of the recordings, so that its libraries are ready."""
-        torch.cuda.reset_peak_memory_stats(self.device)  # what an earlier phase allocated is not needed by a call
+    def warm_up(self, run: Callable[[], None], *, held: int = 0) -> None:
+        """Run op by op on the stream of the recordings, so that its libraries are ready; `held` bytes were allocated by
+        earlier calls of the same update."""
+        begin_peak(self.device)  # what an earlier phase allocated is not needed by a call
         before = torch.cuda.memory_allocated(self.device)
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream), torch.no_grad():
             run()
         current.wait_stream(self.stream)
-        self.needed_bytes = max(self.needed_bytes, torch.cuda.max_memory_allocated(self.device) - before)
+        self.needed_bytes = max(self.needed_bytes, held + torch.cuda.max_memory_allocated(self.device) - before)
 
     def find_missing_memory(self) -> int:
         """Bytes of the device that a call op by op lacks now: recordings share their memory with each other alone."""
@@ -183,7 +184,7 @@ class CudaGraphProgram:
         # The whole first update runs op by op, and so does every other one that is not to be recorded.
         if self.is_unrecorded or not self.is_warm or not (is_first or self.recordings):
             with failures_located(module.graph):
-                self.recorder.warm_up(lambda: module(*values))
+                self.recorder.warm_up(lambda: module(*values), held=self.gradients.count_bytes())
             self.is_warm = True
             return
         kind = is_first, self.gradients.is_narrow, casts, self.gradients.find_address()

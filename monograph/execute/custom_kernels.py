@@ -80,24 +80,25 @@ def find_prebuilt_ops() -> list[CustomOp]:
     return [each for each in find_kernel_ops() if each.prebuild]
 
 
-def find_updates(graph: StepGraph, state: StateForm) -> list[KernelCall]:
+def find_updates(graph: StepGraph, state: StateForm, sums: torch.dtype | None = None) -> list[KernelCall]:
     """The optimizer's calls, one for all dtypes that a parameter, its gradient, its moments, its copy and its remainder
-    have, and the norm's."""
+    have, and the norm's. Gradients of several micro-batches are added in `sums`, or wider."""
     remainder = torch.int16 if state.has_remainders else None
     stored = {spec.name: spec.dtype for spec in graph.inputs if spec.kind is InputKind.STATE}
     casts = {each for _, each in find_cached_casts(graph)} - find_joined(graph)
     copied = Counter(slot for each in casts for slot in each.slots)
     copies = {slot: each.dtype for each in casts for slot in each.slots if copied[slot] == 1}
     gradients = {slot: meta_of(value_of(node)).dtype for slot, node in find_gradients(graph)}
-    found = dict.fromkeys(
-        (stored[slot], dtype, state.moments, copies.get(slot), remainder) for slot, dtype in gradients.items()
-    )
+    read = [(slot, dtype) for slot, dtype in gradients.items()]
+    if sums is not None:
+        read += [(slot, torch.promote_types(stored[slot], sums)) for slot in gradients]
+    found = dict.fromkeys((stored[slot], dtype, state.moments, copies.get(slot), remainder) for slot, dtype in read)
 
     def form(dtype: torch.dtype | None) -> TensorMeta | None:
         return TensorMeta(dtype, (1,), (1,), torch.device("cuda")) if dtype else None
 
     updates = [KernelCall(UPDATE, tuple(map(form, dtypes))) for dtypes in found]
-    return updates + [KernelCall(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(gradients.values())]
+    return updates + [KernelCall(SQUARES, (form(dtype),)) for dtype in dict.fromkeys(dtype for _, dtype in read)]
 
 
 def build_calls(calls: Iterable[KernelCall]) -> None:

@@ -58,6 +58,10 @@ class Gradients:
         """Where the first of the gradients lies; 0 before there is any."""
         return next((value.grad.data_ptr() for value in self.parameters.values() if value.grad is not None), 0)
 
+    def count_bytes(self) -> int:
+        """Bytes of the gradients that there are."""
+        return sum(gradient.nbytes for gradient in self.taken().values())
+
     def taken(self) -> dict[str, Tensor]:
         """The buffers as they are now."""
         return {name: value.grad for name, value in self.parameters.items() if value.grad is not None}

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _explain_hang(folder, since=begin / 1e9)
         return 128 - codes[first] if codes[first] < 0 else codes[first]
     except SignalException as stopped:
-        failed = [path for path in find_notes(folder, since=begin) if StoppedOnRequest.__name__ not in path.read_text()]
+        failed = [path for path in find_last_notes(folder, since=begin) if not is_of_a_stop(path)]
         log.info("%s: the ranks of this node have ended", heard[0] if heard else stopped.sigval.name)
         return EXIT_FAILED if failed else _STOPPED
     return 0
@@ -78,6 +78,21 @@ def find_notes(folder: Path | None, *, since: int) -> list[Path]:
     """What ranks of this agent noted about how they failed."""
     found = folder.rglob("error.json") if folder is not None else []
     return [path for path in found if path.stat().st_mtime_ns >= since]
+
+
+def find_last_notes(folder: Path | None, *, since: int) -> list[Path]:
+    """Those of the last attempt: what earlier ones failed of is over. They lie in attempt_N/RANK."""
+    notes = find_notes(folder, since=since)
+    attempts = {path: int(path.parts[-3].rpartition("_")[2] or 0) for path in notes if len(path.parts) > 2}
+    return [path for path, attempt in attempts.items() if attempt == max(attempts.values())]
+
+
+def is_of_a_stop(path: Path) -> bool:
+    """Whether a rank noted that it was asked to stop; a note that another node replaces just now says nothing."""
+    try:
+        return StoppedOnRequest.__name__ in path.read_text(errors="replace")
+    except FileNotFoundError:
+        return True
 
 
 def _explain_hang(folder: Path | None, *, since: float) -> None:

@@ -26,7 +26,9 @@ def follow_launcher() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     launcher = os.environ.pop(LAUNCHER_VARIABLE, None)
-    if sys.platform == "linux":
+    is_launched = launcher is not None or "TORCHELASTIC_RUN_ID" in os.environ  # by a process, and not by hand
+    is_protected = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+    if sys.platform == "linux" and is_launched and not is_protected:
         signal.signal(signal.SIGHUP, stop_once)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
         if launcher not in (None, str(os.getppid()), str(os.getpid())) and is_gone(launcher):

@@ -36,7 +36,7 @@ def connect(groups: Groups, used: Collection[Group]) -> list[Connected]:
     is_ulysses = groups.mesh.cp_method == "ulysses"
     planned = plan_communicators(groups.mesh, groups.rank)
     chosen = [each for each in planned if each.groups[0] not in POINT_TO_POINT and not {*used}.isdisjoint(each.groups)]
-    return [_connect_one(groups, each, is_ulysses=is_ulysses) for each in chosen]
+    return [_connect_one(groups, each, used, is_ulysses=is_ulysses) for each in chosen]
 
 
 def describe_connected(connected: Collection[Connected]) -> str:
@@ -47,20 +47,21 @@ def describe_connected(connected: Collection[Connected]) -> str:
     return f"{len(connected)} communicators: {total / 2**30:.2f} GiB of GPU memory, {seconds:.1f} s ({named})"
 
 
-def _connect_one(groups: Groups, planned: Communicator, *, is_ulysses: bool) -> Connected:
+def _connect_one(groups: Groups, planned: Communicator, used: Collection[Group], *, is_ulysses: bool) -> Connected:
     native = groups.process_group(planned.groups[0])
     free, start = torch.cuda.mem_get_info(groups.device)[0], time.perf_counter()
     with deadline(f"the communicator {planned.name}", seconds=groups.timeout_seconds, rank=groups.rank):
-        for use in _find_uses(planned, is_ulysses=is_ulysses):
+        for use in _find_uses(planned, used, is_ulysses=is_ulysses):
             _USES[use](torch.zeros(len(planned.members), device=groups.device), native)
         torch.cuda.synchronize(groups.device)
     taken = max(0, free - torch.cuda.mem_get_info(groups.device)[0])
     return Connected(planned.name, len(planned.members), time.perf_counter() - start, taken)
 
 
-def _find_uses(planned: Communicator, *, is_ulysses: bool) -> list[str]:
+def _find_uses(planned: Communicator, used: Collection[Group], *, is_ulysses: bool) -> list[str]:
     """Kinds of collectives: an exchange connects pairs, all others rings and trees."""
-    has_exchange = any(group in EXCHANGES or (is_ulysses and group is Group.CP) for group in planned.groups)
+    served = [group for group in planned.groups if group in used]
+    has_exchange = any(group in EXCHANGES or (is_ulysses and group is Group.CP) for group in served)
     return ["all_reduce", *(["all_to_all"] if has_exchange else [])]
 
 

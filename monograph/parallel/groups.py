@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,11 @@ from monograph.compat.ops import (
 from monograph.errors import ConfigError
 from monograph.log import get_log
 from monograph.parallel.communicators import Communicator, plan_communicators
-from monograph.parallel.deadline import deadline
 from monograph.parallel.error_file import record_failure
 from monograph.parallel.flight import set_up_flight, write_flight
 from monograph.parallel.host_staged import HostStagedGroup
 from monograph.parallel.lone_group import LoneGroup
-from monograph.parallel.meeting import join
+from monograph.parallel.meeting import join, make_room_for_sockets
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.observed_group import CollectiveObserver, ObservedGroup
 from monograph.parallel.ordered_sums import MIN_RANKS, OrderedSums
@@ -46,11 +45,6 @@ from monograph.parallel.rank_devices import agree_on_backend
 log = get_log("groups")
 FILES_SECONDS = 1800.0
 """Ranks wait for each other's files so long: a shared disk can be slower than any collective may be."""
-
-
-EAGER_RANKS = 384
-"""Up to so many ranks gloo connects all of them when a group is made, and a peer that dies is noticed at once. More
-would be more sockets than a process may have: then it connects when they first talk, for which gloo has no timeout."""
 
 
 class Groups:
@@ -184,26 +178,17 @@ class Groups:
         """The group for what the hosts decide together; before the first step that for files, with its limit."""
         return self._host_group("agreement") if self._is_training else self.checkpoint_group()
 
-    def _limited(self, what: str) -> AbstractContextManager[None]:
-        """An end for a wait of the host that gloo does not end by itself."""
-        if self.mesh.world_size <= EAGER_RANKS:
-            return nullcontext()
-        limit = self._limit if self._is_training else self._files_limit
-        return deadline(f"{what} among the hosts", seconds=limit.total_seconds() + 30, rank=self.rank)
-
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.has_peers:
-            with self._limited("a barrier"):
-                dist.barrier(self._agreement())
+            dist.barrier(self._agreement())
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: how all ranks agree to stop at the same step."""
         if not self.has_peers:
             return flag
         box = torch.tensor(int(flag))
-        with self._limited("an agreement"):
-            dist.all_reduce(box, dist.ReduceOp.MAX, group=self._agreement())
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self._agreement())
         return bool(box)
 
     def any_rank_of_stage(self, flag: bool) -> bool:
@@ -219,8 +204,7 @@ class Groups:
         if not self.has_peers:
             return value
         box = [value]
-        with self._limited("a broadcast"):
-            dist.broadcast_object_list(box, src=source, group=self._agreement())
+        dist.broadcast_object_list(box, src=source, group=self._agreement())
         return box[0]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -228,8 +212,7 @@ class Groups:
         if not self.has_peers:
             return [value]
         values: list[Any] = [None] * self.mesh.world_size
-        with self._limited("an all_gather of objects"):
-            dist.all_gather_object(values, value, group=self._agreement())
+        dist.all_gather_object(values, value, group=self._agreement())
         return values
 
     def check_same(self, what: str, value: str, *, text: Callable[[], str] | None = None) -> None:
@@ -315,11 +298,10 @@ def joined_groups(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL, FSDP2 and every launch without a device argument take the current one
     set_up_flight(flight_folder)
-    if mesh.world_size > EAGER_RANKS:
-        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     started_here, excepthook = not dist.is_initialized(), sys.excepthook
     _free_groups_at_exit()
     if started_here:
+        make_room_for_sockets(mesh.world_size)
         limit = timedelta(seconds=files_timeout_seconds)
         store, world_size = join(mesh.world_size, rank, limit)
         backend = agree_on_backend(store, rank, world_size, device, shares_gpus=shares_gpus)

@@ -6,6 +6,7 @@ asks for it under a name of its own, which no round before had either.
 """
 
 import os
+import resource
 import secrets
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import torch.distributed as dist
 
 from monograph.errors import ConfigError
 
+_OTHER_FILES = 512
+"""Data, checkpoints, devices and NCCL."""
 _PAUSE_SECONDS = (0.005, 0.2)
 """Between two looks of the first rank: at first, and at last."""
 
@@ -48,6 +51,24 @@ def _explained_rendezvous() -> Iterator[None]:
             why="another program uses that port" if is_taken else str(error).splitlines()[0],
             do="choose another MASTER_PORT" if is_taken else "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs",
         ) from None
+
+
+def make_room_for_sockets(ranks: int) -> None:
+    """Let this process open a socket to every other rank for each of the two groups of the hosts.
+
+    gloo can also connect when two ranks first talk, but then it waits for a rank that has died for ever.
+    """
+    needed = 2 * ranks + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard not in (resource.RLIM_INFINITY,) and hard < needed:
+        raise ConfigError(
+            f"a rank of {ranks} opens about {needed} files, and this system allows {hard}",
+            why="hosts agree and save over connections between all ranks",
+            do=f"raise the limit on every node: ulimit -Hn {needed}, or LimitNOFILE of the service that starts ranks",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def meet(store: dist.Store, rank: int, world_size: int, *, timeout: timedelta) -> dist.Store:

@@ -1,6 +1,7 @@
 """Watches the loss: a run that unlearns ends like one that learns, unless somebody looks. Loads without torch."""
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 from monograph.log import get_log
 
 log = get_log("loss")
-WINDOW = 10
+WINDOW = 20
 """Steps whose mean is compared, so that neither one hard batch nor a spike that passes counts."""
+SPREADS = 2
+"""Standard deviations of one step's loss: means of a window that are nearer to each other are not told apart."""
 LEAST_SHARE = 0.1
 """Of the first loss: changes that are smaller are taken for noise."""
 
@@ -58,10 +61,10 @@ class LossMonitor:
     def _is_worse(self) -> bool:
         """Whether it is twice the very first loss, well above the first mean, or half of what was gained is lost."""
         assert self._begin is not None and self._first is not None
-        noise = LEAST_SHARE * abs(self._first)
+        noise = max(LEAST_SHARE * abs(self._first), SPREADS * statistics.pstdev(self._last))
         gained, lost = self._first - self._best, self.now - self._best
         return (
             self.now - self._begin > abs(self._begin)
             or self.now - self._first > noise
-            or (gained > noise and lost > gained / 2)
+            or (gained > noise and lost > max(gained / 2, noise))
         )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from monograph.compat.cuda_memory import highest_allocated
 from monograph.log import get_log
 from monograph.models.flops import FlopsPerToken
 from monograph.train.clock import Clock, find_clock
@@ -167,6 +168,6 @@ def describe_load(load: Tensor) -> dict[str, list[float]]:
 def peak_memory_gib(device: torch.device) -> float:
     """CUDA: the allocator's peak. CPU: the largest this process has ever been."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        return highest_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

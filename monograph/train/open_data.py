@@ -21,7 +21,7 @@ def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[s
     """The training data and the validation sets by name, once all ranks have the same."""
     continued = groups.broadcast_object(read_continued(config) if groups.rank == 0 else {})
     revisions = Revisions(
-        saved=continued.get("revisions", {}),
+        saved=continued.get("revisions") or continued.get("data", {}).get("revisions", {}),
         look_up=lambda name, revision: find_once(groups, lambda: find_commit(name, revision)),
     )
     data: DataLoader = config.dataloader.build(

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,7 +101,7 @@ class WandbSink:
             dir=str(folder),
             config=dict(run),
             project="monograph",
-            id=_find_id(folder / WANDB_ID, continues=continues),
+            id=os.environ.get("WANDB_RUN_ID") or _find_id(folder / WANDB_ID, continues=continues),
             resume="allow",
             allow_val_change=True,
         )

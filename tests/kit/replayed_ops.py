@@ -74,7 +74,7 @@ class ReplayedOps(CudaGraphRecorder):
         self.pools.append([])
         return self.pools[-1]
 
-    def warm_up(self, run):
+    def warm_up(self, run, *, held=0):
         with torch.no_grad():
             run()
 

@@ -87,3 +87,13 @@ def test_asking_an_agent_again_later_ends_its_ranks_at_once(monkeypatch):
         with pytest.raises(SignalException) as asked:
             os.kill(os.getpid(), signal.SIGTERM)
         assert asked.value.sigval == signal.SIGTERM
+
+
+def test_what_an_earlier_attempt_failed_of_does_not_count_when_an_agent_is_asked_to_stop(tmp_path):
+    """A job that has recovered is started again by its scheduler after its time limit."""
+    for attempt, text in ((0, "Connection closed"), (1, "StoppedOnRequest"), (10, "StoppedOnRequest")):
+        note = tmp_path / "run" / f"attempt_{attempt}" / "0" / "error.json"
+        note.parent.mkdir(parents=True)
+        note.write_text(text)
+    notes = agent.find_last_notes(tmp_path, since=0)
+    assert [path.parts[-3] for path in notes] == ["attempt_10"] and all(map(agent.is_of_a_stop, notes))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from monograph.launch.follow import LAUNCHER_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +22,11 @@ sys.exit(run_command(Command("x", "", "", function="tests.launch.interrupted_imp
 
 
 def run(code, **variables):
+    plain = {
+        name: value for name, value in os.environ.items() if name not in (LAUNCHER_VARIABLE, "TORCHELASTIC_RUN_ID")
+    }
     return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=plain | variables, cwd=ROOT, capture_output=True, text=True, timeout=60
     )
 
 
@@ -40,6 +45,16 @@ def test_a_rank_behind_a_wrapper_goes_on_while_its_launcher_lives():
     """A profiler, a shell or a container may stand between a launcher and its rank."""
     wrapper = f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {FOLLOW!r}]).returncode)"
     assert run(wrapper, **{LAUNCHER_VARIABLE: str(os.getpid())}).stdout == "lives on\n0\n"
+
+
+@pytest.mark.parametrize(("ignored", "variables"), [(True, {LAUNCHER_VARIABLE: "here"}), (False, {})])
+def test_a_rank_that_was_started_by_hand_or_with_nohup_does_not_follow(ignored, variables):
+    choice = "SIG_IGN" if ignored else "SIG_DFL"
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.{choice}); before = signal.getsignal(signal.SIGHUP); "
+    code += "from monograph.launch.follow import follow_launcher; follow_launcher(); "
+    code += "print(signal.getsignal(signal.SIGHUP) == before)"
+    given = {name: str(os.getpid()) for name in variables}
+    assert run(code, **given).stdout == "True\n"
 
 
 def test_ranks_end_when_their_launcher_is_killed_while_they_start(tmp_path):

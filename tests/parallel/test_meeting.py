@@ -1,5 +1,6 @@
 """Ranks that are started anew find each other, whatever earlier ranks left in the store that the launcher kept."""
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -7,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from monograph.errors import ConfigError
-from monograph.parallel.meeting import meet
+from monograph.parallel.meeting import make_room_for_sockets, meet
 
 LIMIT = timedelta(seconds=20)
 SHORT = timedelta(seconds=0.3)
@@ -50,3 +51,19 @@ def test_ranks_meet_again_although_the_first_one_never_came_the_time_before(stor
 def test_a_world_that_grows_and_shrinks_meets_every_time(store):
     for world in (2, 4, 3, 1, 2):
         assert join(store, list(range(world)), world=world) == ["the first rank's"] * world
+
+
+@pytest.mark.parametrize(("soft", "hard", "ranks", "wanted"), [(1024, 4096, 8, None), (1024, 4096, 1024, 2560)])
+def test_a_rank_may_open_a_socket_to_every_other_one(monkeypatch, soft, hard, ranks, wanted):
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: given.append(limits))
+    make_room_for_sockets(ranks)
+    assert given == ([] if wanted is None else [(wanted, hard)])
+
+
+def test_more_ranks_than_a_system_has_files_for_are_refused_with_what_to_raise(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    with pytest.raises(ConfigError, match="a rank of 1024 opens about 2560 files") as refused:
+        make_room_for_sockets(1024)
+    assert "ulimit -Hn 2560" in refused.value.do

@@ -47,7 +47,8 @@ def test_the_sum_over_micro_batches_counts_in_the_dtype_that_it_is_added_in(stor
     captured = capture_step(config, H100, depth, world_size=1)
     one, several = (estimate_whole(captured, config, count, H100).memory.gradients for count in (1, 2))
     elements = sum(parameter.numel() for parameter in model.parameters())
-    assert several == pytest.approx(4 * elements, rel=0.01)
+    kept = 2  # a recording of the first micro-batch keeps its gradients beside the sum
+    assert several == pytest.approx((4 + kept) * elements, rel=0.01)
     assert one < several
 
 

@@ -29,6 +29,7 @@ CALM = {
     "nothing learned": [6.3 + 0.1 * (step % 3) for step in range(100)],
     "one bad batch": [*falling(100), 40.0, *[2.1] * 30],
     "a run of few steps": [5.0, 500.0, 5000.0],
+    "noisy fine-tuning": [random.Random(step).gauss(1.5 - 0.2 * step / 3000, 0.5) for step in range(3000)],
     "fine-tuning": [1.9 - 0.001 * step + 0.05 * (step % 5) for step in range(200)],
 }
 DIVERGED = {

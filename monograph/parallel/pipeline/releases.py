@@ -6,6 +6,7 @@ received there: an action that has its input knows of everything that had to hap
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from monograph.parallel.pipeline.actions import Action, ActionKind
@@ -19,9 +20,7 @@ NOTHING: Releases = MappingProxyType({})
 
 def find_releases(schedule: Schedule, rank: int) -> Releases:
     """The releases of a rank of a checked schedule; what is in none of them is read by the end of the update."""
-    rows = [[part for action in row for part in action.parts if not part.is_transfer] for row in schedule.actions]
-    known = _find_known(schedule, rows)
-    places = {part: (owner, index) for owner, row in enumerate(rows) for index, part in enumerate(row)}
+    rows, known, places = _study(schedule)
     columns = list(zip(*(known[part] for part in rows[rank]), strict=True))
     found: dict[Action, tuple[Action, ...]] = {}
     for index, part in enumerate(rows[rank]):
@@ -33,6 +32,16 @@ def find_releases(schedule: Schedule, rank: int) -> Releases:
         if later < len(rows[rank]):
             found[rows[rank][later]] = (*found.get(rows[rank][later], ()), handed)
     return found
+
+
+@lru_cache(maxsize=2)
+def _study(
+    schedule: Schedule,
+) -> tuple[list[list[Action]], dict[Action, list[int]], dict[Action, tuple[int, int]]]:
+    """What all ranks compute, what each action knows, and where actions are: the same for every rank that asks."""
+    rows = [[part for action in row for part in action.parts if not part.is_transfer] for row in schedule.actions]
+    places = {part: (owner, index) for owner, row in enumerate(rows) for index, part in enumerate(row)}
+    return rows, _find_known(schedule, rows), places
 
 
 def find_hand_over(part: Action, stages: int) -> Action | None:

@@ -1,8 +1,9 @@
 """The manifest of a checkpoint on disk, read and proved to be intact. Loads without torch."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
@@ -20,17 +21,18 @@ M = TypeVar("M", bound=ManifestHead)
 
 
 class DamagedError(CheckpointError):
-    """The bytes on disk are not those that were saved; `file` is the one that shows it."""
+    """The bytes on disk are not those that were saved; `file` is the one that shows it, or that is not there."""
 
-    def __init__(self, path: Path, file: str, reason: str) -> None:
+    def __init__(self, path: Path, file: str, reason: str, *, is_missing: bool = False) -> None:
         super().__init__(
             f"checkpoint {path} is damaged: {file}: {reason}",
             do="load another one; --checkpoint.load latest takes the newest good one",
         )
-        self.path, self.file, self.reason = path, file, reason
+        self.path, self.file, self.reason, self.is_missing = path, file, reason, is_missing
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
-        return type(self), (self.path, self.file, self.reason)
+    def __reduce__(self) -> Any:
+        made = partial(type(self), is_missing=self.is_missing)
+        return made, (self.path, self.file, self.reason)
 
 
 def read_manifest(path: Path) -> CheckpointManifest:

@@ -13,8 +13,8 @@ from monograph.errors import CheckpointError
 from monograph.log import get_log
 
 T = TypeVar("T")
-PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0)
-"""Before each new try."""
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Before each new try: NFS may keep an old answer for a minute."""
 
 log = get_log(__name__)
 
@@ -42,6 +42,8 @@ def read_again(work: Callable[[], T], *, may_be_late: bool = False) -> T:
         except FileNotFoundError:
             if not may_be_late:
                 raise
+        except (NotADirectoryError, IsADirectoryError, FileExistsError):
+            raise  # these say what is there, and not that a disk refuses
         except OSError as error:
             log.warning("%s: it is tried again in %g s", error, pause)
         time.sleep(pause)

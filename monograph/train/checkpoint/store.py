@@ -149,8 +149,9 @@ class Store:
 
         Failing to move it costs nothing that was committed: it is logged and tried again at the next start.
         """
-        kept = self._find_aside() / name
+        kept = old
         try:
+            kept = self._find_aside() / name
             self._keep(old, kept)
         except OSError as error:
             log.warning("could not move %s to %s: %s", old, kept, error)

@@ -56,7 +56,12 @@ def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManif
         found = list(pool.map(lambda name: _find_problem(path, name, opened.files[name], contents[name]), mine))
     problems = [problem for part in ranks.all_gather_object(found) for problem in part if problem is not None]
     if problems:
-        raise min(problems, key=lambda problem: isinstance(problem, UnreadableError))
+        worst = min(problems, key=lambda problem: isinstance(problem, UnreadableError))
+        if isinstance(worst, DamagedError) and worst.is_missing:
+            seen = ranks.all_gather_object((path / worst.file).is_file())
+            if any(seen):
+                raise UnreadableError(path, f"rank {seen.index(True)} sees {worst.file}, and another rank does not")
+        raise worst
     return opened
 
 
@@ -163,7 +168,9 @@ def _find_problem(path: Path, name: str, record: FileRecord, content: dict[str, 
         if not name.endswith(TENSOR_FILE_ENDING):
             return None
         stored = read_again(lambda: read_specs(path / name))
-    except (FileNotFoundError, SafetensorError) as error:
+    except FileNotFoundError as error:
+        return DamagedError(path, name, describe_damage(error), is_missing=True)
+    except SafetensorError as error:
         return DamagedError(path, name, describe_damage(error))
     except OSError as error:
         return UnreadableError(path, f"{name}: {error.strerror or error}")

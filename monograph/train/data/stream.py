@@ -173,10 +173,11 @@ def check_hub_package(dataset: str) -> None:
 
 
 def describe_copy(path: Path) -> str:
-    """The names and sizes of the files of a local dataset, which has no commit; empty where there is none."""
-    files = sorted(
-        (each.relative_to(path).as_posix(), each.stat().st_size) for each in path.rglob("*") if each.is_file()
-    )
+    """The names and sizes of the files of a local dataset, which has no commit; empty where there is none. Hidden files
+    are what downloads and file systems note for themselves."""
+    named = ((each.relative_to(path), each) for each in path.rglob("*"))
+    seen = [(name, each) for name, each in named if not any(part.startswith(".") for part in name.parts)]
+    files = sorted((name.as_posix(), each.stat().st_size) for name, each in seen if each.is_file())
     return hashlib.sha256(repr(files).encode()).hexdigest() if files else ""
 
 

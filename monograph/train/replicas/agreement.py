@@ -17,7 +17,12 @@ from monograph.parallel.observed_group import digest_bits
 from monograph.train.replicas.peer_state import PeerState
 
 _OWN_SECTIONS = ("job", "checkpoint", "metrics", "profiler")
-_OWN_FIELDS = (("fault_tolerance", "replica"), ("fault_tolerance", "lighthouse"), ("debug", "log_level"))
+_OWN_FIELDS = (
+    ("dataloader", "hf_revision"),
+    ("fault_tolerance", "replica"),
+    ("fault_tolerance", "lighthouse"),
+    ("debug", "log_level"),
+)
 """What replicas may have each for itself."""
 _RANDOM = "rng/"
 """Generators of torch: nothing that is trained depends on them."""
@@ -55,7 +60,8 @@ def digest_settings(config: Any, mesh: Mesh, data: Mapping[str, Any]) -> int:
         described.pop(section, None)
     for section, field in _OWN_FIELDS:
         described[section].pop(field, None)
-    return _as_int64(f"{strict_json.dump(described)} {mesh} {strict_json.dump(dict(data))}")
+    compared = {name: value for name, value in data.items() if name != "revisions"}  # content_hash tells commits
+    return _as_int64(f"{strict_json.dump(described)} {mesh} {strict_json.dump(compared)}")
 
 
 def digest_state(state: PeerState) -> int:

@@ -1,12 +1,13 @@
 """A disk that refuses to show a checkpoint says nothing about it: it is asked again, and no older one is taken."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from monograph.errors import CheckpointError
-from monograph.train.checkpoint.patient_read import PAUSES_SECONDS, UnreadableError
+from monograph.train.checkpoint.patient_read import PAUSES_SECONDS, UnreadableError, read_again
 from monograph.train.checkpoint.store import Store
 from tests.train.checkpoint.disks import blank, find_steps, make_manager, make_state, same, save_steps
 from tests.train.checkpoint.refusing_reads import RefusingReads, refusing
@@ -119,3 +120,10 @@ def test_checkpoints_behind_a_link_are_set_aside_where_they_can_be_renamed(folde
     store.set_later_aside(1)
     assert [path.name for path in store.find_all()] == ["step-00000001"]
     assert (folder / "aside.1" / "step-00000002").is_dir() and list(link.parent.iterdir()) == [link]
+
+
+def test_a_file_where_a_folder_is_looked_for_is_an_answer_and_is_not_asked_again(tmp_path, caplog):
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(OSError):
+        read_again(lambda: os.listdir(tmp_path / "model.json"))
+    assert "tried again" not in caplog.text

@@ -6,7 +6,7 @@ Each one is named after the component it builds; a family (`models/<family>/conf
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from monograph.axes import Axis
 from monograph.config.configurable import Configurable
@@ -343,6 +343,7 @@ class DecoderConfig(ModelConfig):
     """What every decoder-only model has; a family adds its attention and feed-forward layers."""
 
     is_base: ClassVar[bool] = True
+    fits_positions: ClassVar[bool] = True
     vocab_size: int
     """Rows of the embedding: token ids run below it."""
     dim: int
@@ -369,12 +370,6 @@ class DecoderConfig(ModelConfig):
     """Rotary positions."""
     loss: LossConfig = field(default_factory=LossConfig)
     """The training loss."""
-
-    def for_length(self, tokens: int) -> Self:
-        """The same model with tables of positions for so many tokens: published models allow millions of them, and a
-        row for each would take gigabytes."""
-        rope = self.rope
-        return self if rope.max_seq_len <= tokens else self.replace(rope=rope.replace(max_seq_len=tokens))
 
     def check(self) -> None:
         check_positive(self, "vocab_size", most=MAX_TOKENS)

@@ -41,6 +41,10 @@ class SequenceLimit(NamedTuple):
 class ModelConfig(Configurable.Config):
     """The settings of a model. Parts of it say what ranks divide: `find_divided_sizes()` of a part's Config."""
 
+    fits_positions: ClassVar[bool] = False
+    """Whether `rope.max_seq_len` is the length of tables alone, which no checkpoint holds: then a run has tables for
+    its own sequences."""
+
     is_base: ClassVar[bool] = True
 
     def find_vocab_size(self) -> int | None:
@@ -68,11 +72,12 @@ class ModelConfig(Configurable.Config):
         return self.replace(kernels="fused" if device == "cuda" else "plain")
 
     def for_length(self, tokens: int) -> Self:
-        """The same model for sequences of at most so many tokens; itself, unless its class knows what then is smaller.
-
-        Only what does not change a number may be: no table that a checkpoint holds, or that values are computed from.
-        """
-        return self
+        """The same model with tables of positions for so many tokens, where it says that they may be shorter: published
+        models allow millions of positions, and a row for each would take gigabytes."""
+        rope = getattr(self, "rope", None) if self.fits_positions else None
+        if rope is None or rope.max_seq_len <= tokens:
+            return self
+        return self.replace(rope=rope.replace(max_seq_len=tokens))
 
     def find_latent_sizes(self) -> LatentSizes | None:
         """The sizes of its latent attention; None when it has none."""

@@ -26,7 +26,7 @@ RECIPE = ("train", "llama3_debugmodel")
 MISSING = {
     "a dataset": (("--dataloader.dataset", "texs"), "did you mean 'texts'?"),
     "a validation set": (("--dataloader.validation_datasets", "a=texts", "b=nowhere.txt"), "'nowhere.txt' does not"),
-    "a source of a mixture": (("--dataloader.mixture", "a=1:texts,b=2:nowhere"), "'nowhere' does not exist"),
+    "a source of a mixture": (("--dataloader.mixture", "a=1:texts", "b=2:nowhere"), "'nowhere' does not exist"),
     "a tokenizer": (("--tokenizer.path", "nowhere.json"), "cannot read the tokenizer 'nowhere.json'"),
     "embeddings for the tokenizer": (("--model.vocab_size", "100"), "--model.vocab_size 259"),
     "a package": (("--metrics.wandb",), "pip install"),

@@ -223,6 +223,7 @@ def test_random_numbers_go_on_after_a_resume_where_they_had_stopped(tmp_path, mo
 
 def test_a_global_batch_that_would_change_with_the_ranks_is_refused_unless_it_is_written(tmp_path):
     position, data, plan = Position(step=3), mock.Mock(), mock.Mock()
+    data.revisions.found = {}
     data.fingerprint.return_value, plan.to_json.return_value = "same", {}
     values = collect_values(position, data, tiny_run(tmp_path), plan, global_batch=8)
     check_global_batch(values, TrainingConfig(), now=8)

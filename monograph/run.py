@@ -69,9 +69,9 @@ from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
-from monograph.train.open_data import open_data
+from monograph.train.open_data import find_once, open_data
 from monograph.train.out_of_memory import find_holders, memory_explained, suggest_less
-from monograph.train.preflight import check_before_start
+from monograph.train.preflight import check_before_start, check_checkpoint
 from monograph.train.signals import StoppedOnRequest, watch_for_stop
 from monograph.train.startup import Startup
 from monograph.train.step_settings import make_settings
@@ -364,6 +364,8 @@ def train(config: TrainerConfig) -> Summary:
                 groups = stack.enter_context(joined)
             with startup.phase("set-up"):
                 groups.check_same("the configuration", dump_json(config))
+                if groups.has_peers:
+                    find_once(groups, lambda: check_checkpoint(config))
                 set_up_log(level=config.debug.log_level, holds=True)
                 folder = stack.enter_context(reserved_folder(config, groups))
                 if config.metrics.page and groups.rank == 0:

@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from monograph import strict_json
-from monograph.errors import DataError
+from monograph.errors import MonographError
 from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
 from monograph.train.data.file_checks import FileCheck, find_damage, identify
@@ -15,11 +16,12 @@ from monograph.train.preflight import read_continued
 from monograph.train.state import check_position
 
 TRAINING = "the training data"
+T = TypeVar("T")
 
 
 def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[str, DataLoader]]:
     """The training data and the validation sets by name, once all ranks have the same."""
-    continued = groups.broadcast_object(read_continued(config) if groups.rank == 0 else {})
+    continued = find_once(groups, lambda: read_continued(config))
     revisions = Revisions(
         saved=continued.get("revisions") or continued.get("data", {}).get("revisions", {}),
         look_up=lambda name, revision: find_once(groups, lambda: find_commit(name, revision)),
@@ -39,13 +41,14 @@ def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[s
     return data, validation_sets
 
 
-def find_once(groups: Groups, find: Callable[[], str]) -> str:
-    """What the first rank finds, on every rank; or its error."""
-    found, problem = "", None
+def find_once(groups: Groups, find: Callable[[], T]) -> T:
+    """What the first rank finds, on every rank; or its error, in its words."""
+    found: Any = None
+    problem: MonographError | None = None
     if groups.rank == 0:
         try:
             found = find()
-        except DataError as error:
+        except MonographError as error:
             problem = error
     found, problem = groups.broadcast_object((found, problem))
     if problem is not None:

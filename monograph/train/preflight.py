@@ -2,13 +2,13 @@
 optional packages, the checkpoint it starts from. Loads without torch.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from monograph.config.json_form import to_json
 from monograph.errors import CheckpointError
-from monograph.log import find_rank
 from monograph.manifest.fields import ManifestError
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, ManifestHead, parse_head
@@ -35,7 +35,7 @@ def check_before_start(config: TrainerConfig) -> None:
     check_datasets(config)
     if type(config.tokenizer) is StandardTokenizerConfig and config.dataloader.source is None:
         check_vocab(config.tokenizer.build(), config.model.find_vocab_size())
-    if find_rank() == 0:  # the others hear of it at once, and a thousand of them would read a shared disk in vain
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several ranks meet first, so that the first can tell the others
         check_checkpoint(config)
 
 

@@ -19,6 +19,7 @@ from monograph.train import sinks
 from monograph.train.checkpoint import manifest_file
 from monograph.train.data import stream
 from monograph.train.preflight import check_before_start
+from tests.kit.ranks import pool
 from tests.kit.runs import tiny_run
 from tests.test_cli import RUN_MANY
 
@@ -98,9 +99,22 @@ def test_a_start_reads_the_tensors_of_the_one_checkpoint_that_it_loads_once(tmp_
     assert [manifest.step for manifest in whole] == [3]
 
 
-def test_a_rank_that_is_not_the_first_leaves_the_checkpoints_to_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    check_before_start(tiny_run(tmp_path / "run", {"checkpoint.load": "latest"}))
+def hear_of_the_checkpoint(config) -> str:
+    try:
+        train(config)
+    except MonographError as error:
+        return error.what
+    return ""
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_on_all_ranks_in_the_same_words(tmp_path, monkeypatch):
+    """The first looks once they have met: one that looked before would leave the others waiting for it."""
+    config = tiny_run(tmp_path / "run", {"checkpoint.load": "7"})
+    with monkeypatch.context() as ranks:
+        ranks.setenv("WORLD_SIZE", "2")
+        check_before_start(config)
+    one, other = pool.run(2, hear_of_the_checkpoint, config)
+    assert one == other and "there is no checkpoint of step 7" in one
 
 
 def test_data_that_a_checkpoint_does_not_fit_is_refused_before_a_model_is_built(tmp_path, monkeypatch):

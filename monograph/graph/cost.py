@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
+from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from monograph.graph.attention_scores import find_scores, is_by_cudnn
 from monograph.graph.facts import Facts
 from monograph.graph.flops import count_flops
@@ -147,8 +147,9 @@ def find_node_cost(node: Node, sizes: LikelySizes, facts: Facts) -> NodeCost:
         ranks = count_ranks(node, facts)
         moved = count_sent(node, sizes, ranks)
         span = facts.group_spans.get(group_of(node), ranks)
-        is_direct = node.target is ALL_TO_ALL
-        return NodeCost(0, moved, machine.collective_seconds(moved, span, ranks=ranks, is_all_to_all=is_direct))
+        is_direct, is_ring = node.target is ALL_TO_ALL, node.target in (ALL_GATHER, REDUCE_SCATTER)
+        seconds = machine.collective_seconds(moved, span, ranks=ranks, is_all_to_all=is_direct, is_ring=is_ring)
+        return NodeCost(0, moved, seconds)
     if not is_compute(node) or alias_of(node) is not None or node.target in _FREE:
         return NodeCost()
     flops, touched = count_flops(node, sizes), count_touched(node, sizes)

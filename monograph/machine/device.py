@@ -46,6 +46,10 @@ class Machine:
     """Devices that the links of a node connect; for GB200, those of an NVL72 rack."""
     device: Literal["cuda", "cpu"] = "cuda"
     """What torch calls such a device: which kernels a step for it has."""
+    link_step_us: float = 0.0
+    """What each further rank of a node adds to an all_gather or reduce_scatter, which go round in rings."""
+    network_step_us: float = 0.0
+    """What each further node adds to them."""
     kernel_latency_us: float = 0.0
     """What every kernel takes besides its work: starting, and draining the device."""
     grouped_matmul_fraction: float = 0.0
@@ -105,22 +109,28 @@ class Machine:
         """How long reading and writing this much of the device's memory takes."""
         return touched_bytes / (self.memory_gb_per_second * _GIGA * self.memory_fraction)
 
-    def collective_seconds(self, sent_bytes: float, span: int, *, ranks: int = 2, is_all_to_all: bool = False) -> float:
+    def collective_seconds(
+        self, sent_bytes: float, span: int, *, ranks: int = 2, is_all_to_all: bool = False, is_ring: bool = False
+    ) -> float:
         """How long a collective takes in which one rank sends this much; nothing when it sends nothing.
 
         `span` is the number of ranks from a group's first to its last. A group that spans several nodes goes over the
         network. Rings of a group with several ranks in each node cross it once a ring, each over an adapter of its own;
-        an all_to_all sends to each rank directly, over the sender's own adapter.
+        an all_to_all sends to each rank directly, over the sender's own adapter. A ring (of an all_gather or a
+        reduce_scatter) has a step for every rank; sums over all ranks can take trees.
         """
         if not sent_bytes:
             return 0.0
         nodes = -(-span // self.devices_per_node)
         latency = self.collective_latency_us * _MICROSECOND * (1 + math.log2(nodes))
         link, network = self.link_gb_per_second * _GIGA, self.network_gb_per_second * _GIGA
-        if nodes == 1:
-            return latency + sent_bytes / link
         stride = max(1, (span - 1) // max(1, ranks - 1))
         in_node = max(1, min(ranks, self.devices_per_node // stride))
+        if is_ring and ranks > 2:
+            used = -(-ranks // in_node)
+            latency += ((ranks - used) * self.link_step_us + (used - 1) * self.network_step_us) * _MICROSECOND
+        if nodes == 1:
+            return latency + sent_bytes / link
         if is_all_to_all:
             inside = (in_node - 1) / max(1, ranks - 1)
             return latency + max(sent_bytes * inside / link, sent_bytes * (1 - inside) / network)

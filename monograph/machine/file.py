@@ -9,7 +9,10 @@ from typing import Any
 from monograph.errors import ConfigError, did_you_mean
 from monograph.machine.device import Machine
 
-_MAY_BE_ZERO = ("collective_latency_us", "kernel_latency_us", "grouped_matmul_fraction", "float8_matmul_fraction")
+_MAY_BE_ZERO = (
+    *("collective_latency_us", "kernel_latency_us", "link_step_us", "network_step_us"),
+    *("grouped_matmul_fraction", "float8_matmul_fraction"),
+)
 
 
 def read_machine(path: Path) -> Machine:

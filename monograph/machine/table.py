@@ -38,10 +38,12 @@ _REACHED = {
     "kernel_latency_us": 3.0,
     "memory_fraction": 0.9,
     "collective_latency_us": 10,
+    "link_step_us": 3.4,
+    "network_step_us": 9.6,
 }
 """In a training step of one H200 at its power limit (benchmarks/results/2026-11-15-bench-h200.md): matmuls 720 to
 750 TFLOP/s, 790 alone; grouped matmuls 590; attention 330 with 64 channels a head and 410 with 192 and 128. Matmuls of
-float8 with scales of rows 1,260 to 1,290 of 1,979, alone."""
+float8 with scales of rows 1,260 to 1,290 of 1,979, alone. The steps of rings are those of NCCL's own model."""
 
 CPU = Machine(
     name="CPU",

@@ -46,4 +46,4 @@ def find_send_seconds(channels: int, tokens: int, mesh: Mesh, machine: Machine) 
     """How long the collectives of a layer take that send so many channels of every token."""
     sent = _SENT_BYTES * channels * tokens * (mesh.cp - 1) / mesh.cp
     span = 1 + (mesh.cp - 1) * mesh.stride(Axis.CP)
-    return machine.collective_seconds(sent, span, ranks=mesh.group_size(Group.CP))
+    return machine.collective_seconds(sent, span, ranks=mesh.group_size(Group.CP), is_ring=True)

@@ -160,8 +160,8 @@ def _guess_waits(choice: RunChoice, facts: ModelFacts, machine: Machine, weights
     shards = ((weights.dense, mesh.fsdp, Group.FSDP_GATHER), (weights.experts, mesh.efsdp, Group.EFSDP_GATHER))
     for size, ranks, group in shards:
         part = size * (ranks - 1) / ranks
-        gather = machine.collective_seconds(_BFLOAT16 * part, spans[group], ranks=ranks)
-        scatter = machine.collective_seconds(_FLOAT32 * part, spans[group], ranks=ranks)
+        gather = machine.collective_seconds(_BFLOAT16 * part, spans[group], ranks=ranks, is_ring=True)
+        scatter = machine.collective_seconds(_FLOAT32 * part, spans[group], ranks=ranks, is_ring=True)
         forward, backward = max(forward, gather), max(backward, scatter, gather if choice.reshard else 0.0)
     if mesh.dp_replicate > 1:
         local = weights.dense / mesh.fsdp + weights.experts / mesh.efsdp

@@ -114,6 +114,8 @@ def test_times_follow_from_the_figures():
     assert h200.collective_seconds(50e9, span=57, ranks=8) == pytest.approx(1.00004), "one rank a node, one adapter"
     spread = h200.collective_seconds(50e9, span=16, ranks=16, is_all_to_all=True)
     assert spread == pytest.approx(8 / 15 + 2e-5), "what stays in the node does not use the adapter"
+    ring = h200.collective_seconds(400e9, span=256, ranks=256, is_ring=True) - 1
+    assert ring == pytest.approx(6 * 10e-6 + 224 * 3.4e-6 + 31 * 9.6e-6), "a step for every rank of a ring"
     assert h200.collective_seconds(0, span=9) == 0
     assert h200.host_copy_seconds(64e9) == pytest.approx(1.0)
 

@@ -27,10 +27,11 @@ def follow_launcher() -> None:
 
     launcher = os.environ.pop(LAUNCHER_VARIABLE, None)
     is_launched = launcher is not None or "TORCHELASTIC_RUN_ID" in os.environ  # by a process, and not by hand
-    is_protected = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
-    if sys.platform == "linux" and is_launched and not is_protected:
-        signal.signal(signal.SIGHUP, stop_once)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+    is_protected = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup: a lost terminal ends nothing
+    if sys.platform == "linux" and is_launched:
+        if not is_protected:
+            signal.signal(signal.SIGHUP, stop_once)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if is_protected else signal.SIGHUP)
         if launcher not in (None, str(os.getppid()), str(os.getpid())) and is_gone(launcher):
             os.kill(os.getpid(), signal.SIGTERM)
 

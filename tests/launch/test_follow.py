@@ -57,12 +57,14 @@ def test_a_rank_that_was_started_by_hand_or_with_nohup_does_not_follow(ignored, 
     assert run(code, **given).stdout == "True\n"
 
 
-def test_ranks_end_when_their_launcher_is_killed_while_they_start(tmp_path):
-    """Between the start of a process and its first look, nobody tells it that its parent has died."""
+@pytest.mark.parametrize("choice", ["SIG_DFL", "SIG_IGN"])
+def test_ranks_end_when_their_launcher_is_killed_while_they_start(tmp_path, choice):
+    """Also under nohup. Between the start of a process and its first look, nobody tells it that its parent has died."""
     rank = tmp_path / "rank.py"
-    rank.write_text(f"import time; time.sleep(0.3); {FOLLOW}; time.sleep(60)")
+    rank.write_text(f"import time; time.sleep(0.3); {FOLLOW}; print(end='', flush=True); time.sleep(60)")
     launcher = f"""
 import os, signal, subprocess, sys
+signal.signal(signal.SIGHUP, signal.{choice})
 os.environ[{LAUNCHER_VARIABLE!r}] = str(os.getpid())
 ranks = [subprocess.Popen([sys.executable, {str(rank)!r}], start_new_session=True) for _ in range(2)]
 os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from monograph.compat.elastic import patient_agent
 from monograph.launch import agent, stop_signals
 from monograph.launch.environment import STOP_VARIABLE
 
@@ -31,12 +32,18 @@ class Ranks:
         self.limits.append(timeout)
 
 
-def stop_ranks(*, left):
-    """How long the agent of two nodes gives its ranks to end, when one of the nodes has left or another one joins."""
+def make_agent(*, left):
+    """The agent of two nodes, of which so many have left."""
     holder = SimpleNamespace(state=SimpleNamespace(participants=dict.fromkeys(["a", "b"][: 2 - left])))
     spec = WorkerSpec("trainer", 1, SimpleNamespace(_state_holder=holder), entrypoint="true", master_port=1)
     made = LocalElasticAgent(spec, DefaultLogsSpecs())
     made._worker_group.group_world_size = 2
+    return made
+
+
+def stop_ranks(*, left):
+    """How long it gives its ranks to end, when one of the nodes has left or another one joins."""
+    made = make_agent(left=left)
     made._pcontext = ranks = Ranks()
     made._stop_workers(made._worker_group)
     made._pcontext = asked = Ranks()
@@ -97,3 +104,14 @@ def test_what_an_earlier_attempt_failed_of_does_not_count_when_an_agent_is_asked
         note.write_text(text)
     notes = agent.find_last_notes(tmp_path, since=0)
     assert [path.parts[-3] for path in notes] == ["attempt_10"] and all(map(agent.is_of_a_stop, notes))
+
+
+@pytest.mark.parametrize(
+    ("left", "number", "limit"), [(0, signal.SIGTERM, 900), (1, signal.SIGTERM, 30), (1, signal.SIGUSR1, 900)]
+)
+def test_ranks_whose_peers_are_gone_are_waited_for_only_when_someone_asked_them_to_save(left, number, limit):
+    with patient_agent(900):
+        made = make_agent(left=left)
+        made._pcontext = ranks = Ranks()
+        made._shutdown(number, **({"timeout": 30} if HAS_LIMITS else {}))
+    assert ranks.limits == [limit]

@@ -59,3 +59,9 @@ def test_all_ranks_connect_in_one_order(made):
 
 def test_gloo_needs_no_communicators(made):
     assert connect(make_groups(Mesh(dp_shard=4), is_nccl=False), {*Group}) == [] and not made
+
+
+def test_an_exchange_that_the_step_does_not_use_connects_no_pairs(made):
+    """Counts share a communicator with sums that every step uses; only overlap exchanges them."""
+    connect(make_groups(Mesh(dp_shard=8, ep=8)), REDUCTIONS)
+    assert made and all(use == "all_reduce" for _, use in made)

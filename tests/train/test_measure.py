@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from monograph.compat.cuda_memory import begin_peak, highest_allocated
 from monograph.models.attention_core import AttentionCore
 from monograph.models.deepseek_v3.sizes import deepseek_v3_671b
 from monograph.models.flops import FlopsPerToken
@@ -333,3 +334,13 @@ def test_on_a_gpu_no_step_is_faster_than_the_device():
     times = [record["ms"] for record in steady]
     assert max(times) < 1.5 * min(times), "every steady step does the same work"
     assert not any("over_peak" in record for record in steady)
+
+
+def test_the_peak_of_a_run_survives_that_a_later_phase_measures_its_own(monkeypatch):
+    gpu, memory = torch.device("cuda", 5), {"now": 10, "peak": 60}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: memory["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: memory.update(peak=memory["now"]))
+    begin_peak(gpu)
+    memory["peak"] = 25
+    begin_peak(gpu)
+    assert memory["peak"] == 10 and highest_allocated(gpu) == 60

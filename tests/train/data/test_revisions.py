@@ -54,6 +54,9 @@ def test_a_local_copy_has_no_commit_and_its_files_are_its_version(tmp_path, monk
     before = choose(dataset=f"hf:{tmp_path}").build
     monkeypatch.setattr("monograph.train.data.sources.open_hub", lambda *_, **__: lambda: [lambda: iter(ROWS)])
     identity = before().identity()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "rows.jsonl.metadata").write_text("1763.25")
+    assert before().identity() == identity, "what a download notes for itself is no data"
     (tmp_path / "rows.jsonl").write_text("{ }")
     assert before().identity() != identity
 

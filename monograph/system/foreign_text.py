@@ -1,0 +1,35 @@
+"""Show text from outside: on a terminal, in a log, in an error. Pages have their own escaping.
+
+A file name or a description from a downloaded folder can hold terminal commands, line breaks that forge log lines, and
+characters that turn the direction of the text around them. Shown, they become escapes that are safe and readable.
+"""
+
+import re
+
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
+)
+_CONTROL_BUT_LINES = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+MAX_SHOWN = 500
+
+
+def show(value: object, *, max_length: int = MAX_SHOWN) -> str:
+    """One line for foreign text: control characters as escapes, the middle of long text left out."""
+    text = str(value)
+    if len(text) > max_length:
+        head, tail = max_length * 2 // 3, max_length // 4
+        text = f"{text[:head]} ... {text[-tail:]}"
+    return _CONTROL.sub(_escape, text)
+
+
+def escape_lines(text: str) -> str:
+    """Text of ours around foreign pieces: everything that a terminal obeys becomes an escape; lines and tabs stay."""
+    return _CONTROL_BUT_LINES.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in "\n\r\t":
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[character]
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -1,0 +1,29 @@
+import pytest
+
+from monograph.system.foreign_text import escape_lines, show
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text, ä 日本 🙂", "plain text, ä 日本 🙂"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("a\u2028b\x85", r"a\u2028b\x85"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(text, shown):
+    assert show(text) == shown
+
+
+def test_long_text_loses_its_middle():
+    text = show("a" * 10_000 + "z", max_length=90)
+    assert len(text) < 100
+    assert text.startswith("aaa")
+    assert text.endswith("z")
+
+
+def test_texts_of_several_lines_keep_their_lines():
+    assert escape_lines("a\n\tb\x1b[0m\r") == "a\n\tb\\x1b[0m\\r"

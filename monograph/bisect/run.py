@@ -26,6 +26,7 @@ from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
 from monograph.train.start import Start, load_start
+from monograph.train.state import find_global_batch
 from monograph.train.update import add_gradients, apply_update
 
 log = get_log("bisect")
@@ -88,13 +89,14 @@ def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, toler
         return Outcome(0, 0, 1, found, {"both": Finding("start", "what the first update starts from", note)})
     _, parts = a.step.data_part
     training = a.config.training
-    whole = training.local_batch_size * parts if training.global_batch_size == -1 else training.global_batch_size
+    whole = find_global_batch(training, parts)
     with a.config.dataloader.build(
         tokenizer=a.config.tokenizer.build(),
         seq_len=training.seq_len,
         vocab_size=a.config.model.find_vocab_size(),
         seed=a.config.debug.seed,
         split="train",
+        samples_per_update=whole,
     ).batches(
         a.start.cursor,
         local_batch_size=training.local_batch_size,

@@ -13,7 +13,7 @@ from monograph.train.data.loader import DataLoader
 from monograph.train.data.revisions import Revisions, find_commit
 from monograph.train.data.sample import Sample
 from monograph.train.preflight import read_continued
-from monograph.train.state import check_position
+from monograph.train.state import check_position, find_global_batch
 
 TRAINING = "the training data"
 T = TypeVar("T")
@@ -34,6 +34,7 @@ def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[s
         split="train",
         revisions=revisions,
         check_files=lambda files: check_together(groups, files),
+        samples_per_update=find_global_batch(config.training, groups.mesh.data_parts),
     )
     check_position(continued, data, config, parts=groups.mesh.data_parts)
     validation_sets = data.open_validation_sets() if config.validator.interval else {}

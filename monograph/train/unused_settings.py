@@ -300,7 +300,7 @@ RULES = (
     EffectRule("metrics.log_interval", _while("metrics.progress", "off"), "--metrics.progress lines", is_strict=False),
     EffectRule(
         "dataloader.hf_subset dataloader.hf_split dataloader.hf_revision dataloader.stream_buffer "
-        "dataloader.stream_retries",
+        "dataloader.stream_lanes dataloader.stream_retries",
         _not_streamed,
         f"--dataloader.dataset {HUB_PREFIX}NAME",
     ),

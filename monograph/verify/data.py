@@ -6,19 +6,20 @@ from contextlib import contextmanager
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
+from monograph.train.state import find_global_batch
 
 
 @contextmanager
 def open_updates(config: TrainerConfig, part: int, parts: int) -> Iterator[Iterator[list[Batch]]]:
     """What one of `parts` data-parallel ranks reads in every update."""
-    with _open(config, part, parts, _count_samples(config, parts)) as updates:
+    with _open(config, part, parts, find_global_batch(config.training, parts)) as updates:
         yield updates
 
 
 @contextmanager
 def open_whole_updates(config: TrainerConfig, parts: int) -> Iterator[Iterator[list[Batch]]]:
     """What `parts` data-parallel ranks read together in every update: those of the first come first."""
-    with _open(config, 0, 1, _count_samples(config, parts)) as updates:
+    with _open(config, 0, 1, find_global_batch(config.training, parts)) as updates:
         yield updates
 
 
@@ -30,14 +31,9 @@ def _open(config: TrainerConfig, part: int, parts: int, samples: int) -> Iterato
         vocab_size=config.model.find_vocab_size(),
         seed=config.debug.seed,
         split="train",
+        samples_per_update=samples,
     )
     local = config.training.local_batch_size
     count = samples // (local * parts)
     with data.batches(Cursor(), local_batch_size=local, global_batch_size=samples, part=part, parts=parts) as batches:
         yield ([next(batches) for _ in range(count)] for _ in iter(int, 1))
-
-
-def _count_samples(config: TrainerConfig, parts: int) -> int:
-    """Sequences of an update over all ranks."""
-    wanted = config.training.global_batch_size
-    return config.training.local_batch_size * parts if wanted == -1 else wanted

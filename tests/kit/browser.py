@@ -119,6 +119,7 @@ class Browser:
             f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center', behavior: 'instant'}})"
         )
         self.run(scroll)
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")  # drawn there
         x, y = self.run(
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector({json.dumps(selector)})"
             ".getBoundingClientRect())"

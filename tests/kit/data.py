@@ -40,13 +40,12 @@ def make_texts(count: int) -> list[str]:
 
 
 def build_loader(dataset: object, *, seq_len: int = 16, seed: int = 1, split: str = "train", **settings) -> DataLoader:
-    rows = settings.pop("rows", None)
+    rows, update = settings.pop("rows", None), settings.pop("samples_per_update", 1)
     config = DataLoaderConfig(dataset=str(dataset), **settings)
     config.check()
     context = {"source": find_source(config.dataset, config).build(rows=rows)} if rows is not None else {}
-    return config.build(
-        tokenizer=StandardTokenizerConfig().build(), seq_len=seq_len, vocab_size=259, seed=seed, split=split, **context
-    )
+    fixed = {"tokenizer": StandardTokenizerConfig().build(), "vocab_size": 259, "samples_per_update": update}
+    return config.build(seq_len=seq_len, seed=seed, split=split, **fixed, **context)
 
 
 def naive_samples(documents: list[list[int]], seq_len: int) -> list[Sample]:

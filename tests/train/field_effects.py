@@ -117,7 +117,8 @@ def see_stream(config: TrainerConfig) -> Any:
 
     def open_hub(name: str, **settings: Any) -> Any:
         asked.append((name, settings))
-        return lambda: [lambda: [{"text": f"{number} " * 40, "other": f"{number}! " * 40} for number in range(40)]]
+        texts = [{"text": f"{number} " * 40, "other": f"{number}! " * 40} for number in range(40)]
+        return lambda: [lambda: texts[:20], lambda: texts[20:]]
 
     def open_broken(name: str, **settings: Any) -> Any:
         def fail() -> Any:

@@ -292,6 +292,7 @@ def data_flips(folder: Path) -> Iterator[Flip]:
     yield Flip("tokenizer.add_bos", True, **llama)
     stream: dict[str, Any] = {"see": see_stream, "given": {"dataloader.dataset": "hf:name"}, "model": "llama3"}
     hub = {"hf_subset": "part", "hf_split": "other", "hf_revision": "v1", "stream_buffer": 2, "stream_retries": 1}
+    hub["stream_lanes"] = 2
     yield from (Flip(f"dataloader.{name}", value, **stream) for name, value in hub.items())
 
 

@@ -130,6 +130,7 @@ REFUSED = [
     (LLAMA, "--dataloader.hf_split test", "--dataloader.dataset t.txt", "dataloader.dataset", ""),
     (LLAMA, "--dataloader.hf_revision abc", "", "dataloader.dataset", "--dataloader.dataset hf:NAME"),
     (LLAMA, "--dataloader.stream_buffer 9", "", "dataloader.dataset", "--dataloader.dataset hf:NAME"),
+    (LLAMA, "--dataloader.stream_lanes 9", "", "dataloader.dataset", "--dataloader.dataset hf:NAME"),
     (LLAMA, "--dataloader.stream_retries 9", "", "dataloader.dataset", "--dataloader.dataset hf:NAME"),
     (LLAMA, "--dataloader.stream_buffer 9", "--dataloader.dataset hf:NAME --dataloader.shuffle false",
      "dataloader.shuffle", ""),

@@ -57,6 +57,9 @@ class DataLoaderConfig(Configurable.Config):
     on. Name a commit where other runs must be able to repeat it."""
     stream_buffer: int = 1000
     """Documents a stream holds back to shuffle them, since it cannot be reordered as a whole."""
+    stream_lanes: int = 0
+    """Files of an 'hf:' dataset that are read side by side: each data-parallel rank reads its share of these lanes, not
+    the whole stream. It divides the global batch. 0 chooses, at most 16; with more ranks than that, ask for more."""
     stream_retries: int = 8
     """Attempts in a row, with growing pauses, before a failing stream ends the run."""
 
@@ -90,6 +93,6 @@ class DataLoaderConfig(Configurable.Config):
             raise ConfigError(
                 f"prefetch is {self.prefetch}", why="the loader needs room for one batch", do="write 1 or more"
             )
-        for name in ("stream_buffer", "stream_retries"):
+        for name in ("stream_buffer", "stream_lanes", "stream_retries"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", why="it is a count", do="write 0 or more")

@@ -41,6 +41,7 @@ def find_source(name: str, config: DataLoaderConfig) -> DataSourceConfig:
             revision=config.hf_revision,
             text_field=config.text_field,
             buffer=config.stream_buffer,
+            lanes=config.stream_lanes,
             retries=config.stream_retries,
         )
     if is_shard_folder(Path(name)):

@@ -20,6 +20,7 @@ from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.dataset_name import choose_source, find_source
 from monograph.train.data.file_checks import FileChecker, check_here
+from monograph.train.data.lanes import LaneSamples
 from monograph.train.data.mixture import MixedSamples, MixtureSource
 from monograph.train.data.named import VALIDATION, parse_validation_sets
 from monograph.train.data.prefetcher import Prefetcher
@@ -33,6 +34,7 @@ from monograph.train.data.tokenizer import Tokenizer
 VALIDATION_SEED = 0
 """Orders the samples of every validation set: the first ones are the same for every run, whatever its own seed is."""
 
+_STREAMED = StreamSamples | LaneSamples | MixedSamples
 _SHOWN_DIGITS, _HASH_DIGITS = 12, 32
 log = get_log(__name__)
 
@@ -59,11 +61,13 @@ class DataLoader(Configurable):
         name: str = "",
         revisions: Revisions | None = None,
         check_files: FileChecker = check_here,
+        samples_per_update: int = 1,
     ) -> None:
         """`source` takes the place of the one that the config names: one that is open already, called `name`.
 
         `revisions` decides which commits of datasets on the hub are read; without it, what their names mean now.
-        `check_files` reads files whose hashes are known.
+        `check_files` reads files whose hashes are known; `samples_per_update` are those of all ranks together, by
+        which the files of a stream are shared between them.
         """
         self.revisions = revisions or Revisions()
         self.config, self.split, self.name = config, split, name or split
@@ -78,6 +82,7 @@ class DataLoader(Configurable):
             held_out_fraction=0.0 if is_whole else config.held_out_fraction,
             purpose=split,
             check_files=check_files,
+            samples_per_update=samples_per_update,
         )
         self.source: DataSource = source or self.revisions.pin(choose_source(config)).build()
         self._own_revisions = dict(self.revisions.found)  # those of validation sets, pinned later, decide no position
@@ -205,12 +210,12 @@ class DataLoader(Configurable):
     def find_bookmark(self, cursor: Cursor) -> Any:
         """Where a stream is to be read from to continue at a cursor; None where samples are found by their numbers."""
         reader = self.samples.reader
-        return reader.find_bookmark(cursor.sample) if isinstance(reader, StreamSamples | MixedSamples) else None
+        return reader.find_bookmark(cursor.sample) if isinstance(reader, _STREAMED) else None
 
     def use_bookmark(self, saved: Any) -> None:
         """Know what `find_bookmark` of an earlier process found; without it, a stream is read from its start."""
         reader = self.samples.reader
-        if saved is not None and isinstance(reader, StreamSamples | MixedSamples):
+        if saved is not None and isinstance(reader, _STREAMED):
             reader.use_bookmark(saved)
 
     def fingerprint(self) -> dict[str, Any]:

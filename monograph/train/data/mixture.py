@@ -1,17 +1,17 @@
 """Several sources as one: samples in the proportion of weights, in an order that one global cursor decides."""
 
 import hashlib
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from monograph.errors import DataError
 from monograph.train.data.batch import describe_sample
-from monograph.train.data.cursor import Cursor
 from monograph.train.data.interleave import Interleaving
+from monograph.train.data.interleaved_samples import InterleavedSamples
+from monograph.train.data.lanes import LaneSamples
 from monograph.train.data.permutation import find_seed
 from monograph.train.data.sample import Sample
 from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan, SampleReader
@@ -45,9 +45,9 @@ class MixtureSource(DataSource):
     def open(self, plan: SamplePlan) -> OpenedSamples:
         """The samples of a split of every source, interleaved."""
         opened = []
-        for name, source in zip(self.names, self.sources, strict=True):
+        for (name, share), source in zip(self.find_shares().items(), self.sources, strict=True):
             try:
-                opened.append(source.open(plan))
+                opened.append(source.open(replace(plan, samples_per_update=plan.samples_per_update * share)))
             except DataError as error:
                 raise DataError(f"dataloader.mixture, {name}: {error.what}", why=error.why, do=error.do) from None
         weights = [part.weight for part in self.config.parts]
@@ -59,40 +59,14 @@ class MixtureSource(DataSource):
         return OpenedSamples(reader, content_hash, f"mixture of {self.description} ({lines})")
 
 
-class MixedSamples:
-    """The samples of a mixture. They have no end: each source begins again when it has been read."""
-
-    samples_per_epoch = None
+class MixedSamples(InterleavedSamples):
+    """The samples of a mixture, each marked with its source."""
 
     def __init__(
         self, readers: Sequence[SampleReader], names: Sequence[str], weights: Sequence[float], seed: int
     ) -> None:
-        self.readers, self.names = readers, names
-        self.order = Interleaving(weights, find_seed("mixture", seed))
-
-    def sample(self, epoch: int, index: int) -> Sample:
-        """The sample number `index`, counted through all sources."""
-        number = self.order.find_source(index)
-        reader = self.readers[number]
-        cursor = Cursor().advance(self.order.count(index, number), reader.samples_per_epoch)
-        return self._mark(reader.sample(cursor.epoch, cursor.sample), number)
-
-    def read(self, cursor: Cursor, runs: Iterator[range], closing: threading.Event) -> Iterator[Sample]:
-        """The samples of each run, counted from the cursor; each source is read from front to back."""
-        wanted: list[deque[range]] = [deque() for _ in self.readers]
-        readers = [
-            reader.read(Cursor(), _take_all(waiting), closing)
-            for reader, waiting in zip(self.readers, wanted, strict=True)
-        ]
-        for run in runs:
-            for index in (cursor.sample + number for number in run):
-                number = self.order.find_source(index)
-                position = self.order.count(index, number)
-                wanted[number].append(range(position, position + 1))
-                found = next(readers[number], None)
-                if found is None:
-                    return
-                yield self._mark(found, number)
+        super().__init__(readers, Interleaving(weights, find_seed("mixture", seed)))
+        self.names = names
 
     def count_seen(self, samples: int) -> dict[str, int]:
         """How many of the first `samples` samples came from each source."""
@@ -103,16 +77,17 @@ class MixedSamples:
         return {
             name: reader.find_bookmark(self.order.count(sample, number))
             for number, (name, reader) in enumerate(zip(self.names, self.readers, strict=True))
-            if isinstance(reader, StreamSamples)
+            if isinstance(reader, StreamSamples | LaneSamples)
         }
 
     def use_bookmark(self, saved: Mapping[str, Any]) -> None:
         """Know what `find_bookmark` of an earlier process found."""
         for name, reader in zip(self.names, self.readers, strict=True):
-            if name in saved and isinstance(reader, StreamSamples):
+            if name in saved and isinstance(reader, StreamSamples | LaneSamples):
                 reader.use_bookmark(saved[name])
 
-    def _mark(self, sample: Sample, number: int) -> Sample:
+    def mark(self, sample: Sample, number: int) -> Sample:
+        """The sample with the number of its source."""
         if SOURCE in sample:
             raise DataError(
                 f"samples of {self.names[number]} have an array called {SOURCE} ({describe_sample(sample)})",
@@ -120,9 +95,3 @@ class MixedSamples:
                 do="let the source use another name",
             )
         return {**sample, SOURCE: np.array(number, dtype=np.int64)}
-
-
-def _take_all(waiting: deque[range]) -> Iterator[range]:
-    """What is asked for, as it is asked for."""
-    while waiting:
-        yield waiting.popleft()

@@ -47,6 +47,8 @@ class SamplePlan:
     """What the samples are for: validation may have a dataset of its own, which is not split."""
     check_files: FileChecker = check_here
     """Reads the files whose hashes are known: here, or each on one of the ranks that share them."""
+    samples_per_update: float = 1.0
+    """Samples of this source in one update over all ranks, on average; they decide the lanes of a stream."""
 
 
 class SampleReader(Protocol):

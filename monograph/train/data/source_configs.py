@@ -53,11 +53,14 @@ class StreamSourceConfig(DataSourceConfig):
     owner: ClassVar[str] = "monograph.train.data.stream_source:StreamSource"
     is_base: ClassVar[bool] = True
     buffer: int = 1000
-    """Documents held back to shuffle them, since a stream cannot be reordered as a whole."""
+    """Documents held back to shuffle them, since a stream cannot be reordered as a whole; lanes share them."""
+    lanes: int = 0
+    """Files of the stream that are read side by side, so that ranks read their own; 0 chooses."""
 
     def check(self) -> None:
-        if self.buffer < 0:
-            raise ConfigError(f"buffer is {self.buffer}", why="it is a count", do="write 0 or more")
+        for name in ("buffer", "lanes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", why="it is a count", do="write 0 or more")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.errors import DataError
@@ -20,6 +21,7 @@ from monograph.train.data.source_configs import (
     ShardSourceConfig,
 )
 from monograph.train.data.stream import RowFactory, RowStream, describe_copy, open_hub
+from monograph.train.data.stream_samples import DocumentStream
 from monograph.train.data.stream_source import StreamSource
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
@@ -125,3 +127,35 @@ class HubSource(StreamSource):
     def read_from(self, place: tuple[int, ...], pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
         """Earlier files are not opened."""
         return self.stream.read(pause, start=(place[0], place[1]) if place else (0, 0))
+
+    def count_files(self) -> int:
+        """The files of the dataset as it is now."""
+        return self.stream.count_files()
+
+    def take_lane(self, lane: int, lanes: int) -> DocumentStream:
+        """Every `lanes`-th file."""
+        return FileLane(self.stream, lane, lanes)
+
+
+@dataclass(frozen=True)
+class FileLane:
+    """Every so manieth file of a dataset that is streamed."""
+
+    stream: RowStream
+    lane: int
+    lanes: int
+
+    @property
+    def description(self) -> str:
+        """The dataset, and which of its files."""
+        every = f", every {self.lanes}. file from {self.lane + 1} on" if self.lanes > 1 else ""
+        return f"{self.stream.description}{every}"
+
+    def read(self, pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
+        """The documents of these files."""
+        return self.read_from((), pause)
+
+    def read_from(self, place: tuple[int, ...], pause: Callable[[float], object] = time.sleep) -> Iterator[Document]:
+        """The documents from a place on; earlier files are not opened."""
+        start = (place[0], place[1]) if place else (self.lane, 0)
+        return self.stream.read(pause, start=start, every=self.lanes)

@@ -38,14 +38,31 @@ class RowStream:
     def __init__(self, files: FilesFactory, *, description: str, text_field: str, retries: int) -> None:
         self.files, self.description, self.text_field, self.retries = files, description, text_field, retries
 
+    def count_files(self, pause: Callable[[float], object] = time.sleep) -> int:
+        """How many files the dataset has now, across broken connections."""
+        for attempt in itertools.count(1):
+            try:
+                return len(self.files())
+            except Exception as error:
+                if isinstance(error, MonographError):
+                    raise
+                if not is_transient(error):
+                    raise self._unreadable(error) from error
+                pause(self._find_pause(error, attempt, "its list of files"))
+        raise AssertionError("the last attempt raises")
+
     def read(
-        self, pause: Callable[[float], object] = time.sleep, *, start: tuple[int, int] = (0, 0)
+        self,
+        pause: Callable[[float], object] = time.sleep,
+        *,
+        start: tuple[int, int] = (0, 0),
+        every: int = 1,
     ) -> Iterator[Document]:
-        """All documents from the row `start` of a file on. `pause` waits between attempts; it returns true to end the
-        reading. Attempts are counted anew after every row that arrives."""
+        """All documents from the row `start` of a file on, of every file or of every so manieth. `pause` waits between
+        attempts; it returns true to end the reading. Attempts are counted anew after every row that arrives."""
         first, skipped = start
         opened: Sequence[RowFactory] = ()
-        for number in itertools.count(first):
+        for number in itertools.count(first, every):
             seen = SeenRows()
             attempt = 0
             while True:

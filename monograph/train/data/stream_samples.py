@@ -2,9 +2,8 @@
 
 A stream does not say how long it is, so its samples are counted through all passes: the cursor stays in epoch 0. It is
 read and shuffled in blocks of documents. Where a block begins in the stream, and in the tokens before it, is remembered
-and saved: a run that continues begins with the block that its first sample is in. Every part reads the whole stream and
-keeps its own samples: the price of an order that depends on nothing but the stream and the seed. Pack a dataset that is
-read by many (`monograph data pack`).
+and saved: a run that continues begins with the block that its first sample is in. Every part that reads a stream reads
+all of it and keeps its own samples; a stream of many files is therefore read as several lanes (lanes.py).
 """
 
 import itertools

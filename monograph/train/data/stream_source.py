@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from monograph.train.data.checks import check_vocab
 from monograph.train.data.document import Document
+from monograph.train.data.lanes import LaneSamples, choose_lanes
+from monograph.train.data.permutation import find_seed
 from monograph.train.data.source import OpenedSamples, SamplePlan
 from monograph.train.data.source_configs import StreamSourceConfig
-from monograph.train.data.stream_samples import StreamSamples
+from monograph.train.data.stream_samples import DocumentStream, StreamSamples
 from monograph.train.data.text_source import TextSource
 
 
@@ -29,24 +31,43 @@ class StreamSource(TextSource):
             if not place or number >= place[0]:
                 yield replace(document, place=(number,))
 
+    def count_files(self) -> int:
+        """Files that can be read apart from each other; one for a stream that is only read from its start."""
+        return 1
+
+    def take_lane(self, lane: int, lanes: int) -> DocumentStream:
+        """The stream of every `lanes`-th file from file `lane` on."""
+        if lanes > 1:
+            raise NotImplementedError(f"{type(self).__qualname__} has one lane")
+        return self
+
     def open(self, plan: SamplePlan) -> OpenedSamples:
         """Sequences cut from the stream; documents are shuffled block by block, for validation they are read as they
         come, once."""
         check_vocab(plan.tokenizer, plan.vocab_size)
         is_validation = plan.purpose == "validation"
-        samples = StreamSamples(
-            self,
-            plan.tokenizer,
-            split=plan.split,
-            held_out_fraction=plan.held_out_fraction,
-            seq_len=plan.seq_len,
-            seed=plan.seed,
-            block_documents=self.config.buffer,
-            shuffles=plan.shuffle and not is_validation,
-            is_endless=not is_validation,
-        )
+        files = self.count_files()
+        count = 1 if is_validation else choose_lanes(self.config.lanes, files, plan.samples_per_update)
+        block = max(self.config.buffer // count, 1)
+        lanes = [
+            StreamSamples(
+                self.take_lane(number, count),
+                plan.tokenizer,
+                split=plan.split,
+                held_out_fraction=plan.held_out_fraction,
+                seq_len=plan.seq_len,
+                seed=plan.seed if count == 1 else find_seed("lane", plan.seed, number),
+                block_documents=block,
+                shuffles=plan.shuffle and not is_validation,
+                is_endless=not is_validation,
+            )
+            for number in range(count)
+        ]
+        samples = lanes[0] if count == 1 else LaneSamples(lanes, plan.samples_per_update)
         samples.check_start()
-        order = (samples.split, samples.held_out_fraction, samples.block_documents, samples.shuffles)
+        order = (plan.split, plan.held_out_fraction, block, lanes[0].shuffles, files)
+        by_lanes = () if count == 1 else (count, plan.samples_per_update)
         identity = (*self.identity(), plan.tokenizer.fingerprint)
-        content_hash = hashlib.sha256(repr((identity, order)).encode("utf-8")).hexdigest()
-        return OpenedSamples(samples, content_hash, f"{self.description}, {plan.tokenizer.description}, streamed")
+        content_hash = hashlib.sha256(repr((identity, order, *by_lanes)).encode("utf-8")).hexdigest()
+        read = "streamed" if count == 1 else f"streamed in {count} lanes of {files} files"
+        return OpenedSamples(samples, content_hash, f"{self.description}, {plan.tokenizer.description}, {read}")

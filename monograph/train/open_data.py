@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from monograph import strict_json
@@ -12,6 +13,7 @@ from monograph.train.data.file_checks import FileCheck, find_damage, identify
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.revisions import Revisions, find_commit
 from monograph.train.data.sample import Sample
+from monograph.train.node_corpus import load_on_node
 from monograph.train.preflight import read_continued
 from monograph.train.state import check_position, find_global_batch
 
@@ -35,6 +37,7 @@ def open_data(config: TrainerConfig, groups: Groups) -> tuple[DataLoader, dict[s
         revisions=revisions,
         check_files=lambda files: check_together(groups, files),
         samples_per_update=find_global_batch(config.training, groups.mesh.data_parts),
+        load_corpus=partial(load_on_node, groups),
     )
     check_position(continued, data, config, parts=groups.mesh.data_parts)
     validation_sets = data.open_validation_sets() if config.validator.interval else {}

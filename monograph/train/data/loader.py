@@ -26,7 +26,7 @@ from monograph.train.data.named import VALIDATION, parse_validation_sets
 from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.data.revisions import Revisions
 from monograph.train.data.sample import LABELS, Sample
-from monograph.train.data.source import DataSource, SamplePlan
+from monograph.train.data.source import CorpusLoader, DataSource, SamplePlan
 from monograph.train.data.split import Split
 from monograph.train.data.stream_samples import StreamSamples
 from monograph.train.data.tokenizer import Tokenizer
@@ -62,12 +62,13 @@ class DataLoader(Configurable):
         revisions: Revisions | None = None,
         check_files: FileChecker = check_here,
         samples_per_update: int = 1,
+        load_corpus: CorpusLoader | None = None,
     ) -> None:
         """`source` takes the place of the one that the config names: one that is open already, called `name`.
 
         `revisions` decides which commits of datasets on the hub are read; without it, what their names mean now.
         `check_files` reads files whose hashes are known; `samples_per_update` are those of all ranks together, by
-        which the files of a stream are shared between them.
+        which the files of a stream are shared between them. `load_corpus` loads a text source for several ranks.
         """
         self.revisions = revisions or Revisions()
         self.config, self.split, self.name = config, split, name or split
@@ -83,6 +84,7 @@ class DataLoader(Configurable):
             purpose=split,
             check_files=check_files,
             samples_per_update=samples_per_update,
+            load_corpus=load_corpus,
         )
         self.source: DataSource = source or self.revisions.pin(choose_source(config)).build()
         self._own_revisions = dict(self.revisions.found)  # those of validation sets, pinned later, decide no position
@@ -199,6 +201,7 @@ class DataLoader(Configurable):
             name=name,
             revisions=self.revisions,
             check_files=self.plan.check_files,
+            load_corpus=self.plan.load_corpus,
         )
 
     @property

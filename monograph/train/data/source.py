@@ -10,19 +10,23 @@ The built-in sources (sources.py) are subclasses of the same bases.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from monograph.config.configurable import Configurable
 from monograph.config.json_form import dump_json
 from monograph.config.references import name_of
+from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.sample import Sample
 from monograph.train.data.source_configs import DataSourceConfig
 from monograph.train.data.split import Split
 from monograph.train.data.tokenizer import Tokenizer
+
+CorpusLoader = Callable[[Any, Tokenizer], TokenCorpus]
+"""Loads the corpus of a text source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,8 @@ class SamplePlan:
     """What the samples are for: validation may have a dataset of its own, which is not split."""
     check_files: FileChecker = check_here
     """Reads the files whose hashes are known: here, or each on one of the ranks that share them."""
+    load_corpus: CorpusLoader | None = None
+    """Loads the corpus of a text source once for all ranks of a node; None loads it into this process."""
     samples_per_update: float = 1.0
     """Samples of this source in one update over all ranks, on average; they decide the lanes of a stream."""
 

@@ -28,10 +28,11 @@ class TextSource(DataSource):
         """All documents from the first one on, the same ones in the same order every time."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define read()")
 
-    def corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
-        """Everything tokenized into memory, once for all splits."""
+    def corpus(self, plan: SamplePlan) -> TokenCorpus:
+        """Everything tokenized, once for all splits, into memory or where the plan says."""
         if self._corpus is None:
-            self._corpus = self.load_corpus(tokenizer)
+            load = plan.load_corpus
+            self._corpus = load(self, plan.tokenizer) if load is not None else self.load_corpus(plan.tokenizer)
         return self._corpus
 
     def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
@@ -49,7 +50,7 @@ class TextSource(DataSource):
     def open(self, plan: SamplePlan) -> OpenedSamples:
         """Sequences of `seq_len` tokens, cut from the documents of a split in the epoch's order."""
         check_vocab(plan.tokenizer, plan.vocab_size)
-        corpus = self.corpus(plan.tokenizer)
+        corpus = self.corpus(plan)
         check_tokens(corpus, plan.vocab_size)
         corpus, members = find_split(corpus, plan.held_out_fraction, plan.split, plan.seq_len)
         samples = PackedSamples(corpus, members, seq_len=plan.seq_len, seed=plan.seed, shuffle=plan.shuffle)

@@ -37,8 +37,8 @@ def refuse(folder, match, *, verify="hashes"):
 
 
 def test_shards_hold_what_was_read(texts, packed):
-    in_memory = find_source(str(texts), DataLoaderConfig()).build().corpus(TOKENIZER)
-    on_disk = find_source(str(packed), DataLoaderConfig()).build().corpus(TOKENIZER)
+    in_memory = find_source(str(texts), DataLoaderConfig()).build().load_corpus(TOKENIZER)
+    on_disk = find_source(str(packed), DataLoaderConfig()).build().load_corpus(TOKENIZER)
     assert len(on_disk.pieces) > 1 and on_disk.pieces[0].dtype == np.uint16
     assert np.array_equal(np.concatenate(in_memory.pieces), np.concatenate(on_disk.pieces))
     for name in ("offsets", "keys"):

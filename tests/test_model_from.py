@@ -1,6 +1,7 @@
 """`--model.from FOLDER`: model, tokenizer and weights come from a folder, for every command that takes a recipe."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -102,6 +103,15 @@ def test_a_recipe_says_how_experts_are_balanced_and_an_import_keeps_their_biases
     assert (router.expert_bias, router.bias_update_rate) == (True, 0)
     mine.model.moe.experts.backend = "loop"
     assert start_from("qwen3", mine).model == start_from("qwen3").model, "there are no experts"
+
+
+def test_selection_biases_that_a_recipe_moves_and_a_folder_does_not_are_named_in_the_log(folder, monkeypatch, caplog):
+    monkeypatch.chdir(folder)
+    write_pretrained(folder / "deepseek_v3", "deepseek_v3")
+    monkeypatch.setattr(logging.getLogger("monograph"), "propagate", True)
+    with caplog.at_level("INFO"):
+        start_from("deepseek_v3", deepseek_v3_debugmodel())
+    assert "--model.moe.router.bias_update_rate 0.001 moves them" in caplog.text
 
 
 def test_functions_of_a_recipe_are_not_lost_on_the_way_to_other_weights(folder, monkeypatch):

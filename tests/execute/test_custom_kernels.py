@@ -32,6 +32,8 @@ from tests.kit.capture import prepare
 FUSED = {"compile.mode": "graph", "model.kernels": "fused", "training.compute_dtype": "bfloat16"}
 GPU = torch.device("cuda")
 ROWS = TensorMeta(torch.bfloat16, (3, 4096), (4096, 1), GPU)
+READ_AT = {"update": 1, "square_sum": 0}
+"""Where calls have the gradient."""
 CALLS = [
     KernelCall("swiglu", (ROWS, ROWS)),
     KernelCall(
@@ -81,6 +83,15 @@ def test_the_optimizer_is_called_once_for_every_pair_of_dtypes(graph):
     ):
         found = {call.name: [form and form.dtype for form in call.args] for call in find_updates(graph, state)}
         assert found == {"update": forms, "square_sum": [wide]}
+
+
+def test_sums_of_gradients_that_are_wider_get_kernels_of_their_own(tmp_path):
+    config = small("llama3", tmp_path, {**FUSED, "model.n_layers": 2, "training.dtype": "bfloat16"})
+    with fake_groups(Mesh(), 0, CPU) as groups:
+        graph = prepare(config, groups).capture()
+    found = find_updates(graph, StateForm(), torch.float32)
+    gradients = {name: [c.args[each].dtype for c in found if c.name == name] for name, each in READ_AT.items()}
+    assert gradients == {"update": [torch.bfloat16, torch.float32], "square_sum": [torch.bfloat16, torch.float32]}
 
 
 def test_calls_are_read_back_as_they_were_written(graph):

@@ -1,5 +1,7 @@
 """The whole model: its tree, its units, its outputs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,3 +120,11 @@ def test_a_few_steps_learn_a_fixed_batch():
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_decoder_whose_config_has_no_attention_section_has_tables_of_segments():
+    model = build(small_qwen3())
+    documents = torch.zeros(1, 32, dtype=torch.int64)
+    tables = model.build_segments((1, 32), documents)
+    model.config = SimpleNamespace(max_documents=model.config.max_documents)
+    assert model.build_segments((1, 32), documents).keys() == tables.keys()

@@ -7,9 +7,11 @@ import pytest
 from monograph.commands.arguments import RankOptions
 from monograph.commands.request import read_request
 from monograph.errors import ConfigError
+from monograph.graph.memory import LiveMemory
 from monograph.machine.table import MACHINES
 from monograph.parallel.pipeline.build import build_schedule
 from monograph.plan.axes import find_fixed
+from monograph.plan.memory import HeldPiece, MemoryKind, StepMemory, find_memory_parts
 from monograph.plan.room import check_room, estimate_needed
 from monograph.plan.show import make_command
 from monograph.train.layout import plan_run_mesh
@@ -17,13 +19,13 @@ from monograph.train.layout import plan_run_mesh
 H200 = MACHINES["H200"]
 
 
-def check(line, *, room, ranks=1):
+def check(line, *, room, ranks=1, **options):
     """Whether a run fits, as `train` asks before anything is allocated."""
     request = read_request(line.split(), RankOptions())
     config, words = request.config, request.words
     fixed = find_fixed(config, request.origins)
     mesh = plan_run_mesh(config, ranks)
-    check_room(config, mesh, H200, fixed, room=room, command=lambda run: make_command(run, words))
+    check_room(config, mesh, H200, fixed, room=room, command=lambda run: make_command(run, words), **options)
     return estimate_needed(config, mesh, H200)
 
 
@@ -41,6 +43,29 @@ def test_a_run_that_cannot_fit_is_refused_with_the_command_of_one_that_does(line
     command = shlex.join(shlex.split(refused.value.do, comments=True))
     assert command.startswith(f"monograph train {line}") and "--activation_checkpoint.mode full" in command
     assert check(command.removeprefix("monograph train "), room=int(gib * 2**30)).peak < gib * 2**30
+
+
+def test_a_benchmark_of_one_device_is_not_told_to_take_more_of_them():
+    """10 GiB are too few for one device, and enough for a run over several."""
+    line, room = "llama3_1b --training.local_batch_size 1", 10 * 2**30
+    with pytest.raises(ConfigError) as may_grow:
+        check(line, room=room)
+    with pytest.raises(ConfigError) as alone:
+        check(line, room=room, may_grow=False)
+    assert "--ranks" in may_grow.value.do
+    assert "--ranks" not in alone.value.do and "--activation_checkpoint.mode full" in alone.value.do
+
+
+@pytest.mark.parametrize(("is_recorded", "size"), [(False, 6 * 400), (True, 6 * 400 + 4 * 200)])
+def test_recordings_hold_the_first_gradients_beside_their_wider_sums(is_recorded, size):
+    """Of four gradients of 200 bytes with sums of 400, and two whose sums are as wide as they are."""
+    pieces = [
+        HeldPiece(LiveMemory(None, 0, 200 if wide else 400, 0, 0), MemoryKind.GRADIENTS, "", False, 400)
+        for wide in (True, True, True, True, False, False)
+    ]
+    memory = StepMemory(pieces, [0], {})
+    parts = find_memory_parts(memory, {}, state_ratio=2, is_accumulating=True, is_recorded=is_recorded)
+    assert parts.gradients == size
 
 
 def test_a_step_without_a_graph_is_refused_for_its_weights_gradients_and_moments_alone():

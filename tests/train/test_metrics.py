@@ -201,6 +201,16 @@ def test_a_run_that_continues_is_one_run_of_weights_and_biases_and_one_that_goes
     assert (tmp_path / "wandb_id.txt").read_text().strip() == anew
 
 
+def test_the_id_of_a_run_of_weights_and_biases_that_its_user_set_is_kept(tmp_path, fake_wandb, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
+    for step in (0, 3):
+        metrics = MetricsConfig(wandb=True).build(folder=tmp_path, run={"a": 1})
+        metrics.start(step, goes_back=False)
+        metrics.close()
+    assert (tmp_path / "ids").read_text().split() == ["chosen", "chosen"]
+    assert not (tmp_path / "wandb_id.txt").exists()
+
+
 def test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again(tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is an optional extra: see pyproject.toml")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -224,6 +224,9 @@ def test_a_replica_that_is_not_like_the_others_leaves_and_they_stay(tmp_path):
     mine = digest_settings(config, mesh, data)
     assert mine == digest_settings(other, mesh, data), "folders and numbers are their own"
     assert mine != digest_settings(other, mesh, {"content_hash": "b"}), "files that differ are other data"
+    assert mine == digest_settings(other, mesh, {**data, "revisions": {"a@main": "0" * 40}}), "one looked them up"
+    change(other, "dataloader.hf_revision", "main")
+    assert mine == digest_settings(other, mesh, data), "the content hash tells commits apart"
     change(other, "optimizer.lr", 1.0)
     assert mine != digest_settings(other, mesh, data)
 

@@ -1,12 +1,14 @@
 """What verify concludes from numbers: where a difference begins, whatever else it spoils on its way."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from examples.own_optimizer import Lion
 from monograph.parallel.mesh import Mesh
+from monograph.verify import trace
 from monograph.verify.compare import Differences, ModuleRow, compare, count_rerouted, largest_difference, plan_order
 from monograph.verify.coverage import find_uncovered
 from monograph.verify.show import print_verdict, write_verdict
@@ -32,6 +34,14 @@ def make(mismatches=(), loss=0.0, grad_norm=0.0, **rows):
         for kind, value in values.items():
             setattr(found[path], kind, value)
     return Differences(rows=found, mismatches=list(mismatches), loss=loss, grad_norm=grad_norm)
+
+
+def test_state_that_an_optimizer_has_on_no_rank_is_left_out_and_is_no_error(monkeypatch):
+    slots = [SimpleNamespace(name="held"), SimpleNamespace(name="empty")]
+    table = SimpleNamespace(gather_full=lambda slot, shards: torch.cat([*shards.values()]))
+    monkeypatch.setattr(trace, "_agree", lambda slot, shards: True)
+    whole = trace._join(slots, [{"held": torch.ones(1)}, {"held": torch.zeros(1)}], table, "state", [])
+    assert list(whole) == ["held"] and whole["held"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

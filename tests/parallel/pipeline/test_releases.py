@@ -12,6 +12,7 @@ from monograph.execute.pipeline.recorded import RecordedUpdate, find_arriving, f
 from monograph.execute.pipeline.runtime import PipelineRun, StageInterface
 from monograph.execute.pipeline.stage_program import HANDED_ON, name_input
 from monograph.graph.signature import InputKind, OutputKind
+from monograph.parallel.pipeline import releases as releases_module
 from monograph.parallel.pipeline.actions import ActionKind
 from monograph.parallel.pipeline.build import build_schedule
 from monograph.parallel.pipeline.releases import find_hand_over, find_releases
@@ -181,3 +182,15 @@ def test_the_memory_that_sent_values_need_does_not_grow_with_micro_batches():
     cost = StageCost(forward_seconds=1, input_grad_seconds=1, weight_grad_seconds=1, sent_bytes=1)
     peaks = {count: simulate(build("1f1b", 1, count), [cost] * 4).peak_bytes for count in (16, 64)}
     assert peaks[16] == peaks[64] and max(peaks[64]) <= 8 and min(peaks[64]) > 0
+
+
+def test_a_schedule_is_studied_once_for_all_of_its_ranks(monkeypatch):
+    """1,024 ranks that are simulated would study it 1,024 times, which is quadratic."""
+    studied = []
+    find_known = releases_module._find_known
+    monkeypatch.setattr(releases_module, "_find_known", lambda *args: studied.append(1) or find_known(*args))
+    releases_module._study.cache_clear()
+    schedule = build("1f1b", 1, micro_batches=9)
+    for rank in range(4):
+        find_releases(schedule, rank)
+    assert len(studied) == 1

@@ -25,11 +25,14 @@ from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.optimizer import Optimizer
+from monograph.train.out_of_memory import memory_explained
 from monograph.train.start import Start, load_start
 from monograph.train.state import find_global_batch
 from monograph.train.update import add_gradients, apply_update
 
 log = get_log("bisect")
+LESS = "fewer layers or a shorter sequence in both: --model.n_layers 2, --training.seq_len 1024"
+"""What to do where memory runs out: both runs are held at once."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,13 @@ class Side:
 
 def bisect(left: TrainerConfig, right: TrainerConfig, groups: Groups, *, steps: int, tolerance: float) -> Outcome:
     """Run both until a number differs, then find the pass, node or update that changed it."""
-    sides = {name: make_side(config, groups) for name, config in (("A", left), ("B", right))}
-    try:
-        return compare_updates(sides, groups, steps=steps, tolerance=tolerance)
-    finally:
-        for side in sides.values():
-            side.step.close()
+    with memory_explained(groups.device, {}, do=LESS):
+        sides = {name: make_side(config, groups) for name, config in (("A", left), ("B", right))}
+        try:
+            return compare_updates(sides, groups, steps=steps, tolerance=tolerance)
+        finally:
+            for side in sides.values():
+                side.step.close()
 
 
 def make_side(config: TrainerConfig, groups: Groups) -> Side:

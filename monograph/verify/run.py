@@ -12,6 +12,7 @@ from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsCon
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 from monograph.train.numerics import promise_numerics
+from monograph.train.out_of_memory import memory_explained
 from monograph.verify.compare import Differences, compare
 from monograph.verify.coverage import find_uncovered
 from monograph.verify.data import open_updates, open_whole_updates
@@ -27,6 +28,10 @@ from monograph.verify.watch import can_record
 log = get_log("verify")
 TOLERANCE = 1e-5
 """Largest relative difference that fp32 rounding explains."""
+LESS = (
+    "fewer layers or a shorter sequence: --model.n_layers 2, --training.seq_len 1024; the first device holds two models"
+)
+"""What to do where memory runs out: both sides are in fp32, and one is not sharded."""
 
 
 def in_fp32(config: TrainerConfig) -> TrainerConfig:
@@ -106,7 +111,8 @@ def verify_command(config: TrainerConfig) -> int:
         deterministic_kernels(config.debug.deterministic),
         joined_groups(mesh, device, timeout_seconds=limit, shares_gpus=config.debug.share_gpus) as groups,
     ):
-        verdict = verify(config, groups)
+        with memory_explained(groups.device, {}, do=LESS):
+            verdict = verify(config, groups)
         failed = groups.any_rank(verdict is not None and not verdict.is_equal)
         if verdict is not None:
             print_verdict(verdict, mesh)

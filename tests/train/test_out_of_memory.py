@@ -72,6 +72,20 @@ def test_bench_says_in_words_that_a_batch_is_too_large_for_the_memory(capsys):
     assert "no room for" in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize("command", ["verify", "bisect"])
+def test_comparing_two_steps_says_in_words_that_they_do_not_fit(command, monkeypatch, capsys, tmp_path):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError(SAID)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("monograph.bisect.run.find_differences", fail)
+    monkeypatch.setattr("monograph.verify.run.Reference", fail)
+    words = ["llama3_debugmodel", "--model.n_layers", "1", "--model.dim", "16", "--training.seq_len", "32"]
+    assert main([command, *words] if command == "verify" else [command, " ".join(words)]) == 1
+    said = capsys.readouterr().err
+    assert "no room for another 2.00 GiB" in said and "--model.n_layers" in said and "Traceback" not in said
+
+
 def test_a_step_that_is_to_be_recorded_names_the_node_that_failed():
     graph, _ = make_graph()
     graph.module.recompile()

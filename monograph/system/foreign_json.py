@@ -30,12 +30,8 @@ class UnusableFile(MonographError, ValueError):
 
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Content of a regular file (links to one are followed); OSError as for any file, UnusableFile for the rest."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(file, "rb") as opened:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(21, "it is a folder", str(path))
+    with open(path, "rb", opener=open_without_waiting) as opened:  # open() itself refuses a folder
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise UnusableFile(f"cannot read {show(path)}", why="it is not a regular file")
         content = opened.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -44,6 +40,11 @@ def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
             why=f"it is larger than {max_bytes / (1 << 20):.0f} MiB, which no such file needs",
         )
     return content
+
+
+def open_without_waiting(path: str, flags: int) -> int:
+    """Opener for `open` that returns at once for a FIFO that nobody writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:

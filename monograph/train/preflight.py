@@ -10,8 +10,10 @@ from typing import Any
 from monograph.config.json_form import to_json
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
+from monograph.system.foreign_json import UnusableFile
 from monograph.train.checkpoint.config import AUTO, LATEST
-from monograph.train.checkpoint.manifest import MANIFEST_NAME, ManifestHead, parse_head
+from monograph.train.checkpoint.manifest import ManifestHead, parse_head
+from monograph.train.checkpoint.manifest_file import read_manifest_bytes
 from monograph.train.checkpoint.model_source import MODEL_VALUE, open_source
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint, refuse_path
 from monograph.train.config import TrainerConfig
@@ -139,6 +141,6 @@ def _find_newest(store: Store) -> Path | None:
 
 def _read_head(path: Path) -> ManifestHead | None:
     try:
-        return parse_head((path / MANIFEST_NAME).read_bytes())
-    except (OSError, ManifestError):
+        return parse_head(read_manifest_bytes(path))
+    except (OSError, ManifestError, UnusableFile):
         return None

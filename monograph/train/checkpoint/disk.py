@@ -8,14 +8,20 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from monograph.system.foreign_json import UnusableFile, open_without_waiting
+from monograph.system.foreign_text import show
+from monograph.system.own_tree import is_plain_folder
+
 WRITE_BYTES = 64 << 20
 """Largest single write: far below the system's limit of 2 GiB, large enough to keep any disk busy."""
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+_FOLDER_ITSELF = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Disk:
@@ -52,11 +58,12 @@ class Disk:
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)
 
-    def remove_file(self, path: Path) -> None:
-        os.unlink(path)
+    def remove_file(self, path: Path | str, parent: int | None = None) -> None:
+        """Remove a file or a link; with `parent`, the one of that name in an open folder."""
+        os.unlink(path, dir_fd=parent)
 
-    def remove_folder(self, path: Path) -> None:
-        os.rmdir(path)
+    def remove_folder(self, path: Path | str, parent: int | None = None) -> None:
+        os.rmdir(path, dir_fd=parent)
 
 
 class DurableFile:
@@ -99,10 +106,14 @@ def write_file(disk: Disk, path: Path, data: bytes) -> str:
 def hash_file(path: Path, *, size: int | None = None) -> tuple[int, str]:
     """Size and sha256 of what is stored now, read in pieces and, where the system can, past its cache.
 
-    A file that does not have `size` bytes is not read; its hash is then empty.
+    A file that does not have `size` bytes is not read; its hash is then empty. UnusableFile for what is no
+    regular file: to open a FIFO would wait for somebody to write into it.
     """
-    with open(path, "rb") as file:
-        found = os.fstat(file.fileno()).st_size  # after opening: what a mount remembers of a size may be old before
+    with open(path, "rb", opener=open_without_waiting) as file:
+        status = os.fstat(file.fileno())  # after opening: what a mount remembers of a size may be old before
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableFile(f"cannot read {show(path)}", why="it is not a regular file")
+        found = status.st_size
         if size not in (None, found):
             return found, ""
         if hasattr(os, "posix_fadvise"):
@@ -112,13 +123,34 @@ def hash_file(path: Path, *, size: int | None = None) -> tuple[int, str]:
 
 
 def remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a folder and what is in it; links are removed, never followed."""
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(disk, Path(entry.path))
-        else:
-            disk.remove_file(Path(entry.path))
+    """Remove a folder and what is in it. A link is removed itself, wherever it stands, and never entered.
+
+    Folders are held open without following links, so that one which is replaced by a link meanwhile is not left.
+    """
+    if not is_plain_folder(path):
+        disk.remove_file(path)
+        return
+    folder = os.open(path, _FOLDER_ITSELF)
+    try:
+        _remove_content(disk, folder)
+    finally:
+        os.close(folder)
     disk.remove_folder(path)
+
+
+def _remove_content(disk: Disk, folder: int) -> None:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if not entry.is_dir(follow_symlinks=False):
+            disk.remove_file(entry.name, folder)
+            continue
+        inner = os.open(entry.name, _FOLDER_ITSELF, dir_fd=folder)
+        try:
+            _remove_content(disk, inner)
+        finally:
+            os.close(inner)
+        disk.remove_folder(entry.name, folder)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from monograph.errors import CheckpointError
 from monograph.line_file import Steps
 from monograph.log import get_log
 from monograph.permissions import find_exposed
+from monograph.system.own_tree import is_plain_folder
 from monograph.train.checkpoint.choose import choose, find_latest, has_any
 from monograph.train.checkpoint.config import AUTO, CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
@@ -329,9 +330,12 @@ class CheckpointManager(Configurable):
         return max((self._sequence, *(head.sequence for _, head in self._read_heads()))) + 1
 
     def _prune(self) -> None:
-        """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays."""
+        """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays.
+
+        A link in the place of a checkpoint was made by somebody who keeps it elsewhere: it stays, and does not count.
+        """
         found = self._read_heads() if self.config.keep_last else []
-        mine = [(head.sequence, path) for path, head in found if head.run == self._run]
+        mine = [(head.sequence, path) for path, head in found if head.run == self._run and is_plain_folder(path)]
         for _, path in sorted(mine)[: -self.config.keep_last]:
             self._store.delete(path)
 

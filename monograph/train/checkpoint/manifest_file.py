@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
+from monograph.system.foreign_json import UnusableFile, read_file
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
@@ -18,6 +19,8 @@ from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.checkpoint.store import find_step
 
 M = TypeVar("M", bound=ManifestHead)
+MAX_MANIFEST_BYTES = 4 << 30
+"""Ten times the largest of ours: thousands of ranks, each with a piece of every tensor."""
 
 
 class DamagedError(CheckpointError):
@@ -45,10 +48,17 @@ def read_head(path: Path) -> ManifestHead:
     return _read(path, parse_head)
 
 
+def read_manifest_bytes(path: Path) -> bytes:
+    """The file as it is; UnusableFile where its name stands for a FIFO, a device or anything else that is no file."""
+    return read_file(path / MANIFEST_NAME, max_bytes=MAX_MANIFEST_BYTES)
+
+
 def _read(path: Path, parse: Callable[[bytes], M]) -> M:
     try:
-        manifest = parse(read_again((path / MANIFEST_NAME).read_bytes, may_be_late=True))
-    except (FileNotFoundError, ManifestError) as error:
+        manifest = parse(read_again(lambda: read_manifest_bytes(path), may_be_late=True))
+    except UnusableFile as error:
+        raise DamagedError(path, MANIFEST_NAME, error.why) from None
+    except (FileNotFoundError, IsADirectoryError, ManifestError) as error:
         raise DamagedError(path, MANIFEST_NAME, describe_damage(error)) from None
     except OSError as error:
         raise UnreadableError(path, f"{MANIFEST_NAME}: {error.strerror or error}") from None
@@ -59,4 +69,6 @@ def _read(path: Path, parse: Callable[[bytes], M]) -> M:
 
 def describe_damage(error: Exception) -> str:
     """What an error says about a file, in a few words."""
-    return "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+    if isinstance(error, OSError):
+        return "it is missing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+    return str(error)

@@ -76,7 +76,9 @@ def open_checkpoint(path: Path) -> ModelSource:
     """A checkpoint by its manifest; its tokenizer lies in it (imports) or in the folder of its run."""
     values = read_head(path).values
     model = read_model_value(path, values.get(MODEL_VALUE))
-    run = path.resolve().parent.parent
+    run = path.absolute().parent.resolve().parent  # the step itself may be a link to where it is archived
+    if not (run / CONFIG_NAME).is_file():
+        run = path.resolve().parent.parent
     tokenizer = find_tokenizer(path) or find_run_tokenizer(run)
     dtype = find_compute_dtype(run, values.get(SETTINGS_VALUE))
     return ModelSource(path.resolve().name, model, tokenizer, path, is_hf=False, compute_dtype=dtype)

@@ -4,6 +4,7 @@ A network mount that is remounted, late or crowded answers ESTALE, EIO or EACCES
 nothing about their content, so it never counts as damage.
 """
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ def read_again(work: Callable[[], T], *, may_be_late: bool = False) -> T:
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
             raise  # these say what is there, and not that a disk refuses
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise  # a link to itself
             log.warning("%s: it is tried again in %g s", error, pause)
         time.sleep(pause)
     return work()

@@ -3,11 +3,15 @@
     step-00000100/          a committed checkpoint: it appeared in one rename and is never written to again
     .tmp-step-00000200-x/   a save under way, or what a killed one left behind
     .old-step-00000100/     a checkpoint making room for a new one of the same step, on its way to checkpoints.1/
-    .trash-step-.../        a checkpoint being deleted
+    .trash-step-...-x/      a checkpoint being deleted
+
+A step may be a link to a folder elsewhere, where somebody has archived it: it is read like any other, moved by the
+link's name, and never entered to delete anything.
 
 Names that begin with a dot are leftovers as soon as their process is dead; `clean` finishes what it had begun.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -18,14 +22,15 @@ from monograph.errors import CheckpointError
 from monograph.locks.folder_lock import FolderLock
 from monograph.locks.lock_file import InUse
 from monograph.log import get_log
+from monograph.system.own_tree import is_plain_folder
 from monograph.train.checkpoint.disk import Disk, remove_tree
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
 from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.set_aside import find_free
 
-_STEP_NAME = re.compile(r"step-(\d{8,})")
-_OLD_NAME = re.compile(r"\.old-(step-\d{8,})")
-_LEFTOVER_NAME = re.compile(r"\.(tmp|trash)-.+")
+_STEP_NAME = re.compile(r"step-([0-9]{8,})")
+_OLD_NAME = re.compile(r"\.old-(step-[0-9]{8,})")
+_LEFTOVER_NAME = re.compile(r"\.(tmp|trash)-(old-)?step-[0-9]{8,}-[0-9a-f]{8}")
 
 log = get_log(__name__)
 
@@ -113,7 +118,7 @@ class Store:
         """Turn a fully written and synced folder into a checkpoint, by one rename."""
         self.check()
         old = final.with_name(f".old-{final.name}")
-        replaces = final.exists()
+        replaces = os.path.lexists(final)  # a link that leads nowhere has the name as well
         if replaces:
             self.disk.rename(final, old)
         try:
@@ -193,13 +198,13 @@ class Store:
         """Finish or undo what dead processes left: a replaced checkpoint whose successor never came is put back."""
         for path in sorted(self.folder.iterdir()):
             replaced = _OLD_NAME.fullmatch(path.name)
-            if replaced and not (self.folder / replaced[1]).exists():
+            if replaced and not os.path.lexists(self.folder / replaced[1]):
                 log.warning("%s: putting back the checkpoint that a stopped save had moved aside", replaced[1])
                 self.disk.rename(path, self.folder / replaced[1])
                 self.disk.sync_folder(self.folder)
             elif replaced:
                 self._keep_replaced(path, replaced[1])
-            elif _LEFTOVER_NAME.fullmatch(path.name) and path.is_dir():
+            elif _LEFTOVER_NAME.fullmatch(path.name) and is_plain_folder(path):
                 log.info("removing %s, left over from a stopped save", path.name)
                 self.delete(path)
 
@@ -208,8 +213,12 @@ def _is_folder(path: Path) -> bool:
     """Whether there is a folder; an error of the system where that cannot be told."""
     try:
         return stat.S_ISDIR(read_again(path.stat).st_mode)
-    except FileNotFoundError:  # deleted since it was listed
+    except FileNotFoundError:  # deleted since it was listed, or a link that leads nowhere
         return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def find_step(path: Path) -> int | None:

@@ -14,9 +14,15 @@ from safetensors import SafetensorError
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.manifest.fields import FileRecord
+from monograph.system.foreign_json import UnusableFile
 from monograph.train.checkpoint.disk import hash_file
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, TENSOR_FILE_ENDING, CheckpointManifest, TensorRecord
-from monograph.train.checkpoint.manifest_file import DamagedError, describe_damage, read_manifest
+from monograph.train.checkpoint.manifest_file import (
+    DamagedError,
+    describe_damage,
+    read_manifest,
+    read_manifest_bytes,
+)
 from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, read_specs
@@ -152,8 +158,8 @@ def _attempt_manifest(path: Path) -> CheckpointManifest | CheckpointError:
 def _digest_manifest(path: Path) -> str:
     """The bytes of this rank's manifest, which hold the hashes of all files."""
     try:
-        return hashlib.sha256((path / MANIFEST_NAME).read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_manifest_bytes(path)).hexdigest()
+    except (OSError, UnusableFile):
         return ""
 
 
@@ -170,7 +176,9 @@ def _find_problem(path: Path, name: str, record: FileRecord, content: dict[str, 
         stored = read_again(lambda: read_specs(path / name))
     except FileNotFoundError as error:
         return DamagedError(path, name, describe_damage(error), is_missing=True)
-    except SafetensorError as error:
+    except UnusableFile as error:
+        return DamagedError(path, name, error.why)
+    except (SafetensorError, IsADirectoryError) as error:
         return DamagedError(path, name, describe_damage(error))
     except OSError as error:
         return UnreadableError(path, f"{name}: {error.strerror or error}")

@@ -29,6 +29,7 @@ from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
+from monograph.train.earlier_run import CONFIG_FILE, check_ours, has_run, is_file_with
 from monograph.train.launch_logs import adopt_launch_logs
 from monograph.train.set_aside import set_aside
 from monograph.train.write_failures import SmallFile
@@ -36,7 +37,6 @@ from monograph.train.write_failures import SmallFile
 log = get_log("folder")
 HISTORY_NAME = "config.history.jsonl"
 """One line for each start of the run: when, from which step, what changed, and the whole configuration."""
-_TRACES_OF_A_RUN = ("metrics.jsonl", "checkpoints", "config.json")
 _ATTEMPTS = 5
 
 
@@ -81,8 +81,9 @@ class RunFolder:
         write_log_to(self.path / "logs" / f"rank-{groups.rank}.log")
         if self.lock is not None:
             described = to_json(self.config)
-            self.files.append(SmallFile(self.path / "config.json", strict_json.dump(described, indent=1) + "\n"))
-            self.files += [SmallFile(self.path / ASSETS_FOLDER / name, data) for name, data in assets.items()]
+            self.files.append(SmallFile(self.path / CONFIG_FILE, strict_json.dump(described, indent=1) + "\n"))
+            kept = {self.path / ASSETS_FOLDER / name: data for name, data in assets.items()}
+            self.files += [SmallFile(path, data) for path, data in kept.items() if not is_file_with(path, data)]
             self._add_to_history(start, described)
             self.retry()
 
@@ -111,6 +112,7 @@ class RunFolder:
     def _take_over(self, start: RunStart) -> None:
         """Move an earlier run aside, unless it goes on here. The lock of the folder moves with it."""
         kept: Path | None = None
+        check_ours(self.path, {})
         if has_run(self.path) and not start.is_continued and not _begins_again(self.config):
             _check_movable(self.path)
             kept = _move_away(self.path)
@@ -165,7 +167,8 @@ class _FolderBefore:
 
     def __init__(self, folder: Path) -> None:
         self.had_lock = (folder / LOCK_NAME).exists()
-        self.missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        there = folder.resolve() if folder.is_symlink() else folder
+        self.missing = [path for path in (there, *there.parents) if not path.exists()]
 
     def restore(self, lock: FolderLock) -> None:
         """Release the lock; a folder that somebody else has put something into meanwhile stays."""
@@ -184,17 +187,13 @@ def lock_run_folder(config: TrainerConfig) -> FolderLock:
     lock = _lock(folder)
     try:
         _check_checkpoint_folder(config, folder)
+        check_ours(folder, find_tokenizer_assets(config.tokenizer))
         if has_run(folder) and (not config.checkpoint.load or config.checkpoint.load_model_only):
             _check_movable(folder)
     except BaseException:
         before.restore(lock)
         raise
     return lock
-
-
-def has_run(folder: Path) -> bool:
-    """Whether a run has left files in a folder."""
-    return any((folder / name).exists() for name in _TRACES_OF_A_RUN)
 
 
 def _begins_again(config: TrainerConfig) -> bool:
@@ -239,8 +238,9 @@ def _lock(folder: Path) -> FolderLock:
 
 
 def _make(folder: Path) -> None:
+    """Make the folder; where a link leads to none yet, on the disk that the link leads to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.realpath(folder), exist_ok=True)
     except OSError as error:
         raise _make_unwritable(folder, error) from None
 
@@ -265,8 +265,9 @@ def _check_checkpoint_folder(config: TrainerConfig, folder: Path) -> None:
 
 
 def _move_away(folder: Path) -> Path:
+    """Rename the folder itself, so that its files stay on their disk and a link to it leads to the new run."""
     try:
-        return set_aside(folder)
+        return set_aside(folder.resolve() if folder.is_symlink() else folder)
     except OSError as error:
         raise ConfigError(
             f"job.dump_folder is {folder}, where an earlier run left its files",

@@ -5,10 +5,13 @@ folder as it was. So the output goes to a hidden folder inside; the run moves it
 folder, and leaves a link, because torch's launcher and the ranks know their files by the first path.
 """
 
+import errno
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from monograph.system.own_tree import remove_made
 
 LOGS_VARIABLE = "MONOGRAPH_LAUNCH_LOGS"
 """The name of the hidden folder, set by the launcher for its ranks."""
@@ -25,8 +28,10 @@ class LaunchLogs:
 
     def make(self) -> None:
         """Make the hidden folder; OSError when it cannot be made."""
-        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        there = self.folder.resolve() if self.folder.is_symlink() else self.folder
+        self._made = [path for path in (there, *there.parents) if not path.exists()]
+        there.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir()
         os.environ[LOGS_VARIABLE] = self.path.name
 
     def settle(self, *, is_kept: bool) -> Path:
@@ -36,14 +41,15 @@ class LaunchLogs:
         """
         os.environ.pop(LOGS_VARIABLE, None)
         if self.path.is_symlink():
+            moved = self.folder / self.path.readlink()
             self.path.unlink()
-            return self.folder / "logs"
+            return moved.parent
         kept = self.path
         if is_kept and self.path.is_dir():
             kept = Path(tempfile.mkdtemp(prefix="monograph-logs-"))
             for entry in list(self.path.iterdir()):
                 shutil.move(entry, kept / entry.name)
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_made(self.path)
         for folder in self._made:
             try:
                 folder.rmdir()
@@ -60,5 +66,11 @@ def adopt_launch_logs(folder: Path, *, moved_to: Path | None) -> None:
         return
     target = folder / "logs" / name.removeprefix(".")
     target.parent.mkdir(parents=True, exist_ok=True)
-    hidden.rename(target)
-    (folder / name).symlink_to(Path("logs") / target.name)
+    try:
+        hidden.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        target = folder / target.name  # logs is a link to another disk: these stay beside it, since ranks write them
+        hidden.rename(target)
+    (folder / name).symlink_to(target.relative_to(folder))

@@ -24,7 +24,7 @@ from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.flight import make_flight_folder
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
-from monograph.train.checkpoint.config import AUTO
+from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store
@@ -252,16 +252,31 @@ def _make_unwritable(folder: Path, error: OSError) -> ConfigError:
 
 
 def _check_checkpoint_folder(config: TrainerConfig, folder: Path) -> None:
-    """Refuse checkpoints kept elsewhere that another run writes, before anything is moved or built."""
+    """Refuse checkpoints kept elsewhere that another run writes or has left, before anything is moved or built."""
     elsewhere = folder / config.checkpoint.folder
     is_inside = elsewhere.resolve().is_relative_to(folder.resolve())
-    if config.checkpoint.enabled and not is_inside and elsewhere.is_dir():
-        store = Store(elsewhere)
-        try:
-            store.lock()
-        except OSError:  # the checkpoint manager says what is wrong with it
-            return
-        store.close()
+    if not config.checkpoint.enabled or is_inside or not elsewhere.is_dir():
+        return
+    store = Store(elsewhere)
+    try:
+        store.lock()
+    except OSError:  # the checkpoint manager says what is wrong with it
+        return
+    store.close()
+    moves_along = Path(os.path.normpath(elsewhere)).is_relative_to(os.path.normpath(folder))  # a link in the folder
+    if not moves_along and not _may_continue(config, elsewhere):
+        store.check_unused()
+
+
+def _may_continue(config: TrainerConfig, checkpoints: Path) -> bool:
+    """Whether the run may go on from a checkpoint of this folder; what is in it shows when it is loaded."""
+    load = config.checkpoint.load
+    if not load or config.checkpoint.load_model_only:
+        return False
+    if load in (LATEST, AUTO) or (load.isascii() and load.isdigit()):
+        return True
+    named = Path(load)
+    return checkpoints.resolve() in (named.resolve(), named.resolve().parent, named.absolute().parent.resolve())
 
 
 def _move_away(folder: Path) -> Path:

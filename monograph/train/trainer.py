@@ -238,7 +238,7 @@ class Trainer(Configurable):
     def _claim_folder(self) -> None:
         """Everything is ready and the first step is next: from here on the run writes files."""
         self.folder.claim(self.groups, self.start)
-        self.checkpoints.open()
+        self.checkpoints.open(is_new=not self.start.is_continued)
         goes_back = self.start.is_continued and self.config.checkpoint.load not in (LATEST, AUTO)
         if self.start.is_continued and self.config.checkpoint.enabled:
             self.checkpoints.set_later_aside(self.start.step)

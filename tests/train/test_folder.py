@@ -219,7 +219,7 @@ def test_every_rank_of_a_run_learns_at_once_that_its_folder_is_in_use(tmp_path):
 
 def test_checkpoints_kept_elsewhere_are_refused_before_anything_is_moved(tmp_path):
     shared = {"checkpoint.folder": str(tmp_path / "shared")}
-    train(tiny_run(tmp_path / "two", shared | {"training.steps": 1}))
+    train(tiny_run(tmp_path / "two", {"training.steps": 1}))
     process = start(tiny_run(tmp_path / "one", ENDLESS | shared))
     wait_until(lambda: last_step(tmp_path / "one") >= 1, process)
     try:

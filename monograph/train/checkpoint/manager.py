@@ -109,10 +109,13 @@ class CheckpointManager(Configurable):
         if opens:
             self.open()
 
-    def open(self) -> None:
-        """Keep other writers out of the folder and finish what a killed one left half done. Safe to call twice."""
+    def open(self, *, is_new: bool = False) -> None:
+        """Keep other writers out of the folder and finish what a killed one left half done. Safe to call twice.
+
+        A new run (`is_new`) is refused in a folder that holds checkpoints of another one.
+        """
         if self.config.enabled and not self._is_open:
-            self._open()
+            self._open(is_new=is_new)
             self._is_open = True
             self._warn_of_writers(self._store.folder)
 
@@ -225,9 +228,9 @@ class CheckpointManager(Configurable):
         finally:
             self._shut()
 
-    def _open(self) -> None:
+    def _open(self, *, is_new: bool) -> None:
         try:
-            self._ranks.run_on_rank0(self._store.open)
+            self._ranks.run_on_rank0(lambda: self._store.open(is_new=is_new))
             owner = self._ranks.broadcast_object(self._store.read_owner())
             self._ranks.run_on_all_ranks(lambda: self._check_shared(owner))
         except PeerError as error:

@@ -43,13 +43,18 @@ class Store:
         self.disk = disk or Disk()
         self._lock = FolderLock(folder)
 
-    def open(self) -> None:
-        """Make the folder, keep other writers out, and finish or undo what a dead process left half done."""
+    def open(self, *, is_new: bool = False) -> None:
+        """Make the folder, keep other writers out, and finish or undo what a dead process left half done.
+
+        A new run (`is_new`) is refused where another one has left its checkpoints.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock()
             try:
                 self.clean()
+                if is_new:
+                    self.check_unused()
             except BaseException:
                 self.close()
                 raise
@@ -59,6 +64,16 @@ class Store:
                 why=str(error),
                 do="choose another --checkpoint.folder, or --checkpoint.enabled False",
             ) from error
+
+    def check_unused(self) -> None:
+        """Refuse a new run where there are checkpoints: each would replace the other's, and `latest` mix them up."""
+        if self.find_all():
+            raise CheckpointError(
+                f"{self.folder} holds the checkpoints of another run",
+                why=f"two runs in one folder would replace each other's checkpoints; {describe_choices(self)}",
+                do="--checkpoint.load latest to continue that run, or another --checkpoint.folder for this one: "
+                + str(self.folder / "NAME"),
+            )
 
     def put_back(self) -> None:
         """Undo a save that was killed while it replaced a checkpoint; a folder without one is not touched."""

@@ -211,11 +211,12 @@ class Trainer(Configurable):
     def restore_state(self, state: PeerState) -> None:
         """Continue where another replica is."""
         tensors = collect_tensors(self.step, self.optimizer)
+        scheduler, lr = self.config.lr_scheduler, self.config.optimizer.lr
+        plan = read_plan(state.values["lr_plan"], scheduler, peak=lr)
+        position = restore_position(state.values, self.data)  # everything is read before anything is written
         copy_tensors(find_local(tensors), state.tensors)
         restore_rng(tensors, self.step.device)
-        scheduler, lr = self.config.lr_scheduler, self.config.optimizer.lr
-        self.lr_plan = read_plan(state.values["lr_plan"], scheduler, peak=lr)
-        self.position = restore_position(state.values, self.data)
+        self.lr_plan, self.position = plan, position
         self.optimizer.set_updates(self.position.step)
         self._healed_step = self.position.step
 

@@ -1,10 +1,8 @@
 """What replicas need besides torchft: who reads what, sums, updates that are not made, and state that travels."""
 
 import re
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -30,9 +28,9 @@ from monograph.train.replicas.agreement import (
 from monograph.train.replicas.buckets import make_buckets, replace_by_sums
 from monograph.train.replicas.peer_state import PeerState, StateMismatch, copy_tensors
 from monograph.train.replicas.replicas import Replicas
-from monograph.train.replicas.state_server import MANAGER, STATE, USER, StateServer, read_state, write_state
+from monograph.train.replicas.state_server import read_state, write_state
 from monograph.train.replicas.torchft_replicas import TorchftReplicas
-from tests.kit.runs import bits, change, differing, open_trainer, read_exact, read_step, tiny_run
+from tests.kit.runs import change, differing, open_trainer, read_exact, read_step, tiny_run
 
 THREE = {
     "fault_tolerance.replicas": 3,
@@ -190,24 +188,6 @@ def test_buckets_hold_one_dtype_and_sums_come_back_rounded_once():
     before = [tensor.clone() for tensor in tensors]
     replace_by_sums(tensors, lambda flat: flat.zero_() is None)
     assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True)), "a sum that failed"
-
-
-def test_state_travels_as_safetensors_and_who_asks_early_waits(tmp_path):
-    tensors = {"model/w": torch.randn(5, 3).t(), "model/n": torch.tensor(3), "rng/cpu": torch.get_rng_state()}
-    state = PeerState(tensors, {"step": 7, "cursor": {"epoch": 0, "sample": 84}})
-    server, limit = StateServer(host="127.0.0.1", timeout_seconds=5.0), timedelta(seconds=5)
-    try:
-        given = {USER: {STATE: state}, MANAGER: {"step": 7, "batches_committed": 14}}
-        threading.Timer(0.2, server.send_checkpoint, ([1], 7, given, limit)).start()
-        found = server.recv_checkpoint(0, server.metadata(), 7, limit)
-        assert found[MANAGER] == given[MANAGER] and found[USER][STATE].values == state.values
-        assert bits(found[USER][STATE].tensors) == bits({name: each.contiguous() for name, each in tensors.items()})
-        server.disallow_checkpoint()
-        server._timeout = 0.1
-        with pytest.raises(OSError, match="404"):
-            server.recv_checkpoint(0, server.metadata(), 7, limit)
-    finally:
-        server.shutdown()
 
 
 def test_state_of_another_shape_is_refused_before_anything_is_written():

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -31,6 +31,8 @@ from monograph.train.replicas.replicas import Replicas
 from monograph.train.replicas.state_server import STATE, StateServer
 
 log = get_log("replicas")
+_MIN_READERS = 8
+"""Connections to the state server at once, where there are fewer replicas."""
 
 
 class QuorumLost(MonographError):
@@ -67,9 +69,10 @@ class TorchftReplicas(Replicas):
         self._config, self._groups, self._run, self._settings = config, groups, run, settings
         for name in ("torchft.manager", "torchft.process_group", "torchft.checkpointing"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # a lost replica is no error: it is reported below
-        host = find_own_address(config)
+        own = find_own_address(config)
+        host = own.name
         if groups.rank == 0:
-            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._store = serve_store(own)
         address = groups.broadcast_object((host, self._store.port) if groups.rank == 0 else None)
         limit = timedelta(seconds=config.timeout_seconds)
         self._is_new, self._has_healed, self._is_last_alone = False, False, False
@@ -91,7 +94,13 @@ class TorchftReplicas(Replicas):
             lighthouse_addr=config.lighthouse,
             replica_id=f"replica_{config.replica:05}",  # the order of parts is that of these names
             hostname=host,
-            checkpoint_transport=StateServer(host=host, timeout_seconds=config.timeout_seconds),
+            checkpoint_transport=StateServer(
+                address=own.address,
+                family=own.family,
+                timeout_seconds=config.timeout_seconds,
+                max_readers=max(_MIN_READERS, config.replicas),
+                collect_own=run.collect_state,
+            ),
         )
         self._manager.register_state_dict_fn(STATE, self._restore, run.collect_state)
         self._set_step()
@@ -186,8 +195,21 @@ class TorchftReplicas(Replicas):
             raise difference or QuorumLost("another rank of this replica differs from the other replicas")
 
 
-def find_own_address(config: FaultToleranceConfig) -> str:
-    """Where other replicas reach this process: the address that it has towards the lighthouse, once that answers."""
+class OwnAddress(NamedTuple):
+    """Where other replicas reach this process, and where it listens: on no other network of the machine."""
+
+    family: socket.AddressFamily
+    address: tuple[Any, ...]
+    """As sockets name it; its port belongs to a connection that is closed."""
+
+    @property
+    def name(self) -> str:
+        """As torchft takes it, which puts a port behind it without brackets."""
+        return str(self.address[0]) if self.family == socket.AF_INET else socket.gethostname()
+
+
+def find_own_address(config: FaultToleranceConfig) -> OwnAddress:
+    """The address that this process has towards the lighthouse, once that answers."""
     place = urlsplit(config.lighthouse)
     deadline = time.monotonic() + config.timeout_seconds
     while True:
@@ -197,8 +219,7 @@ def find_own_address(config: FaultToleranceConfig) -> str:
             with socket.socket(family, kind, number) as link:
                 link.settimeout(config.timeout_seconds)
                 link.connect(target)
-                own: str = link.getsockname()[0]
-            return own if family == socket.AF_INET else socket.gethostname()
+                return OwnAddress(socket.AddressFamily(family), link.getsockname())
         except OSError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
@@ -207,6 +228,17 @@ def find_own_address(config: FaultToleranceConfig) -> str:
                     do="start torchft_lighthouse first, at this address",
                 ) from None
             time.sleep(0.5)
+
+
+def serve_store(own: OwnAddress) -> dist.TCPStore:
+    """A store that listens on the own address only; on IPv6 others look its name up, so it listens on all of them."""
+    if own.family != socket.AF_INET:
+        return dist.TCPStore(own.name, 0, is_master=True, wait_for_workers=False)
+    with socket.socket(own.family) as listening:
+        listening.bind((own.address[0], 0))
+        listening.listen(128)
+        port, number = listening.getsockname()[1], listening.detach()
+    return dist.TCPStore(own.name, port, is_master=True, wait_for_workers=False, master_listen_fd=number)
 
 
 def _make_group(limit: timedelta, note: Callable[[], None]) -> Any:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from monograph.locks.folder_lock import FolderLock
 from monograph.report.page import make_run_page
 from monograph.watch.record_tail import RecordTail
 from monograph.watch.runs import MAX_POINTS, RunReader, collect_runs, make_readers
-from monograph.watch.server import RunServer
+from monograph.watch.server import MAX_CONNECTIONS, RunServer
 from tests.watch.run_folders import add_restart, make_record, make_run
 
 
@@ -141,3 +142,31 @@ def test_what_cannot_be_watched_is_refused(words, reason, tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", [b"/\xff", b"/\xc3\xa9/", b"/%ff/", b"//", b"*", b"/" + b"a" * 60_000])
+def test_odd_paths_are_not_found_and_leave_the_terminal_alone(tmp_path, path, capfd):
+    with RunServer([make_run(tmp_path / "run", steps=3)]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        with socket.create_connection(server.server_address, timeout=5) as link:
+            link.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert link.recv(100).startswith(b"HTTP/1.0 404")
+        server.shutdown()
+        thread.join(5)
+    assert capfd.readouterr().err == ""
+
+
+def test_half_requests_keep_nobody_from_the_page(tmp_path):
+    with RunServer([make_run(tmp_path / "run", steps=3)]) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        links = [socket.create_connection(server.server_address, timeout=5) for _ in range(60)]
+        for link in links:
+            link.sendall(b"GET /")
+        assert fetch(server, f"/{server.token}/data")[0] == 200
+        assert server.count_connections() <= MAX_CONNECTIONS
+        for link in links:
+            link.close()
+        server.shutdown()
+        thread.join(5)

@@ -6,6 +6,7 @@ from monograph.commands.insight_arguments import WatchArguments
 from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.report.page import make_run_page
+from monograph.system.foreign_json import open_regular
 from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer
 from monograph.whole_file import write_whole
@@ -17,12 +18,25 @@ def check_watch(arguments: WatchArguments) -> None:
         folder = Path(name)
         if not folder.is_dir():
             raise ConfigError(f"{name} is not a folder", why="a run leaves its metrics in its job.dump_folder")
-        if not (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
+        if not any([is_readable(folder / "metrics.jsonl"), is_readable(folder / "config.json")]):
             raise ConfigError(
                 f"{name} has neither metrics.jsonl nor config.json", why="no run wrote there", do="see job.dump_folder"
             )
     if arguments.out and not Path(arguments.out).parent.is_dir():
         raise ConfigError(f"--out {arguments.out}", why="there is no such folder", do="make it first")
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a file is there; ConfigError says what else has its name."""
+    try:
+        open_regular(path).close()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}", why=str(error.strerror), do="name another run, or move it away"
+        ) from None
+    return True
 
 
 def watch(arguments: WatchArguments) -> int:

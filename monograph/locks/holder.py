@@ -67,7 +67,7 @@ def parse_holder(content: bytes) -> Holder | None:
     try:
         values: Any = json.loads(content)
         holder = Holder(**values)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     kinds = {name: int if name == "pid" else str for name in Holder.__dataclass_fields__}
     return holder if all(type(getattr(holder, name)) is kind for name, kind in kinds.items()) else None

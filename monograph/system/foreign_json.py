@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,24 @@ class UnusableFile(MonographError, ValueError):
     exit_code = EXIT_WRONG_INPUT
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading (links to one are followed); UnusableFile for FIFOs and devices."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(21, "it is a folder", str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableFile(f"cannot read {show(path)}", why="it is not a regular file")
+        return open(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Content of a regular file (links to one are followed); OSError as for any file, UnusableFile for the rest."""
-    with open(path, "rb", opener=open_without_waiting) as opened:  # open() itself refuses a folder
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise UnusableFile(f"cannot read {show(path)}", why="it is not a regular file")
+    with open_regular(path) as opened:
         content = opened.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise UnusableFile(
@@ -40,11 +54,6 @@ def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
             why=f"it is larger than {max_bytes / (1 << 20):.0f} MiB, which no such file needs",
         )
     return content
-
-
-def open_without_waiting(path: str, flags: int) -> int:
-    """Opener for `open` that returns at once for a FIFO that nobody writes to."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from monograph.errors import ConfigError
-from monograph.system.foreign_json import UnusableFile, open_without_waiting, read_file, read_json
+from monograph.system.foreign_json import UnusableFile, open_regular, read_file, read_json
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.store import Store
 from monograph.train.records import parse_record
@@ -97,8 +97,10 @@ def _check_config(path: Path) -> str:
 def _check_metrics(path: Path) -> str:
     """A run that a full disk has stopped leaves its records without a configuration, or an empty file."""
     try:
-        with open(path, "rb", opener=open_without_waiting) as file:
-            first = file.readline(_FIRST_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"-"
+        with open_regular(path) as file:
+            first = file.readline(_FIRST_BYTES)
+    except UnusableFile:
+        first = b"-"
     except OSError as error:
         return f"its {METRICS_FILE} cannot be read ({error.strerror})"
     record = parse_record(first)

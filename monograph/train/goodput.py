@@ -17,7 +17,8 @@ from typing import Any
 from monograph import strict_json
 from monograph.line_file import LineFile
 from monograph.log import get_log
-from monograph.train.records import read_records
+from monograph.system.foreign_json import parse_json, read_file
+from monograph.train.records import find_number, read_records
 from monograph.train.startup import Startup, seconds_since_process_start
 
 log = get_log("goodput")
@@ -97,7 +98,7 @@ def describe_end(
         found = read_records(folder / "metrics.jsonl") if records is None else records
     except OSError:
         return None
-    records = [record for record in found if "goodput" in record]
+    records = [record for record in found if is_measured(record)]
     mine = [record for record in records if record["time"] >= events[-1]["time"]]
     if not mine:
         return None
@@ -115,21 +116,45 @@ def describe_end(
     }
 
 
+def is_measured(record: Mapping[str, Any]) -> bool:
+    """Whether a record of metrics.jsonl says where the time of its process went, in numbers."""
+    return all(find_number(record.get(name)) is not None for name in ("time", "ms")) and _is_time(record.get("goodput"))
+
+
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The lines of goodput.jsonl; what a killed process left of a line is passed over."""
+    """The lines of goodput.jsonl; what a killed process left of a line is passed over, as is what is no event."""
     try:
-        lines = (folder / FILE).read_bytes().split(b"\n")
+        lines = read_file(folder / FILE).split(b"\n")
     except OSError:
         return []
     found = []
     for line in lines:
         try:
-            event = strict_json.parse(line)
+            event = parse_json(line, FILE, kind=dict)
         except ValueError:
             continue
-        if isinstance(event, dict) and event.get("event") in ("start", "end"):
+        if _is_event(event):
             found.append(event)
     return found
+
+
+def _is_event(event: Mapping[str, Any]) -> bool:
+    needed = {"start": ["time", "step"], "end": ["time", "step", "lost_steps", "lost_seconds"]}
+    kind = event.get("event")
+    if not isinstance(kind, str) or kind not in needed:
+        return False
+    return all(find_number(event.get(name)) is not None for name in needed[kind]) and (
+        kind == "start" or _is_time(event.get("seconds"))
+    )
+
+
+def _is_time(seconds: Any) -> bool:
+    """Whether this is seconds by kind, those of steps among them."""
+    return (
+        isinstance(seconds, dict)
+        and STEPS in seconds
+        and all(find_number(each) is not None for each in seconds.values())
+    )
 
 
 @dataclass

@@ -1,18 +1,23 @@
 """The lines of metrics.jsonl: strict JSON, one record each, read back as they were measured. Loads without torch."""
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 from monograph import strict_json
+from monograph.system.foreign_json import open_regular
 from monograph.whole_file import write_whole
+
+_MAX_STEP = 1 << 53
+"""Beyond it not every number is one for a browser."""
+_MAX_NUMBER = 1e100
+"""Of a measured value; sums of such values are finite."""
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Every whole record of a file, NaN and infinities as floats; what a killed run left of a line is passed over."""
-    records = [parse_record(line) for line in path.read_bytes().split(b"\n")]
+    records = [parse_record(line) for line in _read(path).split(b"\n")]
     return [record for record in records if record is not None]
 
 
@@ -20,9 +25,16 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None when it is not a whole one."""
     try:
         record = json.loads(line)
-        return strict_json.restore(record) if isinstance(record, dict) and _find_step(record) is not None else None
-    except (ValueError, KeyError, IndexError, TypeError):
+        record = strict_json.restore(record) if isinstance(record, dict) else {}
+        return record if _find_step(record) is not None else None
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return None
+
+
+def find_number(value: Any) -> float | None:
+    """The value if it is a finite number; None for text, truth values, lists and numbers that nothing measures."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < _MAX_NUMBER else None
 
 
 def drop_later_records(path: Path, step: int) -> None:
@@ -30,7 +42,7 @@ def drop_later_records(path: Path, step: int) -> None:
 
     They are the end of the file, which is shortened: that needs no space. Anything else is written anew.
     """
-    content = path.read_bytes()
+    content = _read(path)
     kept: list[bytes] = []
     size, is_prefix = 0, True
     for line in content.splitlines(keepends=True):
@@ -56,6 +68,11 @@ def _make_strict(line: bytes, record: dict[str, Any]) -> bytes:
     return line if line.endswith(b"\n") else line + b"\n"
 
 
-def _find_step(record: dict[str, Any]) -> float | None:
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
+def _find_step(record: dict[str, Any]) -> int | None:
     step = record.get("step")
-    return step if isinstance(step, int) and not isinstance(step, bool) and math.isfinite(step) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) and abs(step) <= _MAX_STEP else None

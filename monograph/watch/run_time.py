@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from monograph.train.goodput import KINDS, GoodputSummary, read_events, summarize
+from monograph.train.goodput import KINDS, GoodputSummary, is_measured, read_events, summarize
+from monograph.train.records import find_number
 
 
 def collect_time(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def collect_time(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, A
         restarts = [{"step": process[-1]["step"], "ranks": None} for process in processes[:-1]]
     else:
         starts = [event for event in read_events(folder) if event["event"] == "start"]
-        restarts = [{"step": event["step"], "ranks": event["ranks"]} for event in starts[1:]]
+        restarts = [{"step": event["step"], "ranks": find_number(event.get("ranks"))} for event in starts[1:]]
     if found is None:
         return {"goodput": None, "restarts": restarts}
     parts = [[name, seconds] for name, seconds in found.rows() if seconds > 0]
@@ -28,7 +29,7 @@ def collect_time(folder: Path, records: Sequence[dict[str, Any]]) -> dict[str, A
 
 def split_processes(records: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The records of each process, told apart by its clock, which begins anew."""
-    timed = [record for record in records if isinstance(record.get("goodput"), dict)]
+    timed = [record for record in records if is_measured(record)]
     seconds = [sum(record["goodput"].values()) for record in timed]
     begins = [0, *(index for index, (a, b) in enumerate(itertools.pairwise(seconds), 1) if b < a), len(timed)]
     return [timed[start:end] for start, end in itertools.pairwise(begins) if end > start]

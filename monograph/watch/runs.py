@@ -1,24 +1,28 @@
 """What the page of runs shows, read from their folders alone: also of a run that was killed. Loads without torch."""
 
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from monograph.locks.folder_lock import LOCK_NAME
 from monograph.locks.holder import parse_holder
 from monograph.parallel.pipeline.schedule import BUBBLE
+from monograph.system.foreign_json import UnusableFile, open_regular, read_file, read_json
+from monograph.system.foreign_text import show
+from monograph.train.records import find_number
 from monograph.watch.record_tail import RecordTail
 from monograph.watch.run_time import collect_time
 
 MAX_POINTS = 1500
 """Of a curve: no more than a screen shows."""
-_MAX_COLUMNS = 160
+_MAX_COLUMNS, _MAX_ROWS = 160, 1024
 _MAX_WARNINGS = 50
 _LOG_BYTES = 1 << 18
 """The end of a log in which warnings are looked for."""
+_LOCK_BYTES = 1 << 16
+_MAX_STEPS = 1 << 53
 _CURVES = ("loss", "grad_norm", "lr", "tokens_per_second", "mfu", "peak_memory_gib", "ms", "validation_loss")
 
 
@@ -32,12 +36,15 @@ class RunReader:
     def collect(self, *, is_over: bool = False) -> dict[str, Any]:
         """Curves, state, restarts, checkpoints, warnings, and where the time went; `is_over` says that the process that
         holds the folder trains no more."""
-        records = self._tail.read()
+        problems: list[str] = []
+        records = _collect(problems, self._tail.read, [])
         steps = [record for record in records if "loss" in record]
-        wanted = read_steps(self.folder)
+        wanted = _collect(problems, lambda: read_steps(self.folder), 0)
         last = steps[-1] if steps else None
         shown = (
-            {name: _finite(last.get(name)) for name in ("step", "loss", "tokens_per_second", "time")} if last else None
+            {name: find_number(last.get(name)) for name in ("step", "loss", "tokens_per_second", "time")}
+            if last
+            else None
         )
         return {
             "name": self.name,
@@ -48,9 +55,9 @@ class RunReader:
             "curves": {name: thin_out(records, name) for name in _CURVES},
             "expert_load": collect_load(steps),
             "bubble": collect_bubble(steps),
-            **collect_time(self.folder, records),
-            "checkpoints": find_checkpoints(self.folder),
-            "warnings": read_warnings(self.folder),
+            **_collect(problems, lambda: collect_time(self.folder, records), {"goodput": None, "restarts": []}),
+            "checkpoints": _collect(problems, lambda: find_checkpoints(self.folder), []),
+            "warnings": _collect(problems, lambda: read_warnings(self.folder), []) + problems,
         }
 
 
@@ -75,18 +82,19 @@ def collect_runs(readers: Sequence[RunReader], *, is_live: bool, is_over: bool =
 def read_steps(folder: Path) -> int:
     """How many steps the run was to make; 0 where its configuration does not say."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["training"]["steps"]
-    except (OSError, ValueError, KeyError, TypeError):
+        training = read_json(folder / "config.json").get("training")
+    except FileNotFoundError:
         return 0
-    return found if isinstance(found, int) else 0
+    steps = training.get("steps") if isinstance(training, dict) else None
+    return steps if type(steps) is int and 0 < steps <= _MAX_STEPS else 0
 
 
 def find_state(folder: Path, last: dict[str, Any] | None, wanted: int, *, is_over: bool = False) -> str:
     """running: a process holds the folder; finished: the last step is there; else it ended before that, or, where the
     number of steps is not known, it just ended."""
     try:
-        holder = parse_holder((folder / LOCK_NAME).read_bytes())
-    except OSError:
+        holder = parse_holder(read_file(folder / LOCK_NAME, max_bytes=_LOCK_BYTES))
+    except (OSError, UnusableFile):
         holder = None
     if not is_over and holder is not None and (holder.is_alive if holder.is_here else True):
         return "running"
@@ -99,7 +107,7 @@ def find_state(folder: Path, last: dict[str, Any] | None, wanted: int, *, is_ove
 
 def estimate_seconds_left(steps: Sequence[dict[str, Any]], wanted: int) -> float | None:
     """By the time that the last steps took, everything between them included; None where that is not known."""
-    recent = [record for record in steps[-50:] if isinstance(record.get("time"), int | float)]
+    recent = [record for record in steps[-50:] if find_number(record.get("time")) is not None]
     if not wanted or len(recent) < 2 or recent[-1]["step"] <= recent[0]["step"]:
         return None
     pace = (recent[-1]["time"] - recent[0]["time"]) / (recent[-1]["step"] - recent[0]["step"])
@@ -109,7 +117,7 @@ def estimate_seconds_left(steps: Sequence[dict[str, Any]], wanted: int) -> float
 def thin_out(records: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
     """At most MAX_POINTS points [step, value] and the last: of each stretch the lowest and the highest, so that a
     spike of one step stays."""
-    pairs = [(record["step"], _finite(record.get(name))) for record in records]
+    pairs = [(record["step"], find_number(record.get(name))) for record in records]
     points = [[step, value] for step, value in pairs if value is not None]
     if len(points) <= MAX_POINTS:
         return points
@@ -125,17 +133,20 @@ def thin_out(records: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
 def collect_load(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The busiest expert of every MoE layer over the mean, step by step."""
     with_load = [record for record in steps if isinstance(record.get("expert_load"), dict)]
-    return collect_rows([(record["step"], record["expert_load"]["max_over_mean"]) for record in with_load])
+    return collect_rows([(record["step"], record["expert_load"].get("max_over_mean")) for record in with_load])
 
 
 def collect_bubble(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The part of every update in which a pipeline rank computed nothing, rank by rank."""
-    return collect_rows([(each["step"], each[BUBBLE]) for each in steps if isinstance(each.get(BUBBLE), list)])
+    return collect_rows([(record["step"], record[BUBBLE]) for record in steps if BUBBLE in record])
 
 
-def collect_rows(columns: Sequence[tuple[int, list[float]]]) -> dict[str, Any]:
-    """A list of numbers for every step, of as many steps as a screen shows."""
-    chosen = columns[:: max(1, -(-len(columns) // _MAX_COLUMNS))]
+def collect_rows(columns: Sequence[tuple[int, Any]]) -> dict[str, Any]:
+    """A list of finite numbers for every step, of as many steps as a screen shows and equally long; others are left
+    out."""
+    rows = [(step, values) for step, values in columns if _is_row(values)]
+    rows = [(step, values) for step, values in rows if len(values) == len(rows[-1][1])]
+    chosen = rows[:: max(1, -(-len(rows) // _MAX_COLUMNS))]
     return {
         "steps": [step for step, _ in chosen],
         "values": [values for _, values in chosen],
@@ -146,20 +157,34 @@ def collect_rows(columns: Sequence[tuple[int, list[float]]]) -> dict[str, Any]:
 def find_checkpoints(folder: Path) -> list[int]:
     """The steps of the checkpoints that are there."""
     names = [each.name.removeprefix("step-") for each in (folder / "checkpoints").glob("step-*") if each.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(step for name in names if name.isdecimal() and (step := int(name)) <= _MAX_STEPS)
 
 
 def read_warnings(folder: Path) -> list[str]:
     """The last warnings and errors that rank 0 logged."""
     try:
-        with (folder / "logs" / "rank-0.log").open("rb") as file:
+        with open_regular(folder / "logs" / "rank-0.log") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+            lines = file.read(_LOG_BYTES).decode(errors="replace").split("\n")
+    except FileNotFoundError:
         return []
     return [line[:400] for line in lines if " W " in line[:40] or " E " in line[:40]][-_MAX_WARNINGS:]
 
 
-def _finite(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < float("inf") else None
+def _is_row(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and 0 < len(values) <= _MAX_ROWS
+        and all(find_number(value) is not None for value in values)
+    )
+
+
+def _collect(problems: list[str], read: Callable[[], Any], otherwise: Any) -> Any:
+    """A part of the page; a file that cannot be read is named on the page, and the other parts are still shown."""
+    try:
+        return read()
+    except UnusableFile as error:
+        problems.append(f"{error.what}: {error.why}")
+    except OSError as error:
+        problems.append(f"cannot read {show(error.filename)}: {error.strerror}")
+    return otherwise

@@ -8,14 +8,12 @@ import errno
 import hashlib
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from monograph.system.foreign_json import UnusableFile, open_without_waiting
-from monograph.system.foreign_text import show
+from monograph.system.foreign_json import open_regular
 from monograph.system.own_tree import is_plain_folder
 
 WRITE_BYTES = 64 << 20
@@ -109,11 +107,8 @@ def hash_file(path: Path, *, size: int | None = None) -> tuple[int, str]:
     A file that does not have `size` bytes is not read; its hash is then empty. UnusableFile for what is no
     regular file: to open a FIFO would wait for somebody to write into it.
     """
-    with open(path, "rb", opener=open_without_waiting) as file:
-        status = os.fstat(file.fileno())  # after opening: what a mount remembers of a size may be old before
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableFile(f"cannot read {show(path)}", why="it is not a regular file")
-        found = status.st_size
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno()).st_size  # after opening: what a mount remembers of a size may be old before
         if size not in (None, found):
             return found, ""
         if hasattr(os, "posix_fadvise"):

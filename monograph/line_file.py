@@ -8,6 +8,8 @@ import os
 from collections import deque
 from pathlib import Path
 
+from monograph.system.own_file import open_own
+
 MAX_WAITING_BYTES = 16 << 20
 """Of lines that wait for the disk; beyond it the oldest are given up."""
 
@@ -16,7 +18,7 @@ class FileCalls:
     """The system calls, one method each, so that tests can make each of them fail."""
 
     def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        return open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
     def size(self, file: int) -> int:
         return os.fstat(file).st_size

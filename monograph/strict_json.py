@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from monograph.system.foreign_json import UnusableFile, parse_json
+
 NON_FINITE = "non_finite"
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -25,7 +27,10 @@ def dump(value: Mapping[str, Any], *, indent: int | None = None, is_compact: boo
 
 def parse(text: str | bytes) -> Any:
     """What JSON text says; ValueError for a bare NaN or Infinity, as for anything else that is not JSON."""
-    return json.loads(text, parse_constant=_refuse)
+    try:
+        return parse_json(text, "the text")
+    except UnusableFile as error:
+        raise ValueError(error.why) from None
 
 
 def restore(record: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +58,3 @@ def _replace(value: Any, path: str, found: dict[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return [_replace(item, f"{prefix}{index}", found) for index, item in enumerate(value)]
     return value
-
-
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")

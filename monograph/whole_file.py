@@ -4,13 +4,16 @@ import os
 import secrets
 from pathlib import Path
 
+from monograph.system.own_file import create_own
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file, replacing one that is there; whoever reads it sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     prepared = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        prepared.write_bytes(content.encode() if isinstance(content, str) else content)
+        with open(create_own(prepared, 0o666), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(prepared, path)
     except BaseException:
         prepared.unlink(missing_ok=True)

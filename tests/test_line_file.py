@@ -146,3 +146,12 @@ def test_steps_are_shown_as_ranges(steps, text):
     for step in steps:
         found.add(step)
     assert str(found) == text
+
+
+def test_lines_are_never_added_to_what_a_link_leads_to(tmp_path):
+    (tmp_path / "notes").write_text("mine\n")
+    (tmp_path / "lines").symlink_to("notes")
+    lines = make(tmp_path, None)
+    lines.write("1", step=1)
+    assert "a link to 'notes'" in lines.describe_missing()
+    assert (tmp_path / "notes").read_text() == "mine\n"

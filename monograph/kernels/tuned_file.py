@@ -23,6 +23,8 @@ from monograph import strict_json
 from monograph.compat.triton import HAS_TRITON, triton
 from monograph.kernels.tuning import Settings, TunedKey
 from monograph.log import get_log
+from monograph.system.foreign_json import read_file
+from monograph.system.own_file import open_own
 from monograph.whole_file import write_whole
 
 LOCK_SECONDS = 10.0
@@ -95,11 +97,9 @@ def read_tuned(kind: GpuKind) -> dict[TunedKey, TunedKernel]:
 
 def _read(path: Path, kind: GpuKind) -> dict[TunedKey, TunedKernel]:
     try:
-        content = path.read_bytes()
+        made_for, found = parse_tuned(read_file(path))
     except FileNotFoundError:
         return {}
-    try:
-        made_for, found = parse_tuned(content)
     except ValueError as error:
         log.warning("tuned settings of kernels are not used: %s is damaged: %s", path, error)
         return {}
@@ -158,7 +158,7 @@ def _locked(path: Path) -> Iterator[None]:
     file server can keep that of a machine that has died."""
     path.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + LOCK_SECONDS
-    with path.open("ab") as file:
+    with open(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

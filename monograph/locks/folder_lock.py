@@ -107,9 +107,8 @@ def locked_output(target: Path) -> Iterator[None]:
             do="wait until it has finished, or choose another name",
         ) from None
     except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written", why=error.strerror or str(error), do="choose another name"
-        ) from None
+        why = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        raise ConfigError(f"{target} cannot be written", why=why, do="choose another name") from None
     try:
         yield
     finally:

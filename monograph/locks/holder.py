@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from monograph.system.foreign_json import parse_json
+
+MAX_PID = 1 << 31
 _START_FIELD = 19
 """Of /proc/PID/stat behind the command's name: when the process started, in clock ticks after boot."""
 
@@ -65,12 +68,15 @@ def this_process() -> Holder:
 def parse_holder(content: bytes) -> Holder | None:
     """The holder that a lock file names; None when it names none, because it was released or never written whole."""
     try:
-        values: Any = json.loads(content)
+        values: Any = parse_json(content, "the lock", kind=dict)
         holder = Holder(**values)
     except (ValueError, TypeError, RecursionError):
         return None
     kinds = {name: int if name == "pid" else str for name in Holder.__dataclass_fields__}
-    return holder if all(type(getattr(holder, name)) is kind for name, kind in kinds.items()) else None
+    if not all(type(getattr(holder, name)) is kind for name, kind in kinds.items()):
+        return None
+    is_printable = all(value.isprintable() for value in asdict(holder).values() if isinstance(value, str))
+    return holder if is_printable and 0 < holder.pid < MAX_PID else None
 
 
 def read_process(pid: int) -> tuple[str, str]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from monograph.errors import ConfigError
 from monograph.locks.holder import Holder, parse_holder, this_process
 from monograph.log import get_log
+from monograph.system.foreign_json import UnusableFile, read_file
+from monograph.system.own_file import NotOwnFile, create_own, open_own
 
 HEARTBEAT_SECONDS = 10.0
 """How often a holder refreshes its file."""
@@ -28,6 +30,8 @@ _POLL_SECONDS = 0.2
 _ATTEMPTS = 100
 _SECONDS_TO_WRITE = 2.0
 _CONTENT_BYTES = 4096
+_START = b'{"pid": '
+"""Every lock begins so, of all versions."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _HELD: "weakref.WeakSet[LockFile]" = weakref.WeakSet()
 
@@ -108,8 +112,8 @@ class LockFile:
     def read_holder(self) -> Holder | None:
         """Who holds the lock by what the file at the path says now."""
         try:
-            return parse_holder(self.path.read_bytes())
-        except OSError:
+            return parse_holder(read_file(self.path, max_bytes=_CONTENT_BYTES))
+        except (OSError, UnusableFile):
             return None
 
     def _try_acquire(self) -> bool:
@@ -126,6 +130,7 @@ class LockFile:
             if lock is _Lock.THEIRS:
                 self._check_elsewhere(file)
             content = os.pread(file, _CONTENT_BYTES, 0)
+            _check_ours(self.path, file, content)
             if not is_new or lock is _Lock.THEIRS:
                 self._check_free(file, content, has_lock=lock is _Lock.OURS)
             if not _is_at(self.path, file) or os.pread(file, _CONTENT_BYTES, 0) != content:
@@ -182,7 +187,7 @@ class LockFile:
             os.rename(self.path, moved)
         except FileNotFoundError:
             return
-        if moved.read_bytes() != content and not self.path.exists():
+        if _read(moved) != content and not os.path.lexists(self.path):
             os.rename(moved, self.path)
             return
         moved.unlink()
@@ -218,9 +223,26 @@ class LockFile:
 def _open(path: Path) -> tuple[int, bool]:
     """The file open for writing, and whether it was made just now."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+        return open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), True
     except FileExistsError:
-        return os.open(path, os.O_RDWR), False
+        return open_own(path, os.O_RDWR), False
+
+
+def _check_ours(path: Path, file: int, content: bytes) -> None:
+    """Raise NotOwnFile for anything that is no lock: a lock is emptied and written anew.
+
+    What a machine that lost its power, or a full disk, has left of a lock counts as one: nothing, its beginning, zeros.
+    """
+    rest = content.strip(b"\0")
+    if os.fstat(file).st_size > _CONTENT_BYTES or (rest and not (_START.startswith(rest) or rest.startswith(_START))):
+        raise NotOwnFile(path, "no lock of this program")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return read_file(path, max_bytes=_CONTENT_BYTES)
+    except (OSError, UnusableFile):
+        return None
 
 
 def _lock(file: int) -> _Lock:
@@ -247,7 +269,7 @@ def _find_holder(file: int) -> Holder | None:
 def _is_at(path: Path, file: int) -> bool:
     """Whether the path leads to the open file."""
     try:
-        there = os.stat(path)
+        there = os.lstat(path)
     except OSError:
         return False
     return os.path.samestat(there, os.fstat(file))
@@ -256,17 +278,20 @@ def _is_at(path: Path, file: int) -> bool:
 def _find_refreshed(path: Path) -> int:
     """When the file at the path was refreshed; it is opened for this, since network file systems ask only then."""
     try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
+        file = open_own(path, os.O_RDONLY)
     except OSError:
         return 0
+    try:
+        return os.fstat(file).st_mtime_ns
+    finally:
+        os.close(file)
 
 
 def _find_age(file: int, path: Path) -> float:
     """Seconds since the file was refreshed, by the clock of the file system, which may not be that of this machine."""
     probe = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(probe, "xb") as now:
+        with open(create_own(probe), "wb") as now:
             return max(0.0, os.fstat(now.fileno()).st_mtime - os.fstat(file).st_mtime)
     except OSError:
         return max(0.0, time.time() - os.fstat(file).st_mtime)

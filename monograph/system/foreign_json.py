@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from monograph.errors import EXIT_WRONG_INPUT, MonographError
 from monograph.system.foreign_text import show
@@ -19,6 +19,7 @@ from monograph.system.foreign_text import show
 MAX_BYTES = 64 << 20
 MAX_DEPTH = 100
 """Levels of brackets; far above any file of ours, far below Python's limit."""
+_PIECE_BYTES = 1 << 20
 _ALL_BUT_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^]["{}]+', re.DOTALL)
 _TOO_DEEP = re.compile(rb"[\[{]{%d}" % (MAX_DEPTH + 1))
 
@@ -47,13 +48,22 @@ def open_regular(path: Path) -> BufferedReader:
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Content of a regular file (links to one are followed); OSError as for any file, UnusableFile for the rest."""
     with open_regular(path) as opened:
-        content = opened.read(max_bytes + 1)
+        content = _read_up_to(opened, max_bytes + 1)
     if len(content) > max_bytes:
         raise UnusableFile(
             f"cannot read {show(path)}",
             why=f"it is larger than {max_bytes / (1 << 20):.0f} MiB, which no such file needs",
         )
     return content
+
+
+def _read_up_to(file: BinaryIO, size: int) -> bytes:
+    """At most `size` bytes, in pieces: a limit of many GiB takes no memory for a small file."""
+    pieces = []
+    while size > 0 and (piece := file.read(min(size, _PIECE_BYTES))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:

@@ -24,12 +24,14 @@ from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.flight import make_flight_folder
 from monograph.parallel.groups import Groups
 from monograph.passes.numerics import NumericsPromise
+from monograph.system.own_file import NotOwnFile, open_own
 from monograph.train.checkpoint.config import AUTO, LATEST
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER
 from monograph.train.checkpoint.model_source import find_tokenizer_assets
 from monograph.train.checkpoint.store import Store
 from monograph.train.config import TrainerConfig
 from monograph.train.earlier_run import CONFIG_FILE, check_ours, has_run, is_file_with
+from monograph.train.goodput import FILE as GOODPUT_NAME
 from monograph.train.launch_logs import adopt_launch_logs
 from monograph.train.set_aside import set_aside
 from monograph.train.write_failures import SmallFile
@@ -120,6 +122,8 @@ class RunFolder:
             before, self.lock = self.lock, _lock(self.path)
             if before is not None:
                 before.release()
+        else:
+            _check_lines(self.path)
         adopt_launch_logs(self.path, moved_to=kept)
 
     def _add_to_history(self, start: RunStart, described: dict[str, Any]) -> None:
@@ -194,6 +198,20 @@ def lock_run_folder(config: TrainerConfig) -> FolderLock:
         before.restore(lock)
         raise
     return lock
+
+
+def _check_lines(folder: Path) -> None:
+    """Refuse to go on in a folder whose metrics or logs are links or other users': a run adds to its own files."""
+    names = ("metrics.jsonl", GOODPUT_NAME, HISTORY_NAME)
+    for path in (*(folder / name for name in names), *sorted((folder / "logs").glob("rank-*.log"))):
+        if os.path.lexists(path):
+            try:
+                os.close(open_own(path, os.O_WRONLY | os.O_APPEND))
+            except NotOwnFile as error:
+                do = "move it away, or put the file itself in its place"
+                raise ConfigError(f"{path} cannot be added to", why=error.strerror or "", do=do) from None
+            except OSError as error:  # the disk's trouble: lines wait until it is over
+                log.debug("%s: %s", path, error)
 
 
 def _begins_again(config: TrainerConfig) -> bool:

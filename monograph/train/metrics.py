@@ -7,6 +7,7 @@ is named under `non_finite`.
 
 import functools
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from monograph import strict_json
 from monograph.config.configurable import Configurable
 from monograph.line_file import FileCalls, LineFile
 from monograph.log import get_log
+from monograph.system.own_file import create_own, open_own
 from monograph.train.config import MetricsConfig
 from monograph.train.records import drop_later_records
 from monograph.train.set_aside import find_free, set_aside
@@ -101,7 +103,7 @@ class Metrics(Configurable):
         if not self.path.exists():
             return
         if goes_back:
-            shutil.copyfile(self.path, find_free(self.path))
+            _copy(self.path, find_free(self.path))
         if not step:
             set_aside(self.path)
             return
@@ -110,6 +112,12 @@ class Metrics(Configurable):
         except OSError as error:
             kept = set_aside(self.path)
             log.warning("%s cannot be continued (%s): it is now %s", self.path, find_reason(error), kept)
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file of this run to a name that nothing has."""
+    with open(open_own(path, os.O_RDONLY), "rb") as file, open(create_own(target), "wb") as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def _flatten(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

@@ -1,14 +1,16 @@
 """The lines of metrics.jsonl: strict JSON, one record each, read back as they were measured. Loads without torch."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from monograph import strict_json
-from monograph.system.foreign_json import open_regular
+from monograph.system.foreign_json import parse_json, read_file
+from monograph.system.own_file import open_own
 from monograph.whole_file import write_whole
 
+MAX_BYTES = 8 << 30
+"""Size of the largest metrics.jsonl that is read: millions of steps."""
 _MAX_STEP = 1 << 53
 """Beyond it not every number is one for a browser."""
 _MAX_NUMBER = 1e100
@@ -17,17 +19,16 @@ _MAX_NUMBER = 1e100
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Every whole record of a file, NaN and infinities as floats; what a killed run left of a line is passed over."""
-    records = [parse_record(line) for line in _read(path).split(b"\n")]
+    records = [parse_record(line) for line in read_file(path, max_bytes=MAX_BYTES).split(b"\n")]
     return [record for record in records if record is not None]
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None when it is not a whole one."""
     try:
-        record = json.loads(line)
-        record = strict_json.restore(record) if isinstance(record, dict) else {}
-        return record if _find_step(record) is not None else None
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        record = parse_json(line, "a record", kind=dict, allow_nan=True)
+        return strict_json.restore(record) if _find_step(record) is not None else None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
 
 
@@ -42,7 +43,7 @@ def drop_later_records(path: Path, step: int) -> None:
 
     They are the end of the file, which is shortened: that needs no space. Anything else is written anew.
     """
-    content = _read(path)
+    content = read_file(path, max_bytes=MAX_BYTES)
     kept: list[bytes] = []
     size, is_prefix = 0, True
     for line in content.splitlines(keepends=True):
@@ -56,7 +57,11 @@ def drop_later_records(path: Path, step: int) -> None:
     if not is_prefix:
         write_whole(path, b"".join(kept).decode())
     elif size < len(content):
-        os.truncate(path, size)
+        file = open_own(path, os.O_WRONLY)
+        try:
+            os.ftruncate(file, size)
+        finally:
+            os.close(file)
 
 
 def _make_strict(line: bytes, record: dict[str, Any]) -> bytes:
@@ -66,11 +71,6 @@ def _make_strict(line: bytes, record: dict[str, Any]) -> bytes:
     except ValueError:
         return strict_json.dump(record).encode() + b"\n"
     return line if line.endswith(b"\n") else line + b"\n"
-
-
-def _read(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read()
 
 
 def _find_step(record: dict[str, Any]) -> int | None:

@@ -5,7 +5,6 @@ import fcntl
 import logging
 import multiprocessing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -111,7 +110,7 @@ def test_a_file_that_cannot_be_read_now_is_not_replaced(monkeypatch):
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as broken, pytest.raises(OSError, match="input/output"):
-        broken.setattr(Path, "read_bytes", refuse)
+        broken.setattr(tuned_file, "read_file", refuse)
         write_tuned(H200, [tuned(4)])
     assert set(read_tuned(H200)) == {tuned(3).key}
 

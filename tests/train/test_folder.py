@@ -333,3 +333,16 @@ def test_every_start_of_a_run_is_a_line_of_its_history(tmp_path):
     assert (first["step"], first["loaded"]) == (0, "") and first["config"]["job"]["description"] == ""
     assert second["step"] == 1 and second["loaded"].endswith("step-00000001")
     assert from_json(second["config"]).job.description == "again"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "goodput.jsonl", "config.history.jsonl", "logs/rank-0.log"])
+def test_a_run_does_not_go_on_in_a_folder_whose_lines_are_links(tmp_path, name):
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / name).symlink_to(tmp_path / "notes")
+    with (
+        reserved_folder(tiny_run(tmp_path / "out"), ALONE) as reserved,
+        pytest.raises(ConfigError, match="cannot be added to"),
+    ):
+        reserved.claim(ALONE, RunStart(is_continued=True))
+    assert (tmp_path / "notes").read_text() == "mine"

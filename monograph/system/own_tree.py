@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 
 
 def is_plain_folder(path: Path) -> bool:
@@ -58,8 +58,9 @@ def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Col
         raise ConfigError(f"will not overwrite {target}", why=f"it is {kind}; only {what} is replaced", do=do)
     try:
         listed = read_listed(target)
-    except (ValueError, OSError, LookupError, TypeError) as error:
-        raise ConfigError(f"will not overwrite {target}", why=f"it is not {what}: {error}", do=do) from None
+    except (ValueError, OSError, LookupError, TypeError, MonographError) as error:
+        reason = ": ".join(filter(None, (error.what, error.why))) if isinstance(error, MonographError) else str(error)
+        raise ConfigError(f"will not overwrite {target}", why=f"it is not {what}: {reason}", do=do) from None
     if foreign := find_foreign(target, listed):
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise ConfigError(f"will not overwrite {target}", why=f"it holds what is not {what}: {names}", do=do)

@@ -13,8 +13,9 @@ import pytest
 
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, render_manifest
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, render_manifest, seal
 from monograph.graph.file import graph_to_data
+from monograph.manifest import sealed
 from monograph.manifest.fields import FileRecord
 from tests.execute.artifacts import make_sections, open_folder
 from tests.graph.captures import SPREAD, capture_chunk_nodes, facts_of
@@ -198,6 +199,46 @@ def test_an_artifact_is_replaced_only_when_asked_and_nothing_else_ever_is(artifa
     (artifact / MANIFEST).unlink()
     with pytest.raises(ConfigError, match="is not an artifact"):
         write_artifact(artifact, make_sections(), files, overwrite=True)
+    assert (artifact / "step.json").exists()
+
+
+def test_an_artifact_that_holds_more_than_its_manifest_lists_is_not_replaced(artifact, files):
+    (artifact / "notes").mkdir()
+    (artifact / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds what is not an artifact: notes/"):
+        write_artifact(artifact, make_sections(), files, overwrite=True)
+    assert (artifact / "notes" / "mine.txt").read_text() == "mine" and read_manifest(artifact)
+    assert [path.name for path in artifact.parent.iterdir()] == ["artifact"]
+
+
+def test_a_link_to_an_artifact_is_not_replaced(artifact, files):
+    link = artifact.with_name("link")
+    for target in (artifact, artifact.with_name("nowhere")):
+        link.symlink_to(target)
+        with pytest.raises(ConfigError, match="it is a link"):
+            write_artifact(link, make_sections(), files, overwrite=True)
+        link.unlink()
+    assert read_manifest(artifact)
+
+
+def test_no_checkpoint_makes_room_for_an_artifact(tmp_path, files):
+    folder = tmp_path / "step-00000004"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"4" * 100)
+    (folder / MANIFEST).write_bytes(sealed.seal(b'"schema":1,\n"files":{"weights":{"size":100}}}\n'))
+    with pytest.raises(ConfigError, match="it is not an artifact"):
+        write_artifact(folder, make_sections(), files, overwrite=True)
+    assert (folder / "weights").exists()
+
+
+def test_an_artifact_of_another_version_can_be_replaced(artifact, files):
+    content = json.loads((artifact / MANIFEST).read_bytes())
+    changed = {name: value for name, value in content.items() if name not in ("sha256", "hmac")} | {"schema": 99}
+    (artifact / MANIFEST).write_bytes(seal(json.dumps(changed)[1:].encode(), None))
+    with pytest.raises(ArtifactError, match="another version"):
+        read_manifest(artifact)
+    write_artifact(artifact, make_sections(), files, overwrite=True)
+    assert sorted(read_manifest(artifact).files) == ["step.json", "step.txt"]
 
 
 def test_the_same_content_makes_the_same_bytes(files, tmp_path):

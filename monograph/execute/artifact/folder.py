@@ -6,12 +6,12 @@ Loads without torch, so that a run that cannot use its artifact says so at once.
 import hashlib
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from monograph.errors import ConfigError
+from monograph.execute.artifact.fields import FILE_NAME
 from monograph.execute.artifact.keys import is_signed_with
 from monograph.execute.artifact.manifest import (
     MANIFEST,
@@ -22,8 +22,11 @@ from monograph.execute.artifact.manifest import (
     render_manifest,
     seal,
 )
-from monograph.manifest.fields import FileRecord
+from monograph.manifest.fields import FileRecord, read_files
 from monograph.permissions import find_writer
+from monograph.system.foreign_json import parse_json
+from monograph.system.own_file import create_own
+from monograph.system.own_tree import check_replaceable, remove_made, replace_folder
 
 MAX_MANIFEST_BYTES = 256 << 20
 
@@ -54,37 +57,41 @@ def write_folder(target: Path, files: Iterable[tuple[str, bytes]], *, overwrite:
             _sync_folder(folder)
         _put_in_place(prepared, target, overwrite=overwrite)
     except BaseException:
-        shutil.rmtree(prepared, ignore_errors=True)
+        remove_made(prepared)
         raise
     _sync_folder(target.parent)
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is already; with `overwrite`, only an artifact makes room."""
-    if not target.exists():
+    """Refuse to write where something is already; with `overwrite`, only an artifact and nothing else makes room."""
+    if not os.path.lexists(target):
         return
     if not overwrite:
         raise ConfigError(f"{target} exists already", do="choose another --out, or --overwrite true")
-    if not (target / MANIFEST).exists():
-        raise ConfigError(f"{target} is not an artifact", why="only an artifact is replaced by one")
+    check_replaceable(target, "an artifact", _list_files)
+
+
+def _list_files(folder: Path) -> Collection[str]:
+    """Names of all files of an artifact, of this version or another; an error where the folder holds none.
+
+    Checkpoints have a sealed manifest.json, too, without the line for a signature.
+    """
+    data = read_manifest_bytes(folder)
+    open_envelope(data)
+    content = parse_json(data, str(folder / MANIFEST), kind=dict)
+    return {MANIFEST, *read_files(content.get("files"), "files", FILE_NAME)}
 
 
 def _put_in_place(prepared: Path, target: Path, *, overwrite: bool) -> None:
     check_target(target, overwrite=overwrite)
-    if not target.exists():
-        os.rename(prepared, target)
-        return
-    old = target.with_name(f".old-{target.name}-{secrets.token_hex(4)}")
-    os.rename(target, old)
-    os.rename(prepared, target)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(prepared, target, "an artifact", _list_files)
 
 
 def _write_file(path: Path, content: bytes) -> None:
     """Only the owner can write to it afterwards, whatever the umask is."""
     for folder in reversed([each for each in path.parents if not each.exists()]):
         folder.mkdir(mode=0o755)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+    with open(create_own(path), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -9,12 +9,13 @@ import pytest
 from monograph.cli import main
 from monograph.execute.artifact.check import trust_code
 from monograph.execute.artifact.folder import read_manifest, write_artifact
-from monograph.execute.artifact.manifest import ArtifactError
+from monograph.execute.artifact.manifest import MANIFEST, ArtifactError
 from monograph.execute.artifact.trust import check_code, find_trust
 from monograph.execute.config import CompileConfig
 from tests.execute.artifacts import make_sections, open_folder
 from tests.execute.test_artifact_command import RECIPE, said, write
 from tests.execute.test_artifact_trust import CODE, KEY
+from tests.test_permissions import MASK, NOBODY, OWN_GROUP, USER, set_acl
 
 FILES = {"step.json": b"{}", **CODE}
 WITH_COMPILER, WITHOUT = (
@@ -42,6 +43,25 @@ def test_whatever_the_umask_nobody_else_can_write_to_a_new_artifact(tmp_path, um
     for path in (tmp_path / "artifact", *(tmp_path / "artifact").rglob("*")):
         assert path.stat().st_mode & 0o022 == 0, path
     assert find_trust(tmp_path / "artifact", read_manifest(tmp_path / "artifact")).exposed == []
+
+
+def test_a_default_access_control_list_does_not_expose_a_new_artifact(tmp_path):
+    everyone = [(OWN_GROUP, 7, 2**32 - 1), (MASK, 7, 2**32 - 1)]
+    set_acl(tmp_path, (USER, 7, NOBODY), *everyone, name="default")
+    write_artifact(tmp_path / "artifact", make_sections(["compiled_0"]), FILES)
+    assert find_trust(tmp_path / "artifact", read_manifest(tmp_path / "artifact")).exposed == []
+
+
+def test_code_below_a_folder_that_others_can_write_to_does_not_run(artifact):
+    expose(artifact.parent)
+    with pytest.raises(ArtifactError, match="other users can change it"):
+        trust_code(artifact, read_manifest(artifact), WITH_COMPILER, CompileConfig())
+
+
+def test_code_that_an_access_control_list_opens_to_one_user_does_not_run(artifact):
+    set_acl(artifact / MANIFEST, (USER, 6, NOBODY), (OWN_GROUP, 4, 2**32 - 1), (MASK, 6, 2**32 - 1))
+    with pytest.raises(ArtifactError, match="access control list lets user"):
+        trust_code(artifact, read_manifest(artifact), WITH_COMPILER, CompileConfig())
 
 
 @pytest.mark.parametrize("name", ["", "manifest.json", "regions", "regions/step-compiled_0.bin", "kernels/ab"])

@@ -23,7 +23,7 @@ from monograph.execute.artifact.manifest import (
     seal,
 )
 from monograph.manifest.fields import FileRecord, read_files
-from monograph.permissions import find_writer
+from monograph.permissions import find_writer, read_acl
 from monograph.system.foreign_json import parse_json
 from monograph.system.own_file import create_own
 from monograph.system.own_tree import check_replaceable, remove_made, replace_folder
@@ -168,7 +168,7 @@ def _read(path: Path, limit: int, *, is_private: bool = False) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError("it is not a file")
-        if is_private and (writer := find_writer(found)):
+        if is_private and (writer := find_writer(found, read_acl(file.fileno()))):
             raise OSError(f"it is code, and {writer}")
         return file.read(min(limit, found.st_size + 1))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from monograph.execute.artifact.keys import Signature
 from monograph.execute.artifact.manifest import MANIFEST, ArtifactError, ArtifactManifest
-from monograph.permissions import find_exposed
+from monograph.permissions import find_exposed, find_exposed_parents
 
 SHOWN = 3
 """Paths that a message shows."""
@@ -43,16 +43,18 @@ class Trust:
         return (
             f"the artifact {folder} is {self.signature}, and other users can change it ({_list(self.exposed)}); "
             f"sign it with `monograph artifact sign {folder} --key_file FILE` and train with "
-            f"--compile.artifact_key_file FILE, or take their right to write away with `chmod -R go-w {folder}`"
+            f"--compile.artifact_key_file FILE, or take their right to write away with `chmod -R go-w {folder}`, "
+            "or keep it below folders of your own"
         )
 
 
 def find_trust(folder: Path, manifest: ArtifactManifest, *, is_shared_trusted: bool = False) -> Trust:
-    """Who can write to an artifact, and who signed it."""
+    """Users who can write to an artifact or put another in its place, and its signature."""
     files = [folder / name for name in (MANIFEST, *manifest.files)]
     inside = {parent for file in files for parent in file.parents if parent.is_relative_to(folder)}
     paths = [folder, *sorted(inside - {folder}), *files]
-    return Trust(manifest.signature, find_exposed(paths), is_shared_trusted)
+    exposed = [*find_exposed(paths), *find_exposed_parents(folder)]
+    return Trust(manifest.signature, exposed, is_shared_trusted)
 
 
 def check_code(folder: Path, manifest: ArtifactManifest, trust: Trust, *, is_asked_for: bool) -> None:
@@ -69,8 +71,8 @@ def check_code(folder: Path, manifest: ArtifactManifest, trust: Trust, *, is_ask
         raise ArtifactError(
             f"the artifact {folder} has compiled code, is {trust.signature}, and other users can change it",
             why=f"loading it would run what any of them wrote: {_list(trust.exposed)}",
-            do=f"sign it (monograph artifact sign {folder}) and give the key, or chmod -R go-w {folder}, "
-            "or --compile.artifact_trust_shared_folder true",
+            do=f"sign it (monograph artifact sign {folder}) and give the key, or chmod -R go-w {folder} and keep it "
+            "below folders of your own, or --compile.artifact_trust_shared_folder true",
         )
 
 

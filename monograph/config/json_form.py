@@ -26,6 +26,8 @@ from monograph.config.configurable import BaseConfig
 from monograph.config.references import find_loaded, name_of
 from monograph.errors import ConfigError, did_you_mean
 from monograph.renamed import find_replacement
+from monograph.system import foreign_json
+from monograph.system.foreign_json import UnusableFile
 
 _CONTAINERS: dict[str, type] = {"$list": list, "$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
@@ -57,9 +59,9 @@ def dump_json(config: BaseConfig) -> str:
 def parse_json(text: str) -> Any:
     """The configuration that `dump_json` wrote; ConfigError for anything else."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("this is not a configuration file", why=f"it is not JSON: {error}") from None
+        data = foreign_json.parse_json(text, "the configuration")
+    except UnusableFile as error:
+        raise ConfigError("this is not a configuration file", why=error.why) from None
     return from_json(data)
 
 

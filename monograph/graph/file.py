@@ -4,7 +4,6 @@ Reading makes calls to the operators of one list (`allowed_ops`) and to nothing 
 a file says never becomes part of the code that runs the graph. Whether a run may use it is checked by `verify_read`.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from monograph.graph.signature import InputKind, InputSpec, OutputKind, OutputSp
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import has_tag, set_tag, tag_of
 from monograph.graph.tensor_meta import meta_of
+from monograph.system.foreign_json import UnusableFile, parse_json
 
 _PART = re.compile(r"compiled(_[0-9]+)?")
 _KEYS = {
@@ -100,22 +100,10 @@ def name_target(node: Node) -> str:
 
 def parse_graph_file(content: bytes) -> Any:
     """The objects that `graph_to_data` made, from JSON; an object that names something twice is refused."""
-
-    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise GraphFileError("a JSON object has a key twice")
-        return found
-
-    def refuse_constant(name: str) -> None:
-        raise GraphFileError(f"{name} is not valid JSON")
-
     try:
-        return json.loads(content, object_pairs_hook=read_object, parse_constant=refuse_constant)
-    except RecursionError:
-        raise GraphFileError("it is nested without end") from None
-    except ValueError as error:
-        raise GraphFileError(f"it is not JSON: {error}") from None
+        return parse_json(content, "the graph")
+    except UnusableFile as error:
+        raise GraphFileError(error.why) from None
 
 
 def graph_from_data(data: Any, parts: Mapping[str, nn.Module]) -> StepGraph:

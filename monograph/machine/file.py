@@ -1,14 +1,18 @@
 """Machines as JSON files, written by `monograph machine measure`, read for `--machine FILE.json`; without torch."""
 
 import json
-import math
+import sys
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError, did_you_mean
 from monograph.machine.device import Machine
+from monograph.system.foreign_json import UnusableFile, read_json
+from monograph.whole_file import write_whole
 
+_MAX_BYTES = 1 << 20
+_MAX_NAME = 100
 _MAY_BE_ZERO = (
     *("collective_latency_us", "kernel_latency_us", "link_step_us", "network_step_us"),
     *("grouped_matmul_fraction", "float8_matmul_fraction"),
@@ -18,17 +22,18 @@ _MAY_BE_ZERO = (
 def read_machine(path: Path) -> Machine:
     """The machine that a JSON file describes: an object with the fields of `Machine`, those with a default optional."""
     try:
-        content = json.loads(path.read_bytes())  # with NaN, which is refused below, by its field
+        content = read_json(path, kind=object, max_bytes=_MAX_BYTES, allow_nan=True)  # NaN is refused by its field
     except OSError as error:
         raise ConfigError(f"machine is {path}", why=f"it cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"machine is {path}", why=f"it is not JSON: {error}") from None
+    except UnusableFile as error:
+        raise ConfigError(f"machine is {path}", why=error.why) from None
     names = [field.name for field in fields(Machine)]
     if not isinstance(content, dict):
         raise ConfigError(f"machine is {path}", why="it must hold one object", do=f"fields: {', '.join(names)}")
     for name in content:
         if name not in names:
-            raise ConfigError(f"{path} has the field {name!r}", why="no machine has it", do=did_you_mean(name, names))
+            do = did_you_mean(name[:_MAX_NAME], names)
+            raise ConfigError(f"{path} has the field {name!r:.80}", why="no machine has it", do=do)
     missing = [each.name for each in fields(Machine) if each.default is MISSING and each.name not in content]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}", why=f"a machine has {', '.join(names)}")
@@ -59,7 +64,7 @@ def _check_field(path: Path, name: str, value: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_curve(value: Any) -> bool:
@@ -73,4 +78,4 @@ def _is_curve(value: Any) -> bool:
 
 def write_machine(machine: Machine, path: Path) -> None:
     """Write the JSON file that `read_machine` reads."""
-    path.write_text(json.dumps(asdict(machine), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asdict(machine), indent=2, allow_nan=False) + "\n")

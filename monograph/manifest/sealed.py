@@ -4,12 +4,11 @@ So a change anywhere is found before a single value is parsed. Checkpoints and a
 """
 
 import hashlib
-import json
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monograph.manifest.fields import ManifestError
+from monograph.system.foreign_json import UnusableFile, parse_json
 
 _FIRST_LINE = re.compile(rb'\{"sha256":"([0-9a-f]{64})",\n')
 
@@ -45,21 +44,10 @@ def open_sealed(data: bytes) -> SealedText:
 def parse_sealed(data: bytes, *, schema: int) -> dict[str, Any]:
     """The fields of a manifest whose hash was found right; each of them still has to be checked."""
     try:
-        content = json.loads(data, object_pairs_hook=_read_object, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"it is not JSON: {error}") from None
+        content = parse_json(data, "the manifest", kind=dict)
+    except UnusableFile as error:
+        raise ManifestError(error.why) from None
     found = content.get("schema")
     if type(found) is not int or found != schema:
         raise OtherSchema(f"its schema is {found!r:.40}; this version reads schema {schema}")
     return content
-
-
-def _read_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a JSON object has a key twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")

@@ -5,12 +5,11 @@ A rank that fails writes its own report. NCCL's watchdog, which ends a process w
 killed or stopped writes none, and is found by that.
 """
 
-import json
 import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from monograph import strict_json
 from monograph.compat.flight import dump_trace
 from monograph.errors import MonographError
 from monograph.log import get_log
+from monograph.system.foreign_json import UnusableFile, read_json
+from monograph.system.foreign_text import show
 from monograph.whole_file import write_whole
 
 log = get_log("flight")
@@ -34,6 +35,7 @@ without destroying communicators first, which could hang. What the user has set 
 SHOWN = 8
 _BROKEN = ("gloo", "NCCL", "Connection closed", "Timed out")
 """Words in the errors of a collective that failed."""
+_MAX_BYTES, _MAX_RANKS = 16 << 20, 1 << 20
 _KEPT = 64
 """Collectives of a report: the last ones say what hung."""
 
@@ -95,12 +97,27 @@ def read_flights(folder: Path, *, since: float = 0.0) -> dict[int, dict[str, Any
     found = {}
     for path in folder.glob("rank-*.json"):
         try:
-            report = json.loads(path.read_bytes())
-            if report["time"] >= since:
-                found[int(report["rank"])] = report
-        except (OSError, ValueError, KeyError, TypeError):
+            report = read_json(path, max_bytes=_MAX_BYTES)
+        except (OSError, UnusableFile):
             continue
+        if _is_report(report) and report["time"] >= since:
+            found[report["rank"]] = report
     return dict(sorted(found.items()))
+
+
+def _is_report(report: Mapping[str, Any]) -> bool:
+    """Whether it has what the summary needs: a run's folder may come from anywhere."""
+    kinds = {"rank": int, "world_size": int, "host": str, "error": str, "is_broken": bool, "where": list}
+    if not all(type(report.get(name)) is kind for name, kind in kinds.items()):
+        return False
+    if type(report.get("time")) not in (int, float) or not 0 <= report["rank"] < report["world_size"] <= _MAX_RANKS:
+        return False
+    entries = report.get("collectives")
+    needed = {"group": str, "name": str, "number": int, "is_done": bool, "sizes": list}
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in needed.items())
+        for entry in entries
+    )
 
 
 def describe_flights(folder: Path, *, since: float = 0.0) -> list[str]:
@@ -117,6 +134,7 @@ def describe_flights(folder: Path, *, since: float = 0.0) -> list[str]:
     for rank, report in list(reports.items())[:SHOWN]:
         lines.append(f"rank {rank} ({report['host']}) {_describe_wait(report)}")
     lines += [] if silent else _find_behind(reports)
+    lines = [show(line) for line in lines]
     return [*lines, f"reports of {len(reports)} ranks are in {folder}"]
 
 

@@ -20,7 +20,8 @@ MAX_BYTES = 64 << 20
 MAX_DEPTH = 100
 """Levels of brackets; far above any file of ours, far below Python's limit."""
 _PIECE_BYTES = 1 << 20
-_ALL_BUT_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^]["{}]+', re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"')
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _TOO_DEEP = re.compile(rb"[\[{]{%d}" % (MAX_DEPTH + 1))
 
 
@@ -102,7 +103,9 @@ def check_depth(data: bytes | str) -> None:
     encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if encoded.count(b"[") + encoded.count(b"{") <= MAX_DEPTH:
         return
-    brackets = _ALL_BUT_BRACKETS.sub(b"", encoded)
+    without_escapes = encoded.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # adjacent quotes are an empty string, or two strings that become one
+    brackets = _STRING.sub(b"", without_escapes.translate(None, _ALL_BUT_BRACKETS).replace(b'""', b""))
     for _ in range(MAX_DEPTH):
         if _TOO_DEEP.search(brackets):
             break

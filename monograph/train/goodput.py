@@ -17,7 +17,7 @@ from typing import Any
 from monograph import strict_json
 from monograph.line_file import LineFile
 from monograph.log import get_log
-from monograph.system.foreign_json import parse_json, read_file
+from monograph.system.foreign_json import UnusableFile, parse_json, read_file
 from monograph.train.records import find_number, read_records
 from monograph.train.startup import Startup, seconds_since_process_start
 
@@ -96,7 +96,7 @@ def describe_end(
         return None
     try:
         found = read_records(folder / "metrics.jsonl") if records is None else records
-    except OSError:
+    except (OSError, UnusableFile):
         return None
     records = [record for record in found if is_measured(record)]
     mine = [record for record in records if record["time"] >= events[-1]["time"]]
@@ -104,7 +104,8 @@ def describe_end(
         return None
     last, kept = mine[-1], [record for record in mine if record["step"] <= kept_step]
     lost = [record for record in records if record["step"] > kept_step]
-    before = sum(record["ms"] for record in lost if record["time"] < events[-1]["time"]) / 1000
+    earlier = [record for record in lost if record["time"] < events[-1]["time"]]
+    before = sum(record["ms"] for record in earlier if find_number(record.get("ms")) is not None) / 1000
     lost_seconds = last["goodput"][STEPS] - (kept[-1]["goodput"][STEPS] if kept else 0.0) + before
     return {
         "event": "end",
@@ -125,7 +126,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     """The lines of goodput.jsonl; what a killed process left of a line is passed over, as is what is no event."""
     try:
         lines = read_file(folder / FILE).split(b"\n")
-    except OSError:
+    except (OSError, UnusableFile):
         return []
     found = []
     for line in lines:

@@ -3,17 +3,21 @@
 import contextlib
 import importlib.util
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from monograph.errors import ConfigError, describe_install
+from monograph.system.foreign_json import UnusableFile, read_text
+from monograph.system.foreign_text import show
 from monograph.train.write_failures import RetriedWrite, find_reason
 from monograph.whole_file import write_whole
 
 WANDB_ID = "wandb_id.txt"
 """In a run's folder: which run of Weights & Biases it is."""
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class Sink(Protocol):
@@ -116,7 +120,12 @@ class WandbSink:
 def _find_id(path: Path, *, continues: bool) -> str:
     """The id that a run began with; a new one where it begins, or goes back and becomes another run."""
     if continues and path.is_file():
-        return path.read_text().strip()
+        known = read_text(path, max_bytes=1 << 10).strip()
+        if not _ID.fullmatch(known):
+            raise UnusableFile(
+                f"cannot use {path}", why=f"it does not hold an id of Weights & Biases but {show(known)!r}"
+            )
+        return known
     made = secrets.token_hex(8)
     write_whole(path, f"{made}\n")
     return made

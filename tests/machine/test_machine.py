@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -201,3 +202,29 @@ def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path):
     (tmp_path / "odd.json").write_text("{")
     with pytest.raises(ConfigError, match="it is not JSON"):
         find_machine(str(tmp_path / "odd.json"))
+
+
+def test_hostile_files_are_refused_in_words(tmp_path):
+    path = tmp_path / "odd.json"
+    whole = json.dumps(dataclasses.asdict(MACHINES["H100"]))
+    for text, expected in [
+        ("[" * 100_000, "nests more than"),
+        (whole.replace("3350", "1" + "0" * 400), "memory_gb_per_second is 1000"),
+        (whole.replace('"memory_gb_per_second"', '"%s"' % ("m" * 500_000)), "has the field"),
+        (" " * (2 << 20), "larger than 1 MiB"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=expected) as refused:
+            find_machine(str(path))
+        assert len(str(refused.value)) < 1000
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        find_machine(str(path))
+
+
+def test_a_machine_is_written_beside_a_link_and_not_through_it(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "out.json").symlink_to("notes")
+    write_machine(MACHINES["H100"], tmp_path / "out.json")
+    assert (tmp_path / "notes").read_text() == "mine" and find_machine(str(tmp_path / "out.json")) == MACHINES["H100"]

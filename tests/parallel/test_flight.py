@@ -1,6 +1,7 @@
 """A rank that hangs is named, with the collective and the module that the others wait in."""
 
 import json
+import os
 import re
 import time
 
@@ -62,3 +63,20 @@ def test_a_damaged_report_is_passed_over_and_no_report_says_nothing(tmp_path):
 def test_a_report_that_cannot_be_written_hides_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     write_flight(tmp_path / "file" / "below", 0, 2, RuntimeError("x"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"world_size": 10**12}, {"time": "x"}, {"rank": 2}, {"collectives": [5]}, {"where": None}, {"host": []}]
+)
+def test_a_report_with_odd_values_is_passed_over(tmp_path, change):
+    write_reports(tmp_path, make_report(0, 2, ("tp", "all_reduce", 6, True)))
+    report = json.loads((tmp_path / "rank-0.json").read_text()) | change
+    (tmp_path / "rank-0.json").write_text(json.dumps(report))
+    (tmp_path / "rank-1.json").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "rank-3.json")
+    assert describe_flights(tmp_path) == []
+
+
+def test_a_report_cannot_write_lines_or_terminal_codes(tmp_path):
+    write_reports(tmp_path, make_report(0, 1) | {"error": "x\n01:00:00 I all is well\x1b[2J"})
+    assert "x\\n01:00:00 I all is well\\x1b[2J" in describe_flights(tmp_path)[0]

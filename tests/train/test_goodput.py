@@ -98,3 +98,20 @@ def test_waiting_for_data_is_not_counted_as_a_step(tmp_path):
         trainer.train()
     last = read_records(tmp_path)[-1]["goodput"]
     assert last["data"] >= 0.6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "start", "time": "x", "step": 0},
+        {"event": "start", "time": float("inf"), "step": 0},
+        {"event": "end", "time": 1, "step": 2},
+        {"event": "end", "time": 1, "step": 2, "seconds": {"steps": "long"}, "lost_steps": 0, "lost_seconds": 0},
+        {"event": "end", "time": 1, "step": 2, "seconds": [], "lost_steps": 0, "lost_seconds": 0},
+    ],
+)
+def test_lines_with_odd_values_are_passed_over(tmp_path, line):
+    start = {"event": "start", "time": 100.0, "step": 0, "ranks": 1}
+    write_job(tmp_path, [line, start, line], [record(1, 102.0, 1.0), {"step": 2, "goodput": 5, "time": "x"}])
+    assert read_events(tmp_path) == [start]
+    assert summarize(tmp_path).total_seconds == 2.0

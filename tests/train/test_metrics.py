@@ -211,6 +211,14 @@ def test_the_id_of_a_run_of_weights_and_biases_that_its_user_set_is_kept(tmp_pat
     assert not (tmp_path / "wandb_id.txt").exists()
 
 
+@pytest.mark.parametrize("text", ["../other", "a b", "", "x" * 5000, "\x1b[2J"])
+def test_an_odd_id_of_weights_and_biases_is_refused(tmp_path, fake_wandb, text):
+    (tmp_path / "wandb_id.txt").write_text(text)
+    metrics = MetricsConfig(wandb=True).build(folder=tmp_path, run={"a": 1})
+    with pytest.raises(ConfigError, match=r"metrics\.wandb cannot be started"):
+        metrics.start(3)
+
+
 def test_tensorboard_shows_the_numbers_and_hides_steps_that_were_done_again(tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is an optional extra: see pyproject.toml")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

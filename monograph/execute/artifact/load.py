@@ -1,7 +1,5 @@
 """From an artifact to graphs that run: nothing is traced, nothing is compiled, and nothing unchecked is read."""
 
-import json
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +33,8 @@ from monograph.graph.verify_read import MemoryLimits, check_read_graph, check_sc
 from monograph.log import get_log
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.compile.regions import CompiledRegion
+from monograph.system.foreign_json import parse_json
+from monograph.system.own_tree import remove_made
 
 log = get_log("artifact")
 
@@ -134,7 +134,7 @@ class Artifact:
         files = {name.removeprefix(OWN_KERNELS): self.read_code(name) for name in found}
         with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
             try:
-                calls = calls_from_data(json.loads(self.read(CUSTOM_CALLS)))
+                calls = calls_from_data(parse_json(self.read(CUSTOM_CALLS), CUSTOM_CALLS))
                 put_kernels(Path(folder), files)
             except (ValueError, RecursionError) as error:
                 raise ArtifactError("the artifact's own kernels cannot be read", why=str(error)) from None
@@ -181,7 +181,7 @@ class Artifact:
     def close(self) -> None:
         """Remove what was unpacked."""
         if self._kernels is not None:
-            shutil.rmtree(self._kernels, ignore_errors=True)
+            remove_made(self._kernels)
             self._kernels = None
 
 

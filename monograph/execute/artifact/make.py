@@ -24,7 +24,7 @@ from monograph.execute.artifact.machine import describe_here
 from monograph.execute.custom_kernels import KernelCall, build_calls, calls_to_data
 from monograph.graph.encode import GraphFileError
 from monograph.graph.facts import Facts
-from monograph.graph.file import find_parts, graph_from_data, graph_to_data
+from monograph.graph.file import find_parts, graph_from_data, graph_to_data, parse_graph_file
 from monograph.graph.refuse import GraphError
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.verify_read import check_read_graph
@@ -87,7 +87,7 @@ def _save(module: Any) -> bytes:
 
 def check_round_trip(name: str, graph: StepGraph, facts: Facts, content: bytes) -> None:
     """What was written must read back as the same graph, and as one that a run may use, before anyone relies on it."""
-    found = graph_from_data(json.loads(content), find_parts(graph))
+    found = graph_from_data(parse_graph_file(content), find_parts(graph))
     try:
         check_read_graph(found, facts, is_forward=not is_step(name))
     except (GraphError, GraphFileError) as error:

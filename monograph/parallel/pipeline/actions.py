@@ -36,7 +36,7 @@ PARTNER_KINDS = {
     ActionKind.RECV_CARRY: ActionKind.SEND_CARRY,
     ActionKind.RECV_GRAD: ActionKind.SEND_GRAD,
 }
-_PLAIN = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
+_PLAIN = re.compile(r"([0-9]{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})")
 
 
 @dataclass(frozen=True, order=True)
@@ -102,6 +102,8 @@ def parse_action(text: str) -> Action:
     """An action from its text; an error for anything else."""
     left, plus, right = text.strip().partition("+")
     if plus:
+        if "+" in right:
+            raise _refuse(text)
         first, second = parse_action(left), parse_action(right)
         if first.kind is not ActionKind.FORWARD or second.kind is not ActionKind.BACKWARD:
             raise _refuse(text)

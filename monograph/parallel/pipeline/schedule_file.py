@@ -14,6 +14,7 @@ from pathlib import Path
 from monograph.errors import ConfigError
 from monograph.parallel.pipeline.actions import Action, parse_action
 from monograph.parallel.pipeline.schedule import Schedule
+from monograph.system.foreign_json import UnusableFile, read_text
 
 MAX_BYTES = 64 << 20
 
@@ -44,10 +45,10 @@ def read_schedule(path: str, *, ranks: int, micro_batches: int) -> Schedule:
                 why="a stage belongs to one rank",
                 do="list all actions of a stage in the line of one rank",
             )
-    missing = [stage for stage in range(max(owners, default=0) + 1) if stage not in owners]
-    if missing:
+    missing = next(stage for stage in range(len(owners) + 1) if stage not in owners)
+    if missing < max(len(owners), 1):
         raise ConfigError(
-            f"the pipeline schedule {path} has no action for stage {missing[0]}",
+            f"the pipeline schedule {path} has no action for stage {missing}",
             why="stages are numbered from 0 without gaps",
             do="add the stage, or number the others anew",
         )
@@ -57,13 +58,11 @@ def read_schedule(path: str, *, ranks: int, micro_batches: int) -> Schedule:
 
 def _read_rows(path: str) -> list[list[Action]]:
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise ConfigError(f"the pipeline schedule {path} is larger than {MAX_BYTES >> 20} MiB")
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(Path(path), max_bytes=MAX_BYTES)
+    except (OSError, UnusableFile) as error:
         raise ConfigError(
             f"the pipeline schedule {path} cannot be read",
-            why=str(error),
+            why=error.why if isinstance(error, UnusableFile) else str(error),
             do="--parallelism.pipeline_schedule: the path of a .csv file, or the name of a schedule",
         ) from None
     rows = []

@@ -86,6 +86,9 @@ def test_a_file_is_read_with_and_without_transfers_and_means_the_same(tmp_path):
         ("0F0,0B0,0F1,0B1\n2F0,2B0,2F1,2B1\n", "no action for stage 1"),
         ("0F0,0F1,0B0,0B1\n1F0,1B0,1B1,1F1\n", "backward follows forward"),
         ("0F0+0W0\n1F0\n", "not an action"),
+        ("+".join(["0F0"] * 5000) + "\n1F0\n", "not an action"),
+        ("0F" + "9" * 5000 + "\n1F0\n", "not an action"),
+        ("0F0,0B0,0F1,0B1\n999999999F0\n", "no action for stage 1"),
     ],
 )
 def test_a_file_that_cannot_run_is_refused_with_its_line_or_action(tmp_path, text, words):

@@ -20,6 +20,7 @@ from monograph.config.configurable import BaseConfig
 from monograph.config.references import import_named, load_reference
 from monograph.errors import ConfigError, MonographError
 from monograph.launch.follow import follow_launcher
+from monograph.system.own_file import naming
 from monograph.train.startup import early_phase
 
 EXIT_INTERRUPTED = 130
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         follow_launcher()
     try:
         code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        with naming("standard output"):
+            sys.stdout.flush()
         return code
     except MonographError as error:
         print_error(error)
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in STORAGE_ERRORS:
             raise
         drop_output()
-        what = error.filename or "standard output or another file"
+        what = error.filename or "an output of this command"
         print_error(
             MonographError(f"{what} cannot be written", why=error.strerror or "", do="make room, and try again")
         )

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 from monograph.line_file import LineFile
+from monograph.system.foreign_text import escape_lines
 
 _FORMAT = "%(asctime)s %(levelname).1s %(message)s"
+_CONTINUED = "\n" + " " * len("00:00:00 I ")
 
 
 class _Stderr(logging.StreamHandler):
@@ -23,6 +25,13 @@ class _Stderr(logging.StreamHandler):
     @stream.setter
     def stream(self, value):  # type: ignore[no-untyped-def]
         pass
+
+
+class _Formatter(logging.Formatter):
+    """One record is one line, or a line and others that are indented: no text from outside can look like a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_lines(super().format(record)).replace("\n", _CONTINUED)
 
 
 class _LinesHandler(logging.Handler):
@@ -95,7 +104,7 @@ def write_log_to(file: Path) -> None:
 
 
 def _add(handler: logging.Handler) -> None:
-    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+    handler.setFormatter(_Formatter(_FORMAT, datefmt="%H:%M:%S"))
     get_log().addHandler(handler)
 
 

@@ -64,6 +64,8 @@ def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any)
         )
     if json and not Path(json).parent.is_dir():
         raise ConfigError(f"--json {json}", why=f"there is no folder {Path(json).parent}", do="make it first")
+    if json and Path(json).is_dir():
+        raise ConfigError(f"--json {json}", why="it is a folder", do="name a file")
     machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
     whole, used = machine.devices_per_node, machine.for_ranks(gpus).devices_per_node
     if 2 * used < whole:

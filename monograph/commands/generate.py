@@ -11,6 +11,7 @@ from monograph.generate.loop import Generation, check_lengths, generate
 from monograph.generate.sampling import Sampling
 from monograph.generate.settings import GenerationSettings, read_generation_settings
 from monograph.log import get_log, set_up_log
+from monograph.system.foreign_text import escape_json
 
 log = get_log(__name__)
 
@@ -61,4 +62,4 @@ def render(prompt: str, row: Generation, loaded: LoadedModel, *, as_json: bool) 
     if not as_json:
         return prompt + text
     value: dict[str, Any] = {"prompt": prompt, "text": text, "tokens": row.tokens, "ended": row.is_ended}
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return escape_json(json.dumps(value, ensure_ascii=False, allow_nan=False))

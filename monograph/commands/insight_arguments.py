@@ -148,3 +148,5 @@ def check_file(out: str, ending: str, *, example: str) -> None:
         )
     if not Path(out).parent.is_dir():
         raise ConfigError(f"--out {out}", why=f"there is no folder {Path(out).parent}", do="make it first")
+    if Path(out).is_dir():
+        raise ConfigError(f"--out {out}", why="it is a folder", do="name a file")

@@ -45,6 +45,8 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
     find_device(arguments.device)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}", why=f"there is no folder {out.parent}", do="make it, or choose another")
+    if out.is_dir():
+        raise ConfigError(f"--out {out}", why="it is a folder", do="name a file")
     if arguments.ranks > 1:
         if "WORLD_SIZE" in os.environ:
             why = "each of the ranks that a launcher started would start ranks of its own"

@@ -3,13 +3,17 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from monograph.errors import MonographError
+from monograph.system.foreign_text import escape_lines
+from monograph.system.own_file import naming
 
 _PROSE_COLUMNS = 44
 """With less room than this for the last column of a table, it moves to a line of its own."""
@@ -20,6 +24,15 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print; text of ours may hold names and texts from outside."""
+        super().print(*(escape_lines(each) if isinstance(each, str) else each for each in objects), **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Escape what a terminal would obey in all other pieces; colours and styles are no part of the text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escape_lines(text), style, control)
 
 
 def allow_any_text() -> None:
@@ -40,14 +53,16 @@ def is_terminal() -> bool:
 
 
 def print_plain(text: str = "") -> None:
-    """One piece of text on standard output, without styling."""
-    sys.stdout.write(text + "\n")
+    """One piece of text on standard output, without styling; what a terminal would obey becomes an escape."""
+    with naming("standard output"):
+        sys.stdout.write(escape_lines(text) + "\n")
 
 
 def print_rows(rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
     """Rows in aligned columns. The last column is prose and may wrap; the others stay whole."""
     if not rows:
         return
+    rows = [[escape_lines(cell) for cell in row] for row in rows]
     console = make_console()
     widths = [max(len(row[column]) for row in rows) for column in range(len(styles) - 1)]
     if not console.is_terminal:
@@ -76,21 +91,22 @@ def _join(cells: Sequence[str], styles: Sequence[str]) -> Text:
 
 def print_title(title: str, note: str = "") -> None:
     """A heading, with a quieter note beside it."""
-    text = Text(title, style="bold")
+    text = Text(escape_lines(title), style="bold")
     if note:
-        text.append(f"  {note}", style="not bold dim")
+        text.append(escape_lines(f"  {note}"), style="not bold dim")
     make_console().print(text)
 
 
 def print_error(error: MonographError) -> None:
     """An error for a person, on standard error: what, why, what to do."""
     text = Text()
+    what, why, do = map(escape_lines, (error.what, error.why, error.do))
     style = "red" if error.label == MonographError.label else "yellow"
-    text.append(f"{error.label}: ", style=f"bold {style}").append(error.what, style=style)
-    if error.why:
-        text.append("\n  why: ", style="bold").append(error.why)
-    if error.do:
-        text.append("\n  do:  ", style="bold").append(error.do, style="green")
+    text.append(f"{error.label}: ", style=f"bold {style}").append(what, style=style)
+    if why:
+        text.append("\n  why: ", style="bold").append(why)
+    if do:
+        text.append("\n  do:  ", style="bold").append(do, style="green")
     make_console(stderr=True).print(text)
 
 

@@ -27,6 +27,11 @@ def escape_lines(text: str) -> str:
     return _CONTROL_BUT_LINES.sub(_escape, text)
 
 
+def escape_json(text: str) -> str:
+    """JSON on one line, with the same characters as escapes of JSON: it reads back as the same value."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     if character in "\n\r\t":

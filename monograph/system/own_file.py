@@ -7,6 +7,8 @@ it. Folders above the name may be links: run folders on another disk are.
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -48,3 +50,13 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
 def create_own(path: Path, mode: int = 0o644) -> int:
     """Open a new file for writing; FileExistsError when anything has the name, a dangling link included."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+@contextmanager
+def naming(file: Path | str) -> Iterator[None]:
+    """Give errors of the disk the name of the file: the system names none for a write that finds no room."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise

@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from monograph.system.foreign_text import escape_lines, show
+from monograph.system.foreign_text import escape_json, escape_lines, show
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,9 @@ def test_long_text_loses_its_middle():
 
 def test_texts_of_several_lines_keep_their_lines():
     assert escape_lines("a\n\tb\x1b[0m\r") == "a\n\tb\\x1b[0m\\r"
+
+
+def test_json_without_control_characters_reads_back_as_the_same_value():
+    value = {"text": "a\x1b[2J\x9b\n\u202eé\ud800"}
+    escaped = escape_json(json.dumps(value, ensure_ascii=False))
+    assert json.loads(escaped) == value and "é" in escaped and r"\u202e" in escaped and "\x9b" not in escaped

@@ -25,7 +25,7 @@ from monograph.execute.artifact.manifest import (
 from monograph.manifest.fields import FileRecord, read_files
 from monograph.permissions import find_writer, read_acl
 from monograph.system.foreign_json import parse_json
-from monograph.system.own_file import create_own
+from monograph.system.own_file import create_own, naming
 from monograph.system.own_tree import check_replaceable, remove_made, replace_folder
 
 MAX_MANIFEST_BYTES = 256 << 20
@@ -91,7 +91,7 @@ def _write_file(path: Path, content: bytes) -> None:
     """Only the owner can write to it afterwards, whatever the umask is."""
     for folder in reversed([each for each in path.parents if not each.exists()]):
         folder.mkdir(mode=0o755)
-    with open(create_own(path), "wb") as file:
+    with naming(path), open(create_own(path), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

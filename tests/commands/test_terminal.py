@@ -1,0 +1,45 @@
+"""Text from outside is printed as text: colours are ours alone."""
+
+import errno
+import os
+import sys
+
+from rich.text import Text
+
+from monograph.cli import main
+from monograph.commands.terminal import make_console, print_error, print_plain, print_rows
+from monograph.errors import ConfigError
+
+HOSTILE = "a\x1b[2J\x07\u202eb"
+SHOWN = r"a\x1b[2J\x07\u202eb"
+
+
+def test_errors_and_plain_text_are_printed_without_terminal_codes(capsys):
+    print_error(ConfigError(HOSTILE, why=f"{HOSTILE}\nand more", do=HOSTILE))
+    print_plain(f"{HOSTILE}\n\tmore")
+    said = capsys.readouterr()
+    assert said.err.count(SHOWN) == 3 and said.out == f"{SHOWN}\n\tmore\n"
+    assert "\x1b" not in said.err
+
+
+def test_our_own_colours_stay_and_foreign_ones_do_not(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    print_rows([[HOSTILE, HOSTILE], ["b", ""]], ("bold cyan", "none"))
+    make_console().print(Text("\x1b[2J", style="bold red"))
+    said = capsys.readouterr().out
+    assert said.count(SHOWN) == 2 and "\x1b[1;36m" in said and "\x1b[1;31m" in said
+    assert "\x1b[2J" not in said and "\u202e" not in said
+
+
+def test_a_full_disk_behind_standard_output_is_told_by_its_name(monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("allow_any_text", "drop_output"):
+        monkeypatch.setattr(f"monograph.cli.{name}", lambda: None)
+    for name in ("write", "flush"):
+        with monkeypatch.context() as full:
+            full.setattr(sys.stdout, name, refuse)
+            assert main(["--version"]) == 1
+        assert "error: standard output cannot be written" in capsys.readouterr().err

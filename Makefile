@@ -24,20 +24,20 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/test_house.py tests/test_files_house.py
 
 # A worker that crashes ends the run: pytest-xdist would replace it and can then wait for it for ever.
 # Bytecode is written even if the environment forbids it: every process of a test would compile the package again.
 test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-		--ignore tests/test_house.py -m "not long and not faults"
+		--ignore tests/test_house.py --ignore tests/test_files_house.py -m "not long and not faults"
 
 # The same promises on more models and meshes, and those of `make test` once more, in an order that no test may depend
 # on: another one every day. `make test-long SEED=N` repeats one.
 SEED ?= $(shell date +%Y%j)
 test-long: $(STAMP) $(DOCS_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-		--ignore tests/test_house.py -m "not faults" --shuffle $(SEED)
+		--ignore tests/test_house.py --ignore tests/test_files_house.py -m "not faults" --shuffle $(SEED)
 
 # Kills, stops, broken disks, lost nodes, on real ranks and agents; one file after the other, because they measure times.
 test-faults: $(STAMP)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig
 from monograph.models.model_config import ModelConfig
 
@@ -92,11 +93,22 @@ EXPERTS = (
     NameRule("layers.{layer}.moe.experts.w3", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"),
 )
 """The names that all our families share."""
+TIED = ("lm_head.weight", "model.embed_tokens.weight")
+"""The output projection that a checkpoint may repeat where it is tied, and the embedding that it then must equal."""
+MAX_TENSORS = 1 << 18
+"""The most tensors of a checkpoint; far above every published model."""
 
 
 def expand(rules: Iterable[NameRule], *, layers: range = range(1), n_experts: int = 0) -> Iterator[Entry]:
     """The entries that rules stand for, layer by layer, with all experts of a layer in one entry."""
     rules = tuple(rules)
+    count = len(layers) * sum(n_experts if "{expert}" in rule.theirs else 1 for rule in rules)
+    if count > MAX_TENSORS:
+        raise ConfigError(
+            f"{len(layers)} layers with {n_experts} experts are {count} tensors",
+            why=f"no checkpoint has more than {MAX_TENSORS}",
+            do="repair num_hidden_layers or the number of experts in config.json",
+        )
     for layer in layers:
         for rule in rules:
             stacked = "{expert}" in rule.theirs
@@ -107,7 +119,7 @@ def expand(rules: Iterable[NameRule], *, layers: range = range(1), n_experts: in
 
 def is_never_needed(config: DecoderConfig, name: str) -> bool:
     """Tensors that any family's checkpoint may hold in vain: rotary tables, and the copy of a tied embedding."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == TIED[0])
 
 
 def find_layer(name: str) -> int:

@@ -20,7 +20,7 @@ from monograph.models.hf_map import Entry
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME, GENERATION_NAME, find_assets
-from monograph.train.checkpoint.hf_folder import INDEX_NAME, SINGLE_NAME
+from monograph.train.checkpoint.hf_files import INDEX_NAME, SINGLE_NAME
 from monograph.train.checkpoint.hf_import import Moved, check_absent
 from monograph.train.checkpoint.hf_tokenizer_files import make_tokenizer_files
 from monograph.train.checkpoint.hf_weights import TensorOfModel, describe_model

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,15 +12,17 @@ from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX, Stored, find_bad_sc
 from monograph.models.hf_mxfp4 import BLOCKS, SCALES, describe_packed, find_packed, read_packed
 from monograph.models.hf_quantization import find_unconverted, is_listed
 from monograph.models.hf_tensors import Box
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
+from monograph.train.checkpoint.hf_files import INDEX_NAME, find_weight_files
 from monograph.train.checkpoint.model_source import read_json
 from monograph.train.checkpoint.tensor_file import TensorSpec, read_specs
 from monograph.train.checkpoint.verify import list_some
 
 _PIECES, _PIECE_BYTES = 16, 4096
 """Of each file, how much is looked at to tell it from another: other training changes every piece of a model."""
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+_COMPARED_BYTES = 64 << 20
+"""How much of two copies of a tensor is read at once."""
 
 
 class HfFolder(Mapping[str, torch.Tensor]):
@@ -33,20 +34,20 @@ class HfFolder(Mapping[str, torch.Tensor]):
         self.specs: dict[str, TensorSpec] = {}
         self._file_of: dict[str, str] = {}
         self._files: dict[str, safe_open] = {}
-        index = self._read_index()
-        for name in sorted(set(index.values())) if index else self._find_files():
+        self._stored_names: dict[str, str] = {}
+        files = find_weight_files(path)
+        for name in files.names:
             specs = self._read_file(name)
+            self._check_copies(specs, name)
+            if absent := sorted(key for key, file in files.index.items() if file == name and key not in specs):
+                raise CheckpointError(
+                    f"{path / INDEX_NAME} does not describe the files beside it",
+                    why=list_some(f"not in {name}, which it names", map(show, absent)),
+                    do="download the folder again",
+                )
             self.specs |= specs
             self._file_of |= dict.fromkeys(specs, name)
-        absent = sorted(name for name, file in index.items() if self._file_of.get(name) != file)
-        if absent:
-            raise CheckpointError(
-                f"{path / INDEX_NAME} does not describe the files beside it",
-                why=list_some("not in the file it names", absent),
-                do="download the folder again",
-            )
         self._packed = self._find_packed()
-        self._stored_names: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         stored = self._stored_names.get(name, name)
@@ -62,10 +63,13 @@ class HfFolder(Mapping[str, torch.Tensor]):
         return self._read_packed(stored, box[:1])[(slice(None), *box[1:])]
 
     def _read(self, name: str, box: Box = ()) -> torch.Tensor:
-        file = self._file_of[name]
+        file = self._open(self._file_of[name])
+        return file.get_slice(name)[box] if box else file.get_tensor(name)
+
+    def _open(self, file: str) -> safe_open:
         if file not in self._files:
             self._files[file] = safe_open(self.path / file, framework="pt")
-        return self._files[file].get_slice(name)[box] if box else self._files[file].get_tensor(name)
+        return self._files[file]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)
@@ -90,6 +94,13 @@ class HfFolder(Mapping[str, torch.Tensor]):
         """Call tensors by the rest of their names, where these begin with `prefix`."""
         named = {name: name.removeprefix(prefix) for name in self.specs}
         self._stored_names = {short: name for name, short in named.items()}
+        if twice := sorted(name for name, short in named.items() if self._stored_names[short] != name):
+            short = named[twice[0]]
+            raise CheckpointError(
+                f"{self.path} holds two tensors for {show(short)}",
+                why=f"{show(twice[0])} and {show(self._stored_names[short])}",
+                do="download the folder again",
+            )
         self.specs = {short: self.specs[name] for name, short in named.items()}
 
     def _find_packed(self) -> frozenset[str]:
@@ -121,27 +132,34 @@ class HfFolder(Mapping[str, torch.Tensor]):
             raise _cannot_use(self.path, [found])
         return found
 
-    def _read_index(self) -> dict[str, str]:
-        """Which file holds which tensor; empty for a folder without an index."""
-        path = self.path / INDEX_NAME
-        if not path.exists():
-            return {}
-        index = read_json(path).get("weight_map")
-        if not isinstance(index, dict) or not all(_is_file_name(file) for file in index.values()):
-            raise CheckpointError(f"{path} has no weight_map from tensors to files", do="download the folder again")
-        return index
+    def _check_copies(self, specs: Mapping[str, TensorSpec], file: str) -> None:
+        """Refuse a tensor of an earlier file that this one has too, with other values."""
+        for name in sorted(specs.keys() & self.specs.keys()):
+            earlier = self._file_of[name]
+            if not self._is_equal((earlier, self.specs[name]), (file, specs[name])):
+                raise CheckpointError(
+                    f"{self.path} holds {show(name)} twice: {earlier} and {file}",
+                    why="the two differ, and nothing says which one the model was trained to",
+                    do="download the folder again",
+                )
 
-    def _find_files(self) -> list[str]:
-        if (self.path / SINGLE_NAME).exists():
-            return [SINGLE_NAME]
-        found = sorted(path.name for path in self.path.glob("model*.safetensors"))
-        if not found:
-            raise CheckpointError(
-                f"{self.path} holds no {SINGLE_NAME} and no {INDEX_NAME}",
-                why="only safetensors are read: older formats can run code when they are loaded",
-                do="convert the model to safetensors, or download a revision that has them",
-            )
-        return found
+    def is_equal(self, left: str, right: str) -> bool:
+        """Whether two tensors of the folder agree in type, shape and every bit; read a piece at a time."""
+        first, second = (self._stored_names.get(name, name) for name in (left, right))
+        return self._is_equal((self._file_of[first], self.specs[left]), (self._file_of[second], self.specs[right]))
+
+    def _is_equal(self, left: tuple[str, TensorSpec], right: tuple[str, TensorSpec]) -> bool:
+        (file, spec), (other_file, other) = left, right
+        if (spec.dtype, spec.shape) != (other.dtype, other.shape):
+            return False
+        first, second = self._open(file), self._open(other_file)
+        if not spec.shape:
+            return _bits(first.get_tensor(spec.key)).equal(_bits(second.get_tensor(other.key)))
+        rows = max(1, _COMPARED_BYTES * spec.shape[0] // max(1, spec.num_bytes))
+        pieces = (slice(start, start + rows) for start in range(0, spec.shape[0], rows))
+        return all(
+            _bits(first.get_slice(spec.key)[piece]).equal(_bits(second.get_slice(other.key)[piece])) for piece in pieces
+        )
 
     def _read_file(self, name: str) -> dict[str, TensorSpec]:
         try:
@@ -152,8 +170,8 @@ class HfFolder(Mapping[str, torch.Tensor]):
             ) from None
 
 
-def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(".safetensors") and "/" not in value and "\\" not in value
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def check_fp8(folder: HfFolder, needed: Sequence[str]) -> None:

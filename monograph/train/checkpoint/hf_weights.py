@@ -11,9 +11,10 @@ from monograph.config.configurable import check_config
 from monograph.errors import CheckpointError
 from monograph.models.hf_families import find_family
 from monograph.models.hf_fp8 import FP8_DTYPE, SCALE_SUFFIX
-from monograph.models.hf_map import Entry
+from monograph.models.hf_map import TIED, Entry
 from monograph.models.hf_tensors import Box, read_part_of_theirs, read_theirs
 from monograph.models.model_config import ModelConfig
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_folder import HfFolder, check_fp8
 from monograph.train.checkpoint.manifest import Chunk, TensorRecord
@@ -42,9 +43,10 @@ class HfWeights:
         self.config = family.from_hf_config(self.folder.config)
         check_config(self.config)
         entries = family.entries(self.config)
+        check_names(self.folder, entries, [name for name in self.folder if family.is_ignored(self.config, name)])
         ours = describe_model(self.config, entries)
-        ignored = [name for name in self.folder if family.is_ignored(self.config, name)]
-        check_theirs(self.folder, entries, ours, ignored)
+        check_shapes(self.folder, entries, ours)
+        check_tied(self.folder, self.config)
         check_fp8(self.folder, [name for entry in entries for name in entry.theirs])
         self.specs = [plan_ours(self.folder, entry, ours[entry.ours], dtype) for entry in entries]
         """What each tensor of ours is, in the type it is stored in unless `dtype` was given."""
@@ -109,27 +111,46 @@ def describe_model(config: ModelConfig, entries: Iterable[Entry]) -> dict[str, T
     return {name: TensorOfModel(tuple(tensor.shape), name not in parameters) for name, tensor in state.items()}
 
 
-def check_theirs(
-    folder: HfFolder, entries: Iterable[Entry], ours: Mapping[str, TensorOfModel], ignored: list[str]
-) -> None:
-    """Raise one error that lists what is missing, what is not known, and what has another shape than it should."""
+def check_names(folder: HfFolder, entries: Iterable[Entry], ignored: Iterable[str]) -> None:
+    """Refuse missing and unknown tensors, before a model is built: a config.json can describe any number of layers."""
+    needed = {name for entry in entries for name in entry.theirs}
+    known = {*needed, *(name + SCALE_SUFFIX for name in needed), *ignored}
+    missing = list_some("missing", sorted(needed - set(folder)))
+    unknown = list_some("not known", map(show, sorted(set(folder) - known)))
+    _refuse_unfit(folder, missing, unknown)
+
+
+def check_shapes(folder: HfFolder, entries: Iterable[Entry], ours: Mapping[str, TensorOfModel]) -> None:
+    """Refuse tensors of other shapes than the model's."""
     needed: dict[str, tuple[int, ...]] = {}
     for entry in entries:
         shape = ours[entry.ours].shape
         if entry.stacked and len(entry.theirs) != shape[0]:
             raise AssertionError(f"{entry.ours} stacks {shape[0]} tensors, but {len(entry.theirs)} are named")
         needed |= dict.fromkeys(entry.theirs, entry.shape_theirs(shape))
-    scales = {name + SCALE_SUFFIX for name in needed}
     wrong = [
         f"{name} has shape {list(folder.specs[name].shape)} instead of {list(shape)}"
         for name, shape in sorted(needed.items())
-        if name in folder and folder.specs[name].shape != shape
+        if folder.specs[name].shape != shape
     ]
-    problems = [
-        list_some("missing", sorted(set(needed) - set(folder))),
-        list_some("not known", sorted(set(folder) - set(needed) - scales - set(ignored))),
-        list_some("different", wrong),
-    ]
+    _refuse_unfit(folder, list_some("different", wrong))
+
+
+def check_tied(folder: HfFolder, config: ModelConfig) -> None:
+    """Refuse an output projection that differs from the embedding it is tied to: transformers unties the two then."""
+    copy, original = TIED
+    if not getattr(config, "tied_embeddings", False) or copy not in folder or original not in folder:
+        return
+    if not folder.is_equal(copy, original):
+        raise CheckpointError(
+            f"{folder.path} holds two output projections: {original} and {copy}",
+            why=f"{CONFIG_NAME} says tie_word_embeddings, which stands for the former; the two differ, and transformers "
+            "uses the latter",
+            do=f'write "tie_word_embeddings": false into {CONFIG_NAME} to use both; or remove {copy} from the weights',
+        )
+
+
+def _refuse_unfit(folder: HfFolder, *problems: str) -> None:
     if any(problems):
         raise CheckpointError(
             f"the tensors in {folder.path} are not those of the model in its {CONFIG_NAME}",

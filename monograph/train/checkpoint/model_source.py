@@ -4,7 +4,6 @@ Three kinds of folders hold a model: Hugging Face's (config.json with a model_ty
 (manifest.json), and the folder of a run (config.json with a "$class", and checkpoints).
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,9 @@ from monograph.config.json_form import from_json
 from monograph.errors import CheckpointError, ConfigError
 from monograph.models.hf_families import find_family
 from monograph.models.model_config import ModelConfig
+from monograph.system import foreign_json
+from monograph.system.foreign_json import UnusableFile
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets
 from monograph.train.checkpoint.hf_source import name_model, resolve_source
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
@@ -203,9 +205,9 @@ def read_config(path: Path, data: dict[str, Any]) -> Any:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file that holds an object, or an error that names the file."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read", why=str(error)) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} cannot be read", why="it does not hold a JSON object")
+        value: dict[str, Any] = foreign_json.read_json(path)
+    except UnusableFile as error:
+        raise CheckpointError(error.what, why=error.why) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {show(path)}", why=error.strerror or str(error)) from None
     return value

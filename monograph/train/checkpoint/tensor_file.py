@@ -118,6 +118,8 @@ def split_files(specs: Iterable[TensorSpec], max_bytes: int) -> list[list[Tensor
 
 def read_specs(path: Path) -> dict[str, TensorSpec]:
     """What the header of a file says, by key; raises SafetensorError for one that is not well formed."""
+    if not path.is_file() and path.exists():  # opening a FIFO would wait for a writer, for ever
+        raise SafetensorError("it is not a regular file")
     with safe_open(path, framework="pt") as file:
         return {key: _read_spec(file, key) for key in file.keys()}  # noqa: SIM118  (not a dict)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from monograph.errors import ConfigError
 from monograph.generate.load import LoadedModel
 from monograph.generate.loop import Generation, generate
-from monograph.generate.perplexity import cut_windows
+from monograph.generate.perplexity import check_loss, cut_windows
 from monograph.generate.sampling import Sampling
 
 USUAL_NEW_TOKENS = 256
@@ -129,7 +129,7 @@ class ModelScores:
             for row, (number, window) in zip(logits, part, strict=True):
                 last = len(window.tokens) - 1
                 found = read_continuation(row[last - window.scored : last], window.tokens[last + 1 - window.scored :])
-                sums[number] += found[0]
+                sums[number] += check_loss(found[0], "a task")
                 greedy[number] &= found[1]
         return list(zip(sums, greedy, strict=True))
 

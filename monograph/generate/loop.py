@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 from monograph.generate.sampling import Sampler, Sampling
 from monograph.models.model import Model
 from monograph.models.model_config import ModelConfig
@@ -50,6 +50,7 @@ def generate(
     sampler = Sampler(sampling or Sampling(), range(first_row, first_row + len(prompts)))
     rows = [Generation(list(prompt)) for prompt in prompts]
     for logits in read_rows(model, rows, device, max_new_tokens, use_cache=use_cache):
+        check_logits(logits, rows, first_row)
         chosen = sampler.choose(logits, [row.text for row in rows] if sampler.reads_texts else [])
         for row, token in zip(rows, chosen, strict=True):
             if not row.is_ended:
@@ -58,6 +59,19 @@ def generate(
         if all(row.is_ended for row in rows):
             break
     return rows
+
+
+def check_logits(logits: Tensor, rows: Sequence[Generation], first_row: int) -> None:
+    """Refuse logits of NaN or inf in rows that go on: argmax of NaN is 0, a token like any other."""
+    is_good = torch.isfinite(logits.amax(-1)).tolist()
+    for number, (row, good) in enumerate(zip(rows, is_good, strict=True), start=first_row + 1):
+        if not good and not row.is_ended:
+            is_narrow = logits.dtype.itemsize < 4
+            raise MonographError(
+                f"the model computes NaN or inf after {len(row.tokens)} new tokens of prompt {number}",
+                why=f"its weights are finite; a value in between is too large for {str(logits.dtype)[6:]}",
+                do="--dtype float32" if is_narrow else "use a checkpoint from before the model diverged",
+            )
 
 
 def read_rows(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from monograph.errors import MonographError
 from monograph.labels import IGNORED_LABEL
 from monograph.models.model import Model, find_scalars
 from monograph.models.sequence_part import WHOLE
@@ -92,8 +93,19 @@ def add_batch(found: Perplexity, model: Model, windows: Sequence[TokenWindow], d
         size = len(ids) - 1
         tokens[row, :size] = ids[:-1]
         labels[row, size - window.scored : size] = ids[len(ids) - window.scored :]
-    found.nll += sum_loss(model, tokens, labels, device)
+    found.nll += check_loss(sum_loss(model, tokens, labels, device), f"the first {found.documents} documents")
     found.tokens += sum(window.scored for window in windows)
+
+
+def check_loss(loss: float, texts: str) -> float:
+    """The loss itself; an error for NaN and inf, which would make a score of the texts before and after."""
+    if math.isfinite(loss):
+        return loss
+    raise MonographError(
+        f"the loss of {texts} is {loss}",
+        why="the weights are finite, and the model computes a value that its dtype cannot hold",
+        do="--dtype float32; or use a checkpoint from before the model diverged",
+    )
 
 
 def sum_loss(model: Model, tokens: torch.Tensor, labels: torch.Tensor, device: torch.device) -> float:

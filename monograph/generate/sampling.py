@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from monograph.config.ranges import check_range
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -21,6 +23,11 @@ class Sampling:
     repetition_penalty: float = 1.0
     """Logits of tokens that a row has already are divided by it (multiplied, where negative)."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range(self, "temperature", 0, 100, why="0 takes the likeliest token")
+        check_range(self, "top_p", 1e-6, 1, why="it is a share of the probability")
+        check_range(self, "repetition_penalty", 1e-2, 100, why="it divides logits")
 
 
 class Sampler:
@@ -43,7 +50,9 @@ class Sampler:
         if self.sampling.temperature == 0:
             return logits.argmax(-1).tolist()
         draws = torch.stack([torch.rand((), generator=stream, dtype=torch.float64) for stream in self._streams])
-        return draw_tokens(logits / self.sampling.temperature, draws.to(logits.device), self.sampling.top_p)
+        logits = logits.double()  # a tiny temperature takes differences beyond float32, and then to -inf, never to NaN
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.sampling.temperature
+        return draw_tokens(logits, draws.to(logits.device), self.sampling.top_p)
 
 
 def penalize(logits: Tensor, texts: Sequence[Sequence[int]], penalty: float) -> Tensor:

@@ -1,10 +1,12 @@
 """How a model's own folder says that texts end and tokens are chosen: generation_config.json. Loads without torch."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import GENERATION_NAME
 from monograph.train.checkpoint.model_source import read_json
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
@@ -42,17 +44,17 @@ def read_generation_settings(tokenizer: TokenizerConfig | None) -> GenerationSet
         return GenerationSettings()
     path = Path(tokenizer.path)
     path = (path if path.is_dir() else path.parent) / GENERATION_NAME
-    if not path.is_file():
+    if not os.path.lexists(path):
         return GenerationSettings()
     content = read_json(path)
     ends = content.get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     penalty = content.get("repetition_penalty")
     penalty = 1.0 if penalty is None else penalty
-    if not all(type(each) is int for each in ends) or not isinstance(penalty, (int, float)) or not penalty > 0:
+    if not all(type(each) is int for each in ends) or type(penalty) not in (int, float) or not 1e-2 <= penalty <= 100:
         raise ConfigError(
-            f"{path} cannot be used",
-            why=f"eos_token_id is {ends!r:.80} and repetition_penalty is {penalty!r:.80}",
+            f"{show(path)} cannot be used",
+            why=show(f"eos_token_id is {ends!r:.80} and repetition_penalty is {penalty!r:.80}"),
             do="repair it, or move it away",
         )
     unserved = {key: content[key] for key, neutral in NEUTRAL.items() if key in content and content[key] not in neutral}

@@ -19,16 +19,26 @@ from monograph.models.hf_families import find_family, find_family_of
 from monograph.models.hf_map import Entry
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
+from monograph.train.checkpoint.finite import check_finite
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME, GENERATION_NAME, find_assets
 from monograph.train.checkpoint.hf_files import INDEX_NAME, SINGLE_NAME
 from monograph.train.checkpoint.hf_import import Moved, check_absent
 from monograph.train.checkpoint.hf_tokenizer_files import make_tokenizer_files
 from monograph.train.checkpoint.hf_weights import TensorOfModel, describe_model
 from monograph.train.checkpoint.manifest import CheckpointManifest
-from monograph.train.checkpoint.model_source import MODEL_VALUE, read_json, read_model_value
+from monograph.train.checkpoint.model_source import (
+    MODEL_VALUE,
+    read_json,
+    read_model_value,
+)
 from monograph.train.checkpoint.reader import RegionReader
 from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, split_files, write_tensor_file
-from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request, verify_checkpoint
+from monograph.train.checkpoint.verify import (
+    MODEL_PREFIX,
+    LoadRequest,
+    check_request,
+    verify_checkpoint,
+)
 from monograph.train.data.tokenizer_config import TokenizerConfig
 
 EXPORT_FILE_BYTES = 5_000_000_000
@@ -98,19 +108,25 @@ class _Piece:
     """Of the box."""
     lead: tuple[int, ...]
     """The place in a stack; empty for a tensor that is one of ours."""
+    is_buffer: bool
 
     def read(self, regions: RegionReader) -> Iterator[torch.Tensor]:
         """Its elements, some rows at a time."""
         shape, ones = self.shape, (1,) * len(self.lead)
         if not shape:
-            yield regions.read(self.ours, self.lead, ones).to(self.spec.dtype)
+            yield self._read(regions, self.lead, ones)
             return
         row_bytes = max(1, self.spec.num_bytes // max(1, shape[0]))
         step = max(1, _PIECE_BYTES // row_bytes)
         for row in range(0, shape[0], step):
             offsets = (*self.lead, row, *(0,) * (len(shape) - 1))
             sizes = (*ones, min(step, shape[0] - row), *shape[1:])
-            yield regions.read(self.ours, offsets, sizes).to(self.spec.dtype)
+            yield self._read(regions, offsets, sizes)
+
+    def _read(self, regions: RegionReader, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        found = regions.read(self.ours, offsets, sizes)
+        check_finite(found, self.ours, regions.path, self.spec.dtype, may_be_infinite=self.is_buffer)
+        return found.to(self.spec.dtype)
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -134,7 +150,7 @@ def _plan_theirs(
     shape = described.shape[1:] if entry.stacked else described.shape
     for number, theirs in enumerate(entry.theirs):
         spec = TensorSpec(theirs, chosen, entry.shape_theirs(described.shape))
-        yield theirs, _Piece(spec, name, shape, (number,) if entry.stacked else ())
+        yield theirs, _Piece(spec, name, shape, (number,) if entry.stacked else (), described.is_buffer)
 
 
 def _find_main_dtype(pieces: Iterable[_Piece]) -> str:

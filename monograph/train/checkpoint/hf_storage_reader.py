@@ -23,7 +23,9 @@ class HfStorageReader(SafetensorsReader):
             index, target = item.storage_index, planner.resolve_tensor(item).detach()
             number = index.offset[0] if index.offset and len(self.manifest.tensors[index.fqn].chunks) > 1 else 0
             box = tuple(slice(low, low + size) for low, size in zip(item.storage_offsets, item.lengths, strict=True))
-            target.copy_(self.weights.read_box(index.fqn, number, box))
+            piece = self.weights.read_box(index.fqn, number, box)
+            self.weights.check_finite(piece, index.fqn, number, target.dtype)
+            target.copy_(piece)
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

@@ -15,6 +15,7 @@ from monograph.models.hf_map import TIED, Entry
 from monograph.models.hf_tensors import Box, read_part_of_theirs, read_theirs
 from monograph.models.model_config import ModelConfig
 from monograph.system.foreign_text import show
+from monograph.train.checkpoint.finite import check_finite
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_folder import HfFolder, check_fp8
 from monograph.train.checkpoint.manifest import Chunk, TensorRecord
@@ -51,11 +52,19 @@ class HfWeights:
         self.specs = [plan_ours(self.folder, entry, ours[entry.ours], dtype) for entry in entries]
         """What each tensor of ours is, in the type it is stored in unless `dtype` was given."""
         self._entries = {MODEL_PREFIX + entry.ours: entry for entry in entries}
+        self._buffers = {MODEL_PREFIX + name for name, tensor in ours.items() if tensor.is_buffer}
 
     def read(self, spec: TensorSpec) -> Iterator[torch.Tensor]:
-        """A tensor of ours, piece by piece along its first dim where theirs are stacked."""
+        """A tensor of ours, piece by piece along its first dim where theirs are stacked; NaN and inf are refused."""
         for number in range(len(self._entries[spec.key].theirs)):
-            yield self.read_piece(spec.key, number).to(spec.dtype)
+            piece = self.read_piece(spec.key, number)
+            self.check_finite(piece, spec.key, number, spec.dtype)
+            yield piece.to(spec.dtype)
+
+    def check_finite(self, piece: torch.Tensor, key: str, number: int, dtype: torch.dtype) -> None:
+        """Refuse part of a tensor of theirs that is not finite, or will not be in `dtype`."""
+        name = self._entries[key].theirs[number]
+        check_finite(piece, name, self.folder.path, dtype, may_be_infinite=key in self._buffers)
 
     def read_piece(self, key: str, number: int) -> torch.Tensor:
         """One of the tensors of theirs that make up a tensor of ours."""
@@ -144,8 +153,8 @@ def check_tied(folder: HfFolder, config: ModelConfig) -> None:
     if not folder.is_equal(copy, original):
         raise CheckpointError(
             f"{folder.path} holds two output projections: {original} and {copy}",
-            why=f"{CONFIG_NAME} says tie_word_embeddings, which stands for the former; the two differ, and transformers "
-            "uses the latter",
+            why=f"{CONFIG_NAME} says tie_word_embeddings, which asks for the former alone; where the two differ, "
+            "transformers uses the latter",
             do=f'write "tie_word_embeddings": false into {CONFIG_NAME} to use both; or remove {copy} from the weights',
         )
 

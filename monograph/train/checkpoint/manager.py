@@ -25,6 +25,7 @@ from monograph.system.own_tree import is_plain_folder
 from monograph.train.checkpoint.choose import choose, find_latest, has_any
 from monograph.train.checkpoint.config import AUTO, CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
+from monograph.train.checkpoint.finite import NonFiniteError
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
@@ -316,6 +317,8 @@ class CheckpointManager(Configurable):
     def _fill(self, path: Path, reader: SafetensorsReader, tensors: dict[str, torch.Tensor]) -> None:
         try:
             load_plan(tensors, reader, self._ranks)
+        except NonFiniteError:
+            raise
         except Exception as error:
             raise CheckpointError(
                 f"loading {path} stopped half way: the state is incomplete", why=str(error), do="start the run again"

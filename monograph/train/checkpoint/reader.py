@@ -18,10 +18,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.futures import Future
 
+from monograph.train.checkpoint.finite import check_finite, find_non_finite
 from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.tensor_file import find_dtype
+from monograph.train.checkpoint.verify import MODEL_PREFIX
 
 
 class ShardLoadPlanner(DefaultLoadPlanner):
@@ -98,6 +100,10 @@ class SafetensorsReader(StorageReader):
         source = read_box(file, self._chunks[item.storage_index], item.storage_offsets, item.lengths)
         if source.shape != target.shape:
             raise AssertionError(f"{item.dest_index.fqn}: read {source.shape} for {target.shape}")
+        name = item.storage_index.fqn
+        if name.startswith(MODEL_PREFIX) and find_non_finite(source, target.dtype):
+            is_infinite = bool(torch.isinf(target).any())  # as made: the mask of a model of one's own
+            check_finite(source, name, self._path, target.dtype, may_be_infinite=is_infinite)
         target.copy_(source)
         planner.commit_tensor(item, target)
 
@@ -128,7 +134,7 @@ class RegionReader:
     """The tensors of a verified checkpoint as whole tensors, read box by box."""
 
     def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
-        self._path = path
+        self.path = path
         self._manifest = manifest
         self._files: dict[str, safe_open] = {}
 
@@ -148,7 +154,7 @@ class RegionReader:
 
     def _read_chunk(self, chunk: Chunk, start: tuple[int, ...], end: tuple[int, ...]) -> torch.Tensor:
         if chunk.file not in self._files:
-            self._files[chunk.file] = safe_open(self._path / chunk.file, framework="pt")
+            self._files[chunk.file] = safe_open(self.path / chunk.file, framework="pt")
         corner = tuple(low - own for low, own in zip(start, chunk.offsets, strict=True))
         sizes = tuple(high - low for low, high in zip(start, end, strict=True))
         return read_box(self._files[chunk.file], chunk, corner, sizes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.errors import DataError, did_you_mean
+from monograph.system.foreign_text import show
 
 KEY_BYTES = 8
 
@@ -74,6 +75,6 @@ def missing_field(field: str, names: list[str], where: str) -> DataError:
     """The error for a field that is not there; the same words for rows and for columns."""
     return DataError(
         f"{where}: there is no field '{field}'",
-        why=f"it has {', '.join(sorted(names))}" if names else "it has no fields",
-        do=f"--dataloader.text_field NAME; {did_you_mean(field, names)}" if names else "choose another dataset",
+        why=show(f"it has {', '.join(sorted(names))}") if names else "it has no fields",
+        do=f"--dataloader.text_field NAME; {show(did_you_mean(field, names))}" if names else "choose another dataset",
     )

@@ -1,36 +1,49 @@
 """Local files as documents: text, JSON lines (both also gzipped), parquet, and folders of these."""
 
-import gzip
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import DataError, did_you_mean
 from monograph.log import get_log
+from monograph.system.foreign_text import show
 from monograph.train.data.config import LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
 from monograph.train.data.document import Document, DocumentSource, find_text, missing_field
+from monograph.train.data.folder_files import FolderFiles, list_files
+from monograph.train.data.open_bytes import check_regular, open_bytes, read_whole, too_large
 
 GZIPPED = tuple(f"{ending}.gz" for ending in (".txt", *LINES_ENDINGS))
 KNOWN_ENDINGS = (*TEXT_ENDINGS, *LINES_ENDINGS, *GZIPPED, PARQUET_ENDING)
 PARQUET_ROWS = 1024
 """Rows taken from a parquet file at a time."""
+MAX_LINE_BYTES = 1 << 30
+"""Bytes of one JSON line; a file of more without a line break is no JSON lines."""
+SHOWN_KINDS = 8
+"""Endings and names that a message lists; the others are counted."""
 
 log = get_log(__name__)
 
 
 def check_exists(path: Path) -> None:
     """Refuse a path that leads nowhere."""
-    if not path.exists():
-        near = did_you_mean(path.name, [each.name for each in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        siblings = os.listdir(path.parent) if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+        near = did_you_mean(path.name, [show(name) for name in siblings])
         many = "; several are separated by spaces" if "," in str(path) else ""
+        reason = getattr(error, "strerror", None) or str(error)
+        what = "does not exist" if isinstance(error, FileNotFoundError | NotADirectoryError) else "cannot be read"
         raise DataError(
-            f"the dataset '{path}' does not exist",
-            why=f"looked for a file or folder at {path.absolute()}",
+            f"the dataset '{show(path)}' {what}",
+            why=f"looked for a file or folder at {show(path.absolute())}: {reason}",
             do=f"name 'builtin', an existing file or folder, or 'hf:NAME'{'; ' + near if 'mean' in near else ''}{many}",
-        )
+        ) from None
 
 
 def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentSource:
@@ -44,31 +57,40 @@ def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentS
         for file in files:
             yield from read_file(file, text_field, separator)
 
-    return DocumentSource(f"{path} ({len(files)} files)" if path.is_dir() else str(path), read)
+    return DocumentSource(f"{show(path)} ({len(files)} files)" if path.is_dir() else show(path), read)
 
 
 def find_files(folder: Path) -> list[Path]:
     """Every readable file below a folder, without hidden ones, in a stable order. Says what it leaves out."""
-    everything = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    files = sorted(
-        (path for path in everything if path.name.endswith(KNOWN_ENDINGS)),
-        key=lambda path: path.relative_to(folder).as_posix(),
-    )
-    others = Counter(path.suffix or "no ending" for path in everything if not path.name.endswith(KNOWN_ENDINGS))
-    named = ", ".join(f"{count} x {ending}" for ending, count in sorted(others.items()))
+    found = list_files(folder)
+    files = [path for path in found.files if path.name.endswith(KNOWN_ENDINGS)]
+    for path in found.special:
+        if path.name.endswith(KNOWN_ENDINGS):
+            check_regular(path)
+    left_out = describe_left_out(folder, found)
     if not files:
         raise DataError(
-            f"the folder '{folder}' has no files to read",
-            why=f"it has {named}" if named else "it is empty",
+            f"the folder '{show(folder)}' has no files to read",
+            why=f"it has {left_out}" if left_out else "it is empty",
             do=f"give it files that end in {', '.join(KNOWN_ENDINGS)}",
         )
-    if others:
-        log.info("data: %s: reading %d files and leaving out %s", folder, len(files), named)
+    if left_out:
+        log.info("data: %s: reading %d files and leaving out %s", show(folder), len(files), left_out)
     return files
+
+
+def describe_left_out(folder: Path, found: FolderFiles) -> str:
+    """What of a folder is not read, counted and named; empty when that is nothing."""
+    unread = (path for path in (*found.files, *found.special) if not path.name.endswith(KNOWN_ENDINGS))
+    kinds = sorted(Counter(path.suffix or "no ending" for path in unread).items(), key=lambda kind: (-kind[1], kind[0]))
+    parts = [f"{count} x {show(ending)}" for ending, count in kinds[:SHOWN_KINDS]]
+    if rest := sum(count for _, count in kinds[SHOWN_KINDS:]):
+        parts.append(f"{rest} with other endings")
+    for what, paths in (("hidden", found.hidden), ("already read under another name", found.repeated)):
+        if paths:
+            names = [show(path.relative_to(folder)) for path in paths[:SHOWN_KINDS]]
+            parts.append(f"{len(paths)} {what} ({', '.join(names)}{', ...' if len(paths) > SHOWN_KINDS else ''})")
+    return ", ".join(parts)
 
 
 def check_ending(path: Path) -> None:
@@ -76,8 +98,8 @@ def check_ending(path: Path) -> None:
     if not path.name.endswith(KNOWN_ENDINGS):
         one_object_per_line = path.name.endswith((".json", ".json.gz"))
         raise DataError(
-            f"cannot read '{path}'",
-            why=f"'{path.suffix}' is none of {', '.join(KNOWN_ENDINGS)}",
+            f"cannot read '{show(path)}'",
+            why=f"'{show(path.suffix)}' is none of {', '.join(KNOWN_ENDINGS)}",
             do="rename it to .jsonl if every line is one JSON object"
             if one_object_per_line
             else "convert or rename it",
@@ -96,33 +118,37 @@ def read_file(path: Path, text_field: str, separator: str) -> Iterator[Document]
         yield from reader
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"cannot read '{path}'",
-            why=f"{type(error).__name__}: {error}",
+            f"cannot read '{show(path)}'",
+            why=f"{type(error).__name__}: {show(error)}",
             do="repair it, or take it out of the dataset",
         ) from error
 
 
-def open_bytes(path: Path) -> Any:
-    """The file's bytes, unpacked when it is gzipped."""
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
-
-
 def read_text(path: Path, separator: str) -> Iterator[Document]:
     """A text file as one document, or as the parts between separators."""
-    with open_bytes(path) as file:
-        text = decode(file.read(), str(path))
+    text = decode(read_whole(path), show(path))
     if not separator:
-        yield Document(str(path), text)
+        yield Document(show(path), text)
         return
     for number, part in enumerate(text.split(separator), start=1):
-        yield Document(f"{path}, part {number}", part)
+        yield Document(f"{show(path)}, part {number}", part)
 
 
 def read_lines(path: Path, text_field: str) -> Iterator[Document]:
     """JSON lines: one object per line; blank lines are nothing."""
-    with open_bytes(path) as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
+    name, total = show(path), 0
+    with open_bytes(path) as (file, max_bytes):
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
+            where = f"{name}:{number}"
+            total += len(line)
+            if max_bytes is not None and total > max_bytes:
+                raise too_large(path, max_bytes)
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(
+                    f"{where}: this line is longer than {MAX_LINE_BYTES >> 20} MiB",
+                    why="a JSON line is one document, which is read whole",
+                    do="write one JSON object per line",
+                )
             if not line.strip():
                 continue
             try:
@@ -138,20 +164,23 @@ def read_lines(path: Path, text_field: str) -> Iterator[Document]:
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     """The text column of a parquet file, a few rows at a time."""
+    check_regular(path)
     arrow, open_parquet = find_parquet(path)
+    name, number = show(path), 0
     try:
         with open_parquet(path) as file:
             if text_field not in file.schema_arrow.names:
-                raise missing_field(text_field, list(file.schema_arrow.names), str(path))
-            number = 0
+                raise missing_field(text_field, list(file.schema_arrow.names), name)
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+                for text in batch.column(0):
                     number += 1
-                    where = f"{path}, row {number}"
-                    yield Document(where, find_text({text_field: text}, text_field, where))
+                    where = f"{name}, row {number}"
+                    yield Document(where, find_text({text_field: text.as_py()}, text_field, where))
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{name}, row {number}", error) from None
     except arrow.ArrowException as error:
         raise DataError(
-            f"'{path}' is not a readable parquet file", why=str(error), do="copy or write the file again"
+            f"'{name}' is not a readable parquet file", why=show(error), do="copy or write the file again"
         ) from error
 
 
@@ -162,18 +191,22 @@ def find_parquet(path: Path) -> tuple[Any, Callable[[Path], Any]]:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise DataError(
-            f"'{path}' is a parquet file, which needs pyarrow", why=str(error), do="pip install pyarrow"
+            f"'{show(path)}' is a parquet file, which needs pyarrow", why=str(error), do="pip install pyarrow"
         ) from None
     return pyarrow, ParquetFile
 
 
-def decode(data: bytes, where: str) -> str:
+def decode(data: bytes | bytearray, where: str) -> str:
     """Text from UTF-8; anything else is refused rather than guessed."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: this is not UTF-8 text",
-            why=f"byte {error.start} is 0x{data[error.start]:02x}: {error.reason}",
-            do="convert it, for example with: iconv -f LATIN1 -t UTF-8",
-        ) from None
+        raise not_utf8(where, error) from None
+
+
+def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    return DataError(
+        f"{where}: this is not UTF-8 text",
+        why=f"byte {error.start} is 0x{error.object[error.start]:02x}: {error.reason}",
+        do="convert it, for example with: iconv -f LATIN1 -t UTF-8",
+    )

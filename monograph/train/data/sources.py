@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.errors import DataError
+from monograph.log import get_log
+from monograph.system.foreign_text import show
 from monograph.train.data.builtin import open_builtin
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.document import Document, DocumentSource
 from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.files import open_files
-from monograph.train.data.open_shards import open_shards
+from monograph.train.data.open_shards import open_shards, read_index
+from monograph.train.data.shards import INDEX
 from monograph.train.data.source import OpenedSamples, SamplePlan
 from monograph.train.data.source_configs import (
     BuiltinSourceConfig,
@@ -25,6 +28,9 @@ from monograph.train.data.stream_samples import DocumentStream
 from monograph.train.data.stream_source import StreamSource
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
+
+SHOWN_NAMES = 8
+log = get_log(__name__)
 
 
 class BuiltinSource(TextSource):
@@ -93,7 +99,18 @@ class ShardSource(TextSource):
     def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
         """Map the shards, once they proved to be whole."""
         folder, verify = Path(self.config.folder), self.config.verify
-        return open_shards(folder, tokenizer, verify=verify, check_files=self._check_files)
+        corpus = open_shards(folder, tokenizer, verify=verify, check_files=self._check_files)
+        if foreign := find_unlisted(folder):
+            shown = f"{', '.join(map(show, foreign[:SHOWN_NAMES]))}{', ...' if len(foreign) > SHOWN_NAMES else ''}"
+            log.info("data: %s: leaving out %d that index.json does not list (%s)", show(folder), len(foreign), shown)
+        return corpus
+
+
+def find_unlisted(folder: Path) -> list[str]:
+    """Names in a folder of token shards that do not belong to them."""
+    index = read_index(folder)
+    listed = {INDEX, *(entry.name for entry in (*index.token_files, index.offsets, index.keys))}
+    return sorted(path.name for path in folder.iterdir() if path.name not in listed)
 
 
 class HubSource(StreamSource):

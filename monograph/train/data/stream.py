@@ -17,6 +17,7 @@ from typing import Any
 from monograph.errors import DataError, MonographError, describe_install
 from monograph.log import get_log
 from monograph.train.data.document import Document, find_text
+from monograph.train.data.folder_files import list_files
 
 RowFactory = Callable[[], Iterable[Mapping[str, Any]]]
 """Opens the rows of a file at its start, each time it is called."""
@@ -192,10 +193,10 @@ def check_hub_package(dataset: str) -> None:
 def describe_copy(path: Path) -> str:
     """The names and sizes of the files of a local dataset, which has no commit; empty where there is none. Hidden files
     are what downloads and file systems note for themselves."""
-    named = ((each.relative_to(path), each) for each in path.rglob("*"))
-    seen = [(name, each) for name, each in named if not any(part.startswith(".") for part in name.parts)]
-    files = sorted((name.as_posix(), each.stat().st_size) for name, each in seen if each.is_file())
-    return hashlib.sha256(repr(files).encode()).hexdigest() if files else ""
+    if not path.is_dir():
+        return ""
+    files = [(each.relative_to(path).as_posix(), each.stat().st_size) for each in list_files(path).files]
+    return hashlib.sha256(repr(sorted(files)).encode("utf-8", "surrogatepass")).hexdigest() if files else ""
 
 
 def open_hub(name: str, *, subset: str, split: str, revision: str) -> FilesFactory:

@@ -2,12 +2,16 @@ import builtins
 import gzip
 import json
 import logging
+import os
+import random
+from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from monograph.errors import DataError
+from monograph.train.data import files, open_bytes
 from monograph.train.data.files import open_files
 
 
@@ -163,3 +167,103 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
     assert "pip install pyarrow" in refuse(path, "needs pyarrow").do
+
+
+def test_linked_folders_are_read_once_each(tmp_path, caplog):
+    data, big = tmp_path / "data", tmp_path / "big"
+    write(data / "own" / "a.txt", "own")
+    write(big / "sub" / "b.txt", "linked")
+    (data / "wiki").symlink_to(big)
+    (data / "again").symlink_to(big / "sub")
+    (data / "own" / "cycle").symlink_to(data)
+    (big / "up").symlink_to(big)
+    with caplog.at_level(logging.INFO, "monograph"):
+        documents = list(open_files(data, text_field="text").read())
+    assert [(one.text, one.where) for one in documents] == [
+        ("linked", f"{data / 'again' / 'b.txt'}"),
+        ("own", f"{data / 'own' / 'a.txt'}"),
+    ]
+    assert "3 already read under another name (own/cycle, wiki/sub, wiki/up)" in caplog.text
+
+
+def test_a_folder_of_the_dataset_keeps_its_name_when_a_link_leads_to_it(tmp_path):
+    write(tmp_path / "z" / "a.txt", "one")
+    (tmp_path / "a").symlink_to(tmp_path / "z")
+    assert [one.where for one in open_files(tmp_path, text_field="text").read()] == [str(tmp_path / "z" / "a.txt")]
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+    write(tmp_path / "a.txt", "one")
+    (tmp_path / "books.jsonl").symlink_to(tmp_path / "missing")
+    assert "books.jsonl" in refuse(tmp_path, "leads nowhere").what
+    (tmp_path / "books.jsonl").unlink()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refuse(tmp_path, "loop")
+
+
+def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    write(tmp_path / "a.txt", "one")
+    write(tmp_path / "closed" / "b.txt", "two")
+    real = os.scandir
+
+    def without_permission(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", without_permission)
+    assert "Permission denied" in refuse(tmp_path, "closed").why
+
+
+def test_hidden_names_and_many_endings_are_counted(tmp_path, caplog):
+    for name in ("a.txt", ".secret", ".git/config", *(f"x.{number}" for number in range(20))):
+        write(tmp_path / name, "one")
+    with caplog.at_level(logging.INFO, "monograph"):
+        assert read(tmp_path) == ["one"]
+    assert "2 hidden (.git, .secret)" in caplog.text and "12 with other endings" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["a.txt", "a.jsonl", "a.txt.gz", "a.parquet"])
+def test_a_fifo_and_a_device_are_refused_and_not_waited_for(tmp_path, kind):
+    os.mkfifo(tmp_path / kind)
+    assert "FIFO" in refuse(tmp_path / kind, "cannot read").why
+    assert "FIFO" in refuse(tmp_path, "cannot read").why
+    (tmp_path / kind).unlink()
+    (tmp_path / kind).symlink_to("/dev/zero")
+    assert "device" in refuse(tmp_path / kind, "cannot read").why
+
+
+def test_an_archive_that_unpacks_to_far_more_than_text_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_bytes, "ALWAYS_UNPACKED", 1 << 20)
+    packed = gzip.compress(b" " * (1 << 22))
+    assert "200 bytes" in refuse(write(tmp_path / "a.txt.gz", packed), "unpacks to more than").why
+    refuse(write(tmp_path / "a.jsonl.gz", packed), "unpacks to more than")
+    honest = json.dumps({"text": "".join(random.Random(1).choices("abcdefgh ", k=1 << 21))})
+    assert len(read(write(tmp_path / "b.jsonl.gz", gzip.compress(honest.encode())))) == 1
+
+
+def test_a_text_file_larger_than_the_memory_is_refused(tmp_path):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(1 << 43)
+    refuse(tmp_path / "a.txt", "larger than the memory")
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1 << 10)
+    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n' + "x" * 5000)
+    assert f"{path}:2" in refuse(path, "longer than").what
+
+
+def test_parquet_text_that_is_not_utf8_is_refused_with_its_row(tmp_path):
+    texts = pyarrow.array([b"one", b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
+    assert "row 2" in refuse(write_parquet(tmp_path / "a.parquet", text=texts), "not UTF-8").what
+
+
+def test_names_that_forge_log_lines_are_escaped(tmp_path, caplog):
+    folder = tmp_path / "data\n01:00:00 I all is well\x1b[2J"
+    write(folder / "a\n.jsonl", '{"text": "one"}\n{"text": 3}')
+    write(folder / "b.\x1b[2J", "")
+    with caplog.at_level(logging.INFO, "monograph"), pytest.raises(DataError) as error:
+        read(folder)
+    for said in (caplog.text.strip(), error.value.what, open_files(folder, text_field="text").description):
+        assert "\\x1b[2J" in said and "\x1b" not in said and "\n" not in said

@@ -222,3 +222,10 @@ def test_a_lost_or_unreadable_index_is_damage_not_an_empty_folder(packed):
 def test_another_tokenizer_is_refused(packed):
     with pytest.raises(DataError, match="packed with another tokenizer"):
         open_shards(packed, StandardTokenizerConfig(add_bos=True).build())
+
+
+def test_files_that_do_not_belong_to_the_shards_are_named(packed, caplog):
+    (packed / "more\n.txt").write_text("not packed")
+    with caplog.at_level(logging.INFO, "monograph"):
+        build_loader(packed)
+    assert "leaving out 1 that index.json does not list (more\\n.txt)" in caplog.text

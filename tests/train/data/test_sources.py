@@ -16,6 +16,7 @@ from monograph.train.data.document import Document
 from monograph.train.data.indexed_source import IndexedSource
 from monograph.train.data.pack import pack
 from monograph.train.data.sources import BuiltinSource, FileSource, HubSource, ShardSource
+from monograph.train.data.stream import describe_copy
 from monograph.train.data.stream_source import StreamSource
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.kit.data import build_loader, make_texts, take_updates, write_texts
@@ -157,3 +158,16 @@ def test_a_source_chosen_by_class_gives_the_samples_of_its_short_name(tmp_path):
 def test_samples_cannot_be_packed_into_tokens(tmp_path):
     with pytest.raises(DataError, match="has no documents"):
         pack(DataLoaderConfig(source=Latents.Config()), StandardTokenizerConfig(), tmp_path / "out")
+
+
+def test_linked_folders_belong_to_the_identity_of_a_local_copy(tmp_path):
+    big = write_texts(tmp_path / "texts.jsonl", ["one"]).parent
+    copy = tmp_path.parent / f"{tmp_path.name}-copy"
+    copy.mkdir()
+    (copy / "linked").symlink_to(big)
+    before = describe_copy(copy)
+    write_texts(tmp_path / "texts.jsonl", ["one", "two"])
+    assert before and describe_copy(copy) != before
+    (copy / "broken").symlink_to(copy / "missing")
+    with pytest.raises(DataError, match="leads nowhere"):
+        describe_copy(copy)

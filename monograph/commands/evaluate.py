@@ -18,6 +18,7 @@ from monograph.generate.lm_eval_model import run_tasks
 from monograph.generate.load import LoadedModel
 from monograph.generate.perplexity import Perplexity, measure
 from monograph.log import set_up_log
+from monograph.train.data.encode import tokenize
 from monograph.train.data.files import open_files
 
 
@@ -49,7 +50,7 @@ def measure_set(loaded: LoadedModel, path: str, arguments: EvaluateArguments, se
     """The perplexity of one set."""
     found = measure(
         loaded.model,
-        islice(read_documents(loaded, path, arguments.text_field), arguments.limit or None),
+        islice(read_documents(loaded, path, arguments), arguments.limit or None),
         device=loaded.device,
         seq_len=seq_len,
         stride=min(arguments.stride or seq_len, seq_len),
@@ -60,11 +61,13 @@ def measure_set(loaded: LoadedModel, path: str, arguments: EvaluateArguments, se
     return found
 
 
-def read_documents(loaded: LoadedModel, path: str, text_field: str) -> Iterator[tuple[np.ndarray, int]]:
-    """The documents of a file or folder as training reads them, with bos and eos; and their bytes."""
-    for document in open_files(Path(path), text_field=text_field).read():
-        (tokens,) = loaded.tokenizer.encode_documents([document.text])
-        yield tokens, len(document.text.encode())
+def read_documents(loaded: LoadedModel, path: str, arguments: EvaluateArguments) -> Iterator[tuple[np.ndarray, int]]:
+    """The documents of a file or folder that training would have: with bos and eos, without empty ones; and their
+    bytes."""
+    source = open_files(Path(path), text_field=arguments.text_field, separator=arguments.document_separator)
+    for document in source.read():
+        for tokens, _ in tokenize([document], loaded.tokenizer):
+            yield tokens, len(document.text.encode())
 
 
 def show(sets: dict[str, Perplexity], tasks: dict[str, dict[str, Any]], *, as_json: bool) -> None:

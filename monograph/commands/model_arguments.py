@@ -127,6 +127,8 @@ class EvaluateArguments(ModelArguments):
     """Tokens that are scored at a time: with less than seq_len, more of the text before is seen; 0 takes seq_len."""
     text_field: str = "text"
     """Field (jsonl) or column (parquet) that holds a document's text."""
+    document_separator: str = ""
+    """Cut text files into documents at this string; empty makes each file one document."""
     json: bool = False
     """Print the results as one JSON object."""
 

@@ -13,7 +13,10 @@ from monograph.cli import main
 from monograph.generate.lm_eval_model import ModelScores
 from monograph.generate.load import load_model
 from monograph.generate.perplexity import cut_windows
+from monograph.labels import IGNORED_LABEL
 from monograph.train.checkpoint.model_source import open_source
+from monograph.train.data.config import DataLoaderConfig
+from monograph.train.data.sources import FileSource
 from tests.kit.pretrained import TEXT, write_pretrained
 
 TASK = """
@@ -69,6 +72,39 @@ def test_perplexity_of_a_set_is_that_of_transformers(folder, capsys):
     assert facts["perplexity"] == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
     size = sum(len(text.encode()) for text in TEXT[:9])
     assert facts["bits_per_byte"] == pytest.approx(losses.double().sum().item() / math.log(2) / size, rel=1e-6)
+
+
+def test_documents_without_text_are_left_out_as_in_training(folder, capsys):
+    rows = [*[""] * 50, TEXT[0], "", TEXT[1]]
+    (folder / "sparse.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in rows))
+    scores = {}
+    for limit in (0, 1):
+        words = ["--data", f"set={folder / 'sparse.jsonl'}", "--limit", limit]
+        scores[limit] = evaluate(capsys, folder / "tiny", *words)["sets"]["set"]
+        losses = score_theirs(folder, TEXT[: limit or 2])
+        assert scores[limit]["documents"] == (limit or 2) and scores[limit]["tokens"] == len(losses)
+        assert scores[limit]["loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
+
+
+def test_every_label_that_training_has_is_scored_once(folder, capsys):
+    """Texts between separators, an empty one and one longer than the windows among them."""
+    texts = [TEXT[0], "", " ".join(TEXT[:20]), "a", TEXT[5]]
+    (folder / "parts.txt").write_text("\n--\n".join(texts))
+    words = ["--data", f"set={folder / 'parts.txt'}", "--seq_len", 16, "--document_separator", "\n--\n"]
+    found = evaluate(capsys, folder / "tiny", *words)["sets"]["set"]
+    tokenizer = load_model(open_source(str(folder / "tiny")), torch.device("cpu"), length=16).tokenizer
+    source = FileSource(FileSource.Config(path=str(folder / "parts.txt"), document_separator="\n--\n"))
+    corpus = source.corpus(tokenizer)
+    config = DataLoaderConfig(source=source.config, held_out_fraction=0.0)
+    labels = config.build(tokenizer=tokenizer, seq_len=corpus.token_count, seed=1).sample(0, 0)["labels"]
+    assert found["documents"] == corpus.document_count == 4
+    assert found["tokens"] == (labels != IGNORED_LABEL).sum() == corpus.token_count - corpus.document_count
+
+
+def test_half_a_character_is_refused_in_words(folder, capsys):
+    (folder / "half.jsonl").write_text('{"text": "one"}\n{"text": "\\ud800"}')
+    assert main(["evaluate", str(folder / "tiny"), "--data", str(folder / "half.jsonl")]) == 2
+    assert "half.jsonl:2: the text is not valid Unicode" in capsys.readouterr().err
 
 
 def test_sets_are_measured_one_by_one_and_named(folder, capsys):

@@ -6,7 +6,6 @@ enter; it is deleted as soon as all ranks have mapped it, and its pages go when 
 """
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from monograph.errors import DataError, MonographError
 from monograph.locks.holder import find_machine, read_process
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.system.own_file import create_own
+from monograph.system.own_tree import remove_made
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.encode import tokenize_into
 from monograph.train.data.open_shards import open_shards
@@ -55,7 +56,7 @@ def load_on_node(
         problem = error
     problems = groups.all_gather_object(problem)
     if is_writer and folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_made(folder)
     for problem in problems:
         if problem is not None:
             raise problem
@@ -78,7 +79,7 @@ def _write(folder: Path, source: TextSource, tokenizer: Tokenizer) -> None:
             writer.finish(source.description)
     except BaseException as error:
         with suppress(OSError):
-            (folder / _FAILED).touch()
+            os.close(create_own(folder / _FAILED))
         if not isinstance(error, OSError):
             raise
         log.warning("data: every process of this node holds the corpus: %s cannot hold it (%s)", folder, error)

@@ -140,8 +140,7 @@ class Trainer(Configurable):
         self.start = RunStart(loaded=loaded.path)
         if loaded.model_only:
             return
-        places = (loaded.path.resolve().parent, loaded.path.parent.resolve())  # the step itself may be a link
-        is_own = self.checkpoints.folder.resolve() in places
+        is_own = self.checkpoints.holds(loaded.path)
         changes = find_setting_changes(loaded.values, self.config)
         self.start = RunStart(step=loaded.step, loaded=loaded.path, is_continued=is_own, changes=changes)
         check_global_batch(loaded.values, self.config.training, now=self.global_batch)

@@ -209,6 +209,10 @@ class CheckpointManager(Configurable):
         """Keep the checkpoints after `step`, in whose place a run that goes on from it will save, beside the folder."""
         self._ranks.run_on_rank0(lambda: self._store.set_later_aside(step))
 
+    def holds(self, path: Path) -> bool:
+        """Whether a checkpoint lies in this run's folder; its name there may be a link to where it is archived."""
+        return self.folder.resolve() in (path.resolve().parent, path.parent.resolve())
+
     def latest(self) -> Path | None:
         """The newest good checkpoint, or None when there is none; an error when there is nothing but damaged ones."""
         self._settle()

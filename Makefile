@@ -53,6 +53,7 @@ test-fuzz: $(STAMP)
 	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.execute.artifact_fuzz --count 2000 --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.system.file_fuzz --seconds $(FUZZ_SECONDS) --processes 2 --go-on
 
 # The site, in build/site; the reference pages are made from the code. Nothing is loaded from the network.
 docs: $(DOCS_STAMP)

@@ -8,11 +8,15 @@ which may be `REFUSED`. A failure prints its seed and the command that repeats i
 """
 
 import argparse
+import itertools
+import multiprocessing
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 REFUSED = "refused"
@@ -35,25 +39,52 @@ def run_fuzzer(module: str, check: Check) -> None:
     parser.add_argument("--first", type=int, default=int(time.time()) % 1_000_000, help="the seed to begin with")
     parser.add_argument("--seed", type=int, help="check this seed only")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first failure")
+    parser.add_argument("--processes", type=int, default=1, help="so many seeds at a time")
     options = parser.parse_args()
     only = options.seed is not None
     first, count = (options.seed, 1) if only else (options.first, options.count)
     end = time.monotonic() + (float("inf") if count else options.seconds)
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     counts: Counter[str] = Counter()
-    seed, failed = first, []
-    while time.monotonic() < end and (not count or seed < first + count):
-        start, this, seed = time.monotonic(), seed, seed + 1
-        try:
-            labels = list(check(this, folder))
-            print(f"seed {this}: {', '.join(labels)} ({time.monotonic() - start:.0f} s)", flush=True)
-            counts.update(labels)
-        except Exception:
-            failed.append(this)
-            print(f"seed {this} FAILED\n{traceback.format_exc()}\nrepeat: python -m {module} --seed {this}", flush=True)
-            if not options.go_on:
-                break
-    report(module, first, seed - first, failed, counts)
+    done, failed = 0, []
+    seeds = itertools.takewhile(
+        lambda _: time.monotonic() < end, range(first, first + count) if count else itertools.count(first)
+    )
+    with _checked(partial(_check, check, folder, module), seeds, options.processes) as results:
+        for seed, labels, said in results:
+            print(said, flush=True)
+            done += 1
+            counts.update(labels or ())
+            if labels is None:
+                failed.append(seed)
+                if not options.go_on:
+                    break
+    report(module, first, done, failed, counts)
+
+
+@contextmanager
+def _checked(check: Callable[[int], "Result"], seeds: Iterable[int], processes: int) -> Iterator[Iterable["Result"]]:
+    """The results of all seeds; the first is checked alone, so that what all share is made once."""
+    seeds = iter(seeds)
+    if processes == 1:
+        yield map(check, seeds)
+        return
+    first = [check(next(seeds))]
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield itertools.chain(first, pool.imap_unordered(check, seeds))
+
+
+Result = tuple[int, list[str] | None, str]
+"""A seed, its labels (None if it failed), and what to print."""
+
+
+def _check(check: Check, folder: Path, module: str, seed: int) -> Result:
+    start = time.monotonic()
+    try:
+        labels = list(check(seed, folder))
+    except Exception:
+        return seed, None, f"seed {seed} FAILED\n{traceback.format_exc()}\nrepeat: python -m {module} --seed {seed}"
+    return seed, labels, f"seed {seed}: {', '.join(labels)} ({time.monotonic() - start:.0f} s)"
 
 
 def report(module: str, first: int, done: int, failed: list[int], counts: Counter[str]) -> None:

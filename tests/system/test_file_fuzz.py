@@ -54,7 +54,7 @@ def test_a_changed_file_of_the_user_is_a_failure(fuzzer, monkeypatch):
 
     monkeypatch.setattr(file_fuzz, "run_command", harm)
     monkeypatch.setattr(fuzzer, "usual", {})
-    with pytest.raises(Failed, match="precious/a.txt was changed"):
+    with pytest.raises(Failed, match=r"precious/a\.txt was changed"):
         list(fuzzer.check_seed(1))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from monograph.errors import ConfigError
 from monograph.log import get_log
@@ -21,8 +22,10 @@ from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.store import Store
 from monograph.train.checkpoint.tensor_file import find_dtype
-from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request
+from monograph.train.checkpoint.verify import MODEL_PREFIX, LoadRequest, check_request, check_unit_count
 from monograph.train.data.tokenizer import Tokenizer
+
+_WANTED_BY = "the model in its config"
 
 log = get_log(__name__)
 
@@ -67,17 +70,16 @@ def load_model(
     path, reader = open_reader(source)
     records = {name: each for name, each in reader.manifest.tensors.items() if name.startswith(MODEL_PREFIX)}
     dtype = dtype or find_main_dtype(records.values())
+    check_unit_count(path, reader.manifest, source.model, wanted_by=_WANTED_BY)
     with torch.device("meta"):
         served = find_served(source.model, device=device.type, dtype=dtype_name(dtype))
         model: Model = served.for_length(length).build()
+    requests = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in find_tensors(model).items()}
+    check_request(path, reader.manifest, requests, model_only=True, wanted_by=_WANTED_BY)
     check_weights(model, device, dtype)
     materialize(model, device=device, dtype=dtype)
     reset(model)
-    tied = find_tied(model)
-    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if name not in tied}
-    requests = {name: LoadRequest(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    check_request(path, reader.manifest, requests, model_only=True, wanted_by="the model in its config")
-    load_plan(tensors, reader, Ranks())
+    load_plan(find_tensors(model), reader, Ranks())
     log.info("loaded %s", path)
     return LoadedModel(model.eval().requires_grad_(False), tokenizer, path, device)
 
@@ -136,6 +138,12 @@ def find_main_dtype(records: Iterable[TensorRecord]) -> torch.dtype:
         if dtype.is_floating_point:
             sizes[dtype] = sizes.get(dtype, 0) + torch.Size(record.shape).numel()
     return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def find_tensors(model: Model) -> dict[str, Tensor]:
+    """The tensors of a model as checkpoints name them, each once."""
+    tied = find_tied(model)
+    return {MODEL_PREFIX + name: value for name, value in model.state_dict().items() if name not in tied}
 
 
 def find_tied(model: Model) -> set[str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from monograph.config.json_form import from_json
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.models.hf_families import find_family, find_family_of
@@ -28,6 +27,8 @@ from monograph.train.checkpoint.hf_weights import TensorOfModel, describe_model
 from monograph.train.checkpoint.manifest import CheckpointManifest
 from monograph.train.checkpoint.model_source import (
     MODEL_VALUE,
+    check_described,
+    read_config,
     read_json,
     read_model_value,
 )
@@ -37,6 +38,7 @@ from monograph.train.checkpoint.verify import (
     MODEL_PREFIX,
     LoadRequest,
     check_request,
+    check_unit_count,
     verify_checkpoint,
 )
 from monograph.train.data.tokenizer_config import TokenizerConfig
@@ -64,6 +66,7 @@ def export_hf(
     disk = disk or Disk()
     manifest = verify_checkpoint(checkpoint)
     config = config or read_model_value(checkpoint, manifest.values.get(MODEL_VALUE))
+    check_unit_count(checkpoint, manifest, config, wanted_by="the model that is to be exported")
     family = find_family_of(config)
     entries = family.entries(config)
     ours = describe_model(config, entries)
@@ -134,10 +137,11 @@ def read_model_config(path: Path) -> ModelConfig:
     data = read_json(path)
     if "$class" not in data:
         return find_family(str(data.get("model_type"))).from_hf_config(data)
-    config = from_json(data)
+    config = read_config(path, data)
     model = getattr(config, "model", config)
     if not isinstance(model, ModelConfig):
         raise CheckpointError(f"{path} does not describe a model", why=f"it holds a {type(config).__name__}")
+    check_described(model, path)
     return model
 
 

@@ -19,6 +19,7 @@ from monograph.manifest.fields import (
     dictionary,
     integer,
     listing,
+    mapping,
     one_of,
     read_files,
     record,
@@ -50,6 +51,11 @@ _head: dict[str, Check] = {
 }
 _manifest_head = record(_head)
 _manifest = record({**_head, "files": dictionary, "tensors": dictionary})
+_VALUES: dict[str, Check] = {
+    **{"step": _natural, "tokens": _natural, "global_batch": _natural},
+    **{"model": dictionary, "cursor": dictionary, "settings": mapping(dictionary)},
+}
+"""Plain values of a run that readers take apart; whoever saves others checks them."""
 _AFTER_HEAD = b',\n"files":{'
 """Stands nowhere else: inside of the head a line break is written as \\n."""
 
@@ -116,6 +122,7 @@ def parse_head(data: bytes) -> ManifestHead:
         return parse_manifest(data)
     raw = parse_sealed(head + b"}", schema=SCHEMA)
     _manifest_head(raw, "the manifest")
+    _check_values(raw["values"])
     return ManifestHead(raw["step"], raw["sequence"], raw["run"], raw["values"])
 
 
@@ -124,6 +131,7 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
     open_sealed(data)
     raw = parse_sealed(data, schema=SCHEMA)
     _manifest(raw, "the manifest")
+    _check_values(raw["values"])
     manifest = CheckpointManifest(
         step=raw["step"],
         sequence=raw["sequence"],
@@ -134,6 +142,12 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
     )
     _check_chunk_files(manifest)
     return manifest
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for name, check in _VALUES.items():
+        if values.get(name) is not None:
+            check(values[name], f"values.{name}")
 
 
 def _dump(value: Any) -> str:

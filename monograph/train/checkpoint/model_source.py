@@ -103,6 +103,7 @@ def open_run(path: Path, data: dict[str, Any]) -> ModelSource:
     model = getattr(config, "model", config)
     if not isinstance(model, ModelConfig):
         raise ConfigError(f"{path / CONFIG_NAME} does not describe a model", why=f"it holds a {type(config).__name__}")
+    check_described(model, path / CONFIG_NAME)
     kept = find_checkpoints(path)
     if not any(kept.glob(f"{_SAVED}/{MANIFEST_NAME}")):
         raise ConfigError(
@@ -191,7 +192,16 @@ def read_model_value(path: Path, value: Any) -> ModelConfig:
             why=f"its values have no '{MODEL_VALUE}'",
             do="give the run's config.json, or one of Hugging Face's, with --config",
         )
+    check_described(config, path)
     return config
+
+
+def check_described(model: ModelConfig, path: Path) -> None:
+    """Refuse settings of a model that no run can have had, before anything is built from them."""
+    try:
+        check_config(model)
+    except ConfigError as error:
+        raise ConfigError(f"{show(path)} describes no model: {error.what}", why=error.why, do=error.do) from None
 
 
 def read_config(path: Path, data: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.manifest.fields import FileRecord
+from monograph.models.model_config import ModelConfig
 from monograph.system.foreign_json import UnusableFile
 from monograph.train.checkpoint.disk import hash_file
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, TENSOR_FILE_ENDING, CheckpointManifest, TensorRecord
@@ -83,6 +84,18 @@ def check_same_weights(path: Path, digest: str, ranks: Ranks) -> None:
             f"rank {other} finds other weights in {path} than rank 0",
             why="every rank reads its part of them, and parts of two models are none",
             do="name a folder that all machines share, or copy it to all of them again",
+        )
+
+
+def check_unit_count(path: Path, manifest: CheckpointManifest, config: ModelConfig, *, wanted_by: str) -> None:
+    """Refuse a model of more units than the checkpoint has tensors, before it is built: that takes time for each."""
+    units = len(config.find_units() or ())
+    stored = sum(name.startswith(MODEL_PREFIX) for name in manifest.tensors)
+    if units > stored:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit {wanted_by}",
+            why=f"the model has {units} units, and the checkpoint {stored} tensors of weights",
+            do="use the configuration it was saved with",
         )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME, TOKENIZER_NAME
 from monograph.train.checkpoint.hf_source import find_local
 
@@ -66,7 +67,13 @@ class HfExportArguments(Configurable.Config):
 
 
 def check_free(out: str) -> None:
-    """Refuse to write where something is."""
+    """Refuse to write where something is, and through a link: the folder would take the link's place."""
     path = Path(out)
+    if out and path.is_symlink():
+        raise ConfigError(
+            f"{show(out)} is a link",
+            why=f"it leads to {show(path.readlink())}",
+            do="give the folder itself, or another name",
+        )
     if out and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
         raise ConfigError(f"{out} exists", why="nothing is overwritten", do="remove it, or choose another name")

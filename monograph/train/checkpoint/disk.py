@@ -69,7 +69,7 @@ class DurableFile:
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self.size = 0
-        self._disk = disk
+        self._disk, self._path = disk, path
         self._sha256 = hashlib.sha256()
         self._file = disk.create(path)
 
@@ -84,14 +84,25 @@ class DurableFile:
         self.size += len(rest)
         while len(rest):
             piece = rest[:WRITE_BYTES]
-            written = self._disk.write(self._file, piece)
+            with self._named():
+                written = self._disk.write(self._file, piece)
             self._sha256.update(piece[:written])
             rest = rest[written:]
 
     def finish(self) -> str:
         """Make everything written durable; returns its sha256."""
-        self._disk.sync(self._file)
+        with self._named():
+            self._disk.sync(self._file)
         return self._sha256.hexdigest()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the file into errors: the system knows its number alone when a disk is full."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
 
 
 def write_file(disk: Disk, path: Path, data: bytes) -> str:

@@ -5,6 +5,11 @@ They go with a model from import to run to export, as they are. Loads without to
 
 from pathlib import Path
 
+from monograph.system.foreign_json import read_file
+
+MAX_ASSET_BYTES = 512 << 20
+"""Far above the largest tokenizer."""
+
 CONFIG_NAME = "config.json"
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -31,3 +36,8 @@ def find_assets(folder: Path) -> dict[str, Path]:
     """The files of a folder that go with its model, by name."""
     found = {name: folder / name for name in ASSET_NAMES}
     return {name: path for name, path in found.items() if path.is_file()}
+
+
+def read_asset(path: Path) -> bytes:
+    """One of these files; an error for one that is too large for what it is called."""
+    return read_file(path, max_bytes=MAX_ASSET_BYTES)

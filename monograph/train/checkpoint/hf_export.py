@@ -19,7 +19,7 @@ from monograph.models.hf_map import Entry
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
 from monograph.train.checkpoint.finite import check_finite
-from monograph.train.checkpoint.hf_assets import CONFIG_NAME, GENERATION_NAME, find_assets
+from monograph.train.checkpoint.hf_assets import CONFIG_NAME, GENERATION_NAME, find_assets, read_asset
 from monograph.train.checkpoint.hf_files import INDEX_NAME, SINGLE_NAME
 from monograph.train.checkpoint.hf_import import Moved, check_absent
 from monograph.train.checkpoint.hf_tokenizer_files import make_tokenizer_files
@@ -76,7 +76,7 @@ def export_hf(
     files = split_files((piece.spec for piece in pieces.values()), max_file_bytes)
     settings = family.to_hf_config(config) | {"torch_dtype": _find_main_dtype(pieces.values())}
     kept = find_assets(checkpoint)
-    assets = {GENERATION_NAME: kept[GENERATION_NAME].read_bytes()} if GENERATION_NAME in kept else {}
+    assets = {GENERATION_NAME: read_asset(kept[GENERATION_NAME])} if GENERATION_NAME in kept else {}
     if tokenizer is not None:
         limit = config.find_sequence_limit()
         made = make_tokenizer_files(tokenizer, max_length=limit.tokens if limit else None)

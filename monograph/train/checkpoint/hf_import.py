@@ -16,8 +16,9 @@ from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.manifest.fields import FileRecord
 from monograph.models.model_config import ModelConfig
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.disk import Disk, new_folder, write_file
-from monograph.train.checkpoint.hf_assets import find_assets
+from monograph.train.checkpoint.hf_assets import find_assets, read_asset
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, CheckpointManifest, Chunk, TensorRecord, render_manifest
 from monograph.train.checkpoint.model_source import MODEL_VALUE
@@ -67,7 +68,7 @@ def import_hf(
             tensors |= {spec.key: _record(spec, name) for spec in part}
             log.info("%s: wrote file %d of %d", target, number, len(files))
         for name, path in assets.items():
-            data = path.read_bytes()
+            data = read_asset(path)
             records[name] = FileRecord(len(data), write_file(disk, prepared / name, data))
         values = {MODEL_VALUE: to_json(weights.config)}
         manifest = CheckpointManifest(0, 0, secrets.token_hex(8), values, tensors, records)
@@ -82,7 +83,11 @@ def _record(spec: TensorSpec, file: str) -> TensorRecord:
 
 
 def check_absent(target: Path) -> None:
-    """Refuse to write where something is."""
+    """Refuse to write where something is, and through a link."""
+    if target.is_symlink():
+        raise CheckpointError(
+            f"{show(target)} is a link", why=f"it leads to {show(target.readlink())}", do="give the folder itself"
+        )
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(
             f"{target} exists", why="nothing is ever overwritten", do="remove it, or choose another name"

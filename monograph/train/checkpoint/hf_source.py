@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 from monograph.errors import ConfigError, find_nearest
+from monograph.system.foreign_json import read_text
 from monograph.train.checkpoint.hf_assets import ASSET_NAMES, CONFIG_NAME
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """A model on the hub: organization/name."""
+_COMMIT = re.compile(r"[A-Za-z0-9][\w.-]*")
 _PATTERNS = ("*.safetensors", "*.safetensors.index.json", CONFIG_NAME, *ASSET_NAMES)
 
 
@@ -66,7 +68,8 @@ def find_snapshot(path: Path) -> Path:
     if not (model / "snapshots").is_dir() or (model / CONFIG_NAME).exists():
         return path
     ref = model / "refs" / "main"
-    if ref.is_file() and (found := model / "snapshots" / ref.read_text().strip()).is_dir():
+    name = read_text(ref, max_bytes=1000).strip() if ref.is_file() else ""
+    if _COMMIT.fullmatch(name) and (found := model / "snapshots" / name).is_dir():
         return found
     found_all = sorted(each for each in (model / "snapshots").iterdir() if each.is_dir())
     if len(found_all) == 1:

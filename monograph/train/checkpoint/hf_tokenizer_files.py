@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import decoders, models, pre_tokenizers
 
 from monograph.errors import ConfigError
+from monograph.system.foreign_json import parse_json
 from monograph.train.checkpoint.hf_assets import (
     GENERATION_NAME,
     TOKENIZER_CONFIG_NAME,
@@ -79,7 +80,7 @@ def byte_letters() -> dict[str, int]:
 
 def frame_texts(data: bytes, bos_id: int | None) -> bytes:
     """A tokenizer.json whose texts begin with bos, or with nothing but themselves."""
-    content = json.loads(data)
+    content = parse_json(data, TOKENIZER_NAME, kind=dict)
     content["post_processor"] = None
     if bos_id is not None:
         name = name_ids(data)[bos_id]
@@ -105,7 +106,7 @@ def complete_config(data: bytes | None, tokenizer: Tokenizer, names: dict[int, s
     if max_length:
         content["model_max_length"] = max_length
     if data is not None:
-        content = json.loads(data)
+        content = parse_json(data, TOKENIZER_CONFIG_NAME, kind=dict)
     for role, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None and read_content(content.get(role)) != names[token]:
             content[role] = names[token]
@@ -114,7 +115,7 @@ def complete_config(data: bytes | None, tokenizer: Tokenizer, names: dict[int, s
 
 def complete_generation(data: bytes | None, tokenizer: Tokenizer) -> bytes:
     """A generation_config.json whose texts end where the run's do; one that is there keeps its other settings."""
-    content: dict[str, Any] = json.loads(data) if data is not None else {}
+    content: dict[str, Any] = parse_json(data, GENERATION_NAME, kind=dict) if data is not None else {}
     content.setdefault("bos_token_id", tokenizer.bos_id)
     ends = content.get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]

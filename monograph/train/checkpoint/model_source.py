@@ -18,7 +18,7 @@ from monograph.models.model_config import ModelConfig
 from monograph.system import foreign_json
 from monograph.system.foreign_json import UnusableFile
 from monograph.system.foreign_text import show
-from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets
+from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets, read_asset
 from monograph.train.checkpoint.hf_source import name_model, resolve_source
 from monograph.train.checkpoint.manifest import MANIFEST_NAME
 from monograph.train.checkpoint.manifest_file import read_head
@@ -153,7 +153,7 @@ def find_tokenizer_assets(config: TokenizerConfig) -> dict[str, bytes]:
     path = path / TOKENIZER_NAME if path.is_dir() else path
     if not path.is_file():
         return {}
-    return {name: each.read_bytes() for name, each in (find_assets(path.parent) | {TOKENIZER_NAME: path}).items()}
+    return {name: read_asset(each) for name, each in (find_assets(path.parent) | {TOKENIZER_NAME: path}).items()}
 
 
 def find_tokenizer(folder: Path) -> TokenizerConfig | None:
@@ -168,11 +168,13 @@ def starts_with_special(path: Path) -> bool:
     """Whether a tokenizer.json puts a token before every text."""
     try:
         tokenizer = TokenizerFile.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+        plain, framed = (tokenizer.encode("a", add_special_tokens=each).ids for each in (False, True))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises plain Exception, and BaseException where its Rust code panics
         raise ConfigError(
-            f"{path} cannot be read", why=str(error), do="download the folder again, or --tokenizer.path FILE"
+            f"{show(path)} cannot be read", why=show(error), do="download the folder again, or --tokenizer.path FILE"
         ) from None
-    plain, framed = (tokenizer.encode("a", add_special_tokens=each).ids for each in (False, True))
     return len(framed) > len(plain) and framed[: len(plain)] != plain
 
 

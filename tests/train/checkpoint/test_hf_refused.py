@@ -4,13 +4,19 @@ import errno
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from monograph.cli import main
 from monograph.errors import CheckpointError, ConfigError
+from monograph.generate.settings import read_generation_settings
 from monograph.train.checkpoint.hf_export import export_hf
 from monograph.train.checkpoint.hf_import import import_hf
+from monograph.train.checkpoint.hf_source import find_snapshot
+from monograph.train.checkpoint.model_source import starts_with_special
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.train.checkpoint.disks import RefusingDisk, save_steps
 from tests.train.checkpoint.theirs import read_all, replace, write_theirs
 
@@ -101,10 +107,11 @@ def test_nothing_is_overwritten_and_nothing_half_done_is_left(tmp_path):
     ):
         with pytest.raises(CheckpointError, match="exists"):
             attempt()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*import-00001\.safetensors"):
         import_hf(tmp_path / "theirs", tmp_path / "new", disk=RefusingDisk("write", errno.ENOSPC, at=4))
-    with pytest.raises(OSError, match="No space left"):
-        export_hf(tmp_path / "ours", tmp_path / "new", disk=RefusingDisk("write", errno.ENOSPC, at=4))
+    for kind in ("write", "sync"):
+        with pytest.raises(OSError, match=r"No space left.*model\.safetensors"):
+            export_hf(tmp_path / "ours", tmp_path / "new", disk=RefusingDisk(kind, errno.ENOSPC, at=3))
     assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
 
 
@@ -129,3 +136,54 @@ def test_a_checkpoint_that_does_not_name_its_model_asks_for_it(tmp_path):
     save_steps(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"(?s)does not say which model.*--config"):
         export_hf(tmp_path / "step-00000001", tmp_path / "back")
+
+
+@pytest.mark.parametrize("leads_to", ["nowhere", "empty", "full"])
+def test_nothing_is_written_through_a_link(tmp_path, capsys, leads_to):
+    write_theirs(tmp_path / "theirs", "llama")
+    import_hf(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "out").symlink_to(tmp_path / leads_to)
+    for words in (["import", "theirs"], ["export", "ours"]):
+        assert main(["hf", words[0], str(tmp_path / words[1]), str(tmp_path / "out")]) == 2
+        said = "".join(capsys.readouterr().err.split())
+        assert "isalink" in said and leads_to in said
+    with pytest.raises(CheckpointError, match="is a link"):
+        export_hf(tmp_path / "ours", tmp_path / "out")
+    assert not (tmp_path / "nowhere").exists() and not os.listdir(tmp_path / "empty")
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    class Panic(BaseException):
+        """As pyo3's PanicException, which is no Exception either."""
+
+    def panic(path):
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr("monograph.train.checkpoint.model_source.TokenizerFile", SimpleNamespace(from_file=panic))
+    with pytest.raises(ConfigError, match=r"(?s)tokenizer\.json cannot be read.*index out of bounds"):
+        starts_with_special(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"eos_token_id": 1, "repetition_penalty": 1e400}', '{"eos_token_id": [[1]]}', '{"a":' * 200, "[]", None],
+)
+def test_hostile_generation_configs_are_refused_by_name(tmp_path, content):
+    path = tmp_path / "generation_config.json"
+    path.write_text(content) if content else os.mkfifo(path)
+    with pytest.raises((CheckpointError, ConfigError), match="generation_config"):
+        read_generation_settings(StandardTokenizerConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("ref", ["../../../other", "/etc", "", "\0"])
+def test_a_reference_of_the_cache_does_not_leave_its_snapshots(tmp_path, ref):
+    for name in ("a", "b"):
+        (tmp_path / "model" / "snapshots" / name).mkdir(parents=True)
+    (tmp_path / "model" / "refs").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "model" / "refs" / "main").write_text(ref)
+    with pytest.raises(ConfigError, match="which of its snapshots"):
+        find_snapshot(tmp_path / "model")

@@ -4,8 +4,8 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.train.data.corpus import TokenCorpus
-from monograph.train.data.hold_out import hold_out
-from monograph.train.data.split import Split, select
+from monograph.train.data.hold_out import split_corpus
+from monograph.train.data.split import HeldOutTexts, Split, select
 from monograph.train.data.tokenizer import Tokenizer
 
 
@@ -29,15 +29,21 @@ def check_tokens(corpus: TokenCorpus, vocab_size: int | None) -> None:
         )
 
 
-def find_split(corpus: TokenCorpus, fraction: float, split: Split, seq_len: int) -> tuple[TokenCorpus, np.ndarray]:
+def find_split(corpus: TokenCorpus, plan: HeldOutTexts, split: Split, seq_len: int) -> tuple[TokenCorpus, np.ndarray]:
     """The documents of a split, and the corpus they are numbered in; an empty one is an error that says what to do."""
-    corpus, held_out = hold_out(corpus, fraction, seq_len)
+    corpus, held_out = split_corpus(corpus, plan)
     members = select(held_out, split)
+    if not len(members) and split == "train":
+        raise DataError(
+            f"nothing is left to train on: {corpus.description}",
+            why="all of its documents are held out, as copies of texts that are held out of other sources",
+            do="take it out of the mixture, or --dataloader.validation_datasets PATH",
+        )
     if not len(members):
         raise DataError(
             f"nothing is held out for validation: {corpus.description}",
-            why=f"held_out_fraction is {fraction}, and its {corpus.document_count} documents have "
-            f"{corpus.token_count} tokens for training.seq_len {seq_len}",
+            why=f"held_out_fraction is {plan.fraction}, and its {corpus.document_count} documents have "
+            f"{corpus.token_count} tokens for training.seq_len {seq_len}; a text with copies is not cut",
             do="--validator.interval 0, or other data: --dataloader.validation_datasets PATH",
         )
     return corpus, members

@@ -27,7 +27,7 @@ from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.data.revisions import Revisions
 from monograph.train.data.sample import LABELS, Sample
 from monograph.train.data.source import CorpusLoader, DataSource, SamplePlan
-from monograph.train.data.split import Split
+from monograph.train.data.split import HeldOutTexts, Split
 from monograph.train.data.stream_samples import StreamSamples
 from monograph.train.data.tokenizer import Tokenizer
 
@@ -63,12 +63,14 @@ class DataLoader(Configurable):
         check_files: FileChecker = check_here,
         samples_per_update: int = 1,
         load_corpus: CorpusLoader | None = None,
+        held_out: HeldOutTexts | None = None,
     ) -> None:
         """`source` takes the place of the one that the config names: one that is open already, called `name`.
 
         `revisions` decides which commits of datasets on the hub are read; without it, what their names mean now.
         `check_files` reads files whose hashes are known; `samples_per_update` are those of all ranks together, by
         which the files of a stream are shared between them. `load_corpus` loads a text source for several ranks.
+        `held_out` was decided when other sources were opened too.
         """
         self.revisions = revisions or Revisions()
         self.config, self.split, self.name = config, split, name or split
@@ -85,9 +87,11 @@ class DataLoader(Configurable):
             check_files=check_files,
             samples_per_update=samples_per_update,
             load_corpus=load_corpus,
+            held_out=held_out,
         )
         self.source: DataSource = source or self.revisions.pin(choose_source(config)).build()
         self._own_revisions = dict(self.revisions.found)  # those of validation sets, pinned later, decide no position
+        self.plan = self.source.hold_out(self.plan)
         self.samples = self.source.open(self.plan)
         log.info("data: %s: %s; content hash %s", self.name, self.samples.description, self.samples.content_hash[:16])
 
@@ -202,6 +206,7 @@ class DataLoader(Configurable):
             revisions=self.revisions,
             check_files=self.plan.check_files,
             load_corpus=self.plan.load_corpus,
+            held_out=None if self.config.validation_datasets else self.plan.held_out,
         )
 
     @property

@@ -1,14 +1,16 @@
 """Several sources as one: samples in the proportion of weights, in an order that one global cursor decides."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from monograph.errors import DataError
+from monograph.log import get_log
 from monograph.train.data.batch import describe_sample
+from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.interleave import Interleaving
 from monograph.train.data.interleaved_samples import InterleavedSamples
 from monograph.train.data.lanes import LaneSamples
@@ -18,6 +20,8 @@ from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan, S
 from monograph.train.data.source_configs import MixtureSourceConfig
 from monograph.train.data.stream_samples import StreamSamples
 
+T = TypeVar("T")
+log = get_log(__name__)
 SOURCE = "source"
 """The number of the source that a sample comes from, among the arrays of the sample."""
 
@@ -42,14 +46,38 @@ class MixtureSource(DataSource):
         total = sum(part.weight for part in self.config.parts)
         return {part.name: part.weight / total for part in self.config.parts}
 
-    def open(self, plan: SamplePlan) -> OpenedSamples:
-        """The samples of a split of every source, interleaved."""
-        opened = []
-        for (name, share), source in zip(self.find_shares().items(), self.sources, strict=True):
+    def find_corpora(self, plan: SamplePlan) -> list[TokenCorpus]:
+        """Those of all sources: a text that is held out of one is trained on through none."""
+        return [corpus for corpora in self._ask(lambda source: source.find_corpora(plan)) for corpus in corpora]
+
+    def hold_out(self, plan: SamplePlan) -> SamplePlan:
+        """Says for which sources copies of held-out samples are not looked for."""
+        others = [name for name, source in zip(self.names, self.sources, strict=True) if not source.is_split_by_text]
+        if others and plan.held_out is None and plan.held_out_fraction > 0 and len(self.sources) > 1:
+            log.info(
+                "data: mixture: samples of %s are held out by their numbers; copies of them in other sources are "
+                "trained on",
+                ", ".join(others),
+            )
+        return super().hold_out(plan)
+
+    def _ask(self, ask: Callable[[DataSource], T]) -> list[T]:
+        """An answer of every source; an error names its source."""
+        answers = []
+        for name, source in zip(self.names, self.sources, strict=True):
             try:
-                opened.append(source.open(replace(plan, samples_per_update=plan.samples_per_update * share)))
+                answers.append(ask(source))
             except DataError as error:
                 raise DataError(f"dataloader.mixture, {name}: {error.what}", why=error.why, do=error.do) from None
+        return answers
+
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """The samples of a split of every source, interleaved."""
+        plan = self.hold_out(plan)
+        shares = dict(zip(self.sources, self.find_shares().values(), strict=True))
+        opened = self._ask(
+            lambda source: source.open(replace(plan, samples_per_update=plan.samples_per_update * shares[source]))
+        )
         weights = [part.weight for part in self.config.parts]
         hashes = [each.content_hash for each in opened]
         sizes = [each.reader.samples_per_epoch for each in opened]

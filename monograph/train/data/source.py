@@ -10,8 +10,8 @@ The built-in sources (sources.py) are subclasses of the same bases.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from monograph.config.configurable import Configurable
@@ -20,9 +20,10 @@ from monograph.config.references import name_of
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.cursor import Cursor
 from monograph.train.data.file_checks import FileChecker, check_here
+from monograph.train.data.hold_out import plan_held_out
 from monograph.train.data.sample import Sample
 from monograph.train.data.source_configs import DataSourceConfig
-from monograph.train.data.split import Split
+from monograph.train.data.split import HeldOutTexts, Split
 from monograph.train.data.tokenizer import Tokenizer
 
 CorpusLoader = Callable[[Any, Tokenizer], TokenCorpus]
@@ -55,6 +56,8 @@ class SamplePlan:
     """Loads the corpus of a text source once for all ranks of a node; None loads it into this process."""
     samples_per_update: float = 1.0
     """Samples of this source in one update over all ranks, on average; they decide the lanes of a stream."""
+    held_out: HeldOutTexts | None = None
+    """The texts that are validation, once they are decided for all sources together."""
 
 
 class SampleReader(Protocol):
@@ -89,6 +92,8 @@ class DataSource(Configurable):
     """Where samples come from. It keeps no position: the loader asks for samples by number."""
 
     Config: ClassVar[Any] = DataSourceConfig
+    is_split_by_text: ClassVar[bool] = False
+    """Whether copies of a text are on one side of the split, also those in other sources."""
 
     def __init__(self, config: DataSourceConfig) -> None:
         self.config: Any = config
@@ -101,6 +106,17 @@ class DataSource(Configurable):
     def identity(self) -> tuple[str, ...]:
         """What decides the content, for sources whose content cannot be hashed: class and settings."""
         return (name_of(type(self.config)), dump_json(self.config))
+
+    def find_corpora(self, plan: SamplePlan) -> Sequence[TokenCorpus]:
+        """The corpora whose texts are all known now; none for streams and for samples that are no texts."""
+        return ()
+
+    def hold_out(self, plan: SamplePlan) -> SamplePlan:
+        """The plan with the texts that are held out, decided for all parts of this source together."""
+        if plan.held_out is not None:
+            return plan
+        corpora = self.find_corpora(plan) if plan.held_out_fraction > 0 else ()
+        return replace(plan, held_out=plan_held_out(corpora, plan.held_out_fraction, plan.seq_len))
 
     def open(self, plan: SamplePlan) -> OpenedSamples:
         """The samples that the plan asks for."""

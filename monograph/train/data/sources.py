@@ -16,7 +16,7 @@ from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.files import open_files
 from monograph.train.data.open_shards import open_shards, read_index
 from monograph.train.data.shards import INDEX
-from monograph.train.data.source import OpenedSamples, SamplePlan
+from monograph.train.data.source import SamplePlan
 from monograph.train.data.source_configs import (
     BuiltinSourceConfig,
     FileSourceConfig,
@@ -91,10 +91,10 @@ class ShardSource(TextSource):
             f"'{self.config.folder}' is packed already", why="tokens cannot be tokenized", do="give the original files"
         )
 
-    def open(self, plan: SamplePlan) -> OpenedSamples:
-        """The shards' sequences; whoever the plan names checks the files."""
+    def find_corpora(self, plan: SamplePlan) -> tuple[TokenCorpus, ...]:
+        """The mapped shards; whoever the plan names checks the files."""
         self._check_files = plan.check_files
-        return super().open(plan)
+        return super().find_corpora(plan)
 
     def load_corpus(self, tokenizer: Tokenizer) -> TokenCorpus:
         """Map the shards, once they proved to be whole."""

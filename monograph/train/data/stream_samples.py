@@ -21,7 +21,7 @@ from monograph.train.data.document import Document, find_key
 from monograph.train.data.encode import PROGRESS_SECONDS, tokenize
 from monograph.train.data.permutation import Permutation, find_seed
 from monograph.train.data.sample import Sample, build_sample
-from monograph.train.data.split import Split, is_held_out
+from monograph.train.data.split import HeldOutTexts, Split
 from monograph.train.data.tokenizer import Tokenizer
 
 KEPT_BOOKMARKS = 1 << 12
@@ -63,7 +63,7 @@ class StreamSamples:
         tokenizer: Tokenizer,
         *,
         split: Split,
-        held_out_fraction: float,
+        held_out: HeldOutTexts,
         seq_len: int,
         seed: int,
         block_documents: int,
@@ -72,7 +72,7 @@ class StreamSamples:
     ) -> None:
         """A stream that is not `is_endless` is read once."""
         self.stream, self.tokenizer = stream, tokenizer
-        self.split, self.held_out_fraction = split, held_out_fraction
+        self.split, self.held_out = split, held_out
         self.seq_len, self.seed, self.is_endless = seq_len, seed, is_endless
         self.block_documents, self.shuffles = max(block_documents, 1), shuffles
         self._bookmarks: dict[int, Bookmark] = {}
@@ -154,8 +154,7 @@ class StreamSamples:
         return [group[number] for number in order]
 
     def _select(self, documents: Iterable[Document]) -> Iterator[Document]:
-        wanted = self.split == "validation"
-        return (one for one in documents if is_held_out(find_key(one), self.held_out_fraction) == wanted)
+        return (one for one in documents if self.held_out.has(find_key(one), self.split))
 
     def _cut(self, documents: Iterable[np.ndarray], before: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Cuts of seq_len + 1 tokens, `seq_len` apart, each with its number and the places inside where documents end.

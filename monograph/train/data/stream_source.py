@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from monograph.train.data.checks import check_vocab
+from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.document import Document
 from monograph.train.data.lanes import LaneSamples, choose_lanes
 from monograph.train.data.permutation import find_seed
@@ -41,11 +42,17 @@ class StreamSource(TextSource):
             raise NotImplementedError(f"{type(self).__qualname__} has one lane")
         return self
 
+    def find_corpora(self, plan: SamplePlan) -> tuple[TokenCorpus, ...]:
+        """None: its texts are known when they have been read."""
+        return ()
+
     def open(self, plan: SamplePlan) -> OpenedSamples:
         """Sequences cut from the stream; documents are shuffled block by block, for validation they are read as they
         come, once."""
         check_vocab(plan.tokenizer, plan.vocab_size)
         is_validation = plan.purpose == "validation"
+        held_out = self.hold_out(plan).held_out
+        assert held_out is not None
         files = self.count_files()
         count = 1 if is_validation else choose_lanes(self.config.lanes, files, plan.samples_per_update)
         block = max(self.config.buffer // count, 1)
@@ -54,7 +61,7 @@ class StreamSource(TextSource):
                 self.take_lane(number, count),
                 plan.tokenizer,
                 split=plan.split,
-                held_out_fraction=plan.held_out_fraction,
+                held_out=held_out,
                 seq_len=plan.seq_len,
                 seed=plan.seed if count == 1 else find_seed("lane", plan.seed, number),
                 block_documents=block,
@@ -65,9 +72,9 @@ class StreamSource(TextSource):
         ]
         samples = lanes[0] if count == 1 else LaneSamples(lanes, plan.samples_per_update)
         samples.check_start()
-        order = (plan.split, plan.held_out_fraction, block, lanes[0].shuffles, files)
+        order = (plan.split, held_out.fraction, block, lanes[0].shuffles, files)
         by_lanes = () if count == 1 else (count, plan.samples_per_update)
-        identity = (*self.identity(), plan.tokenizer.fingerprint)
+        identity = (*self.identity(), plan.tokenizer.fingerprint, *filter(None, [held_out.describe()]))
         content_hash = hashlib.sha256(repr((identity, order, *by_lanes)).encode("utf-8")).hexdigest()
         read = "streamed" if count == 1 else f"streamed in {count} lanes of {files} files"
         return OpenedSamples(samples, content_hash, f"{self.description}, {plan.tokenizer.description}, {read}")

@@ -22,6 +22,7 @@ LARGE_TOKENS = 1 << 30
 class TextSource(DataSource):
     """Documents in a stable order. A source of your own defines `read` alone."""
 
+    is_split_by_text = True
     _corpus: TokenCorpus | None = None
 
     def read(self) -> Iterator[Document]:
@@ -47,12 +48,19 @@ class TextSource(DataSource):
             )
         return builder.finish(self.description)
 
-    def open(self, plan: SamplePlan) -> OpenedSamples:
-        """Sequences of `seq_len` tokens, cut from the documents of a split in the epoch's order."""
+    def find_corpora(self, plan: SamplePlan) -> tuple[TokenCorpus, ...]:
+        """All of it, once the model has embeddings for its tokens."""
         check_vocab(plan.tokenizer, plan.vocab_size)
         corpus = self.corpus(plan)
         check_tokens(corpus, plan.vocab_size)
-        corpus, members = find_split(corpus, plan.held_out_fraction, plan.split, plan.seq_len)
+        return (corpus,)
+
+    def open(self, plan: SamplePlan) -> OpenedSamples:
+        """Sequences of `seq_len` tokens, cut from the documents of a split in the epoch's order."""
+        (corpus,) = self.find_corpora(plan)
+        held_out = self.hold_out(plan).held_out
+        assert held_out is not None
+        corpus, members = find_split(corpus, held_out, plan.split, plan.seq_len)
         samples = PackedSamples(corpus, members, seq_len=plan.seq_len, seed=plan.seed, shuffle=plan.shuffle)
         check_length(samples.token_count, len(members), plan.seq_len, plan.purpose, corpus.description)
         return OpenedSamples(

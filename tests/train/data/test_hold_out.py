@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from monograph.errors import DataError
 from monograph.train.data.corpus import CorpusBuilder
 from monograph.train.data.document import Document, find_key
-from monograph.train.data.hold_out import hold_out
+from monograph.train.data.hold_out import plan_held_out, split_corpus
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.kit.data import build_loader
 from tests.kit.runs import write_texts
@@ -21,6 +21,10 @@ def make_corpus(lengths):
         text = f"{number:04d}".ljust(length - 1, "x")[: length - 1]
         builder.add(tokenizer.encode_documents([text])[0], find_key(Document("here", text)))
     return builder.finish("texts")
+
+
+def hold_out(corpus, fraction, seq_len):
+    return split_corpus(corpus, plan_held_out([corpus], fraction, seq_len))
 
 
 def test_one_file_is_enough(tmp_path):

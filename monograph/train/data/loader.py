@@ -26,6 +26,7 @@ from monograph.train.data.named import VALIDATION, parse_validation_sets
 from monograph.train.data.prefetcher import Prefetcher
 from monograph.train.data.revisions import Revisions
 from monograph.train.data.sample import LABELS, Sample
+from monograph.train.data.shared_texts import warn_of_shared
 from monograph.train.data.source import CorpusLoader, DataSource, SamplePlan
 from monograph.train.data.split import HeldOutTexts, Split
 from monograph.train.data.stream_samples import StreamSamples
@@ -186,7 +187,11 @@ class DataLoader(Configurable):
         named = parse_validation_sets(self.config.validation_datasets)
         if named:
             sources = {each.name: self.revisions.pin(find_source(each.dataset, self.config)).build() for each in named}
-            return {name: self._with_source(source, name) for name, source in sources.items()}
+            sets = {name: self._with_source(source, name) for name, source in sources.items()}
+            trained_on = self.source.find_corpora(self.plan)
+            for name, held_out in sets.items():
+                warn_of_shared(name, held_out.source.find_corpora(held_out.plan), trained_on)
+            return sets
         if isinstance(self.source, MixtureSource):
             parts = zip(self.source.names, self.source.sources, strict=True)
             return {name: self._with_source(source, name) for name, source in parts}

@@ -124,3 +124,9 @@ def test_ranks_read_each_file_once_where_they_see_the_same_one_and_their_own_cop
     read, said = check_on_ranks(monkeypatch, [shared, shared])
     assert said[0] == said[1] and "3.bin' is damaged" in said[0], "all ranks know what one has found"
     assert sorted(read[0] + read[1]) == [f"{number}.bin" for number in range(5)]
+
+
+def test_a_fifo_in_the_place_of_a_shard_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tokens-\n.bin")
+    problem = find_damage([FileCheck(tmp_path / "tokens-\n.bin", "0" * 64)])
+    assert problem is not None and "FIFO" in problem.why and "\n" not in problem.what

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monograph.errors import DataError
+from monograph.system.foreign_text import show
+from monograph.train.data.open_bytes import check_regular
 
 READ_BYTES = 1 << 24
 """Bytes hashed at a time."""
@@ -45,15 +47,20 @@ def identify(files: Sequence[FileCheck]) -> str:
 
 
 def damaged(path: Path, why: str) -> DataError:
-    return DataError(f"the token shard '{path}' is damaged", why=why, do="copy it again, or pack the data again")
+    return DataError(
+        f"the token shard '{show(path)}' is damaged", why=show(why), do="copy it again, or pack the data again"
+    )
 
 
 def _find_problem(file: FileCheck) -> DataError | None:
     found = hashlib.sha256()
     try:
+        check_regular(file.path)
         with file.path.open("rb") as opened:
             while data := opened.read(READ_BYTES):
                 found.update(data)
     except OSError as error:
         return damaged(file.path, str(error))
+    except DataError as error:
+        return error
     return None if found.hexdigest() == file.sha256 else damaged(file.path, "its sha256 is not the one in index.json")

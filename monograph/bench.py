@@ -43,7 +43,7 @@ from monograph.train.optimizer import Optimizer
 from monograph.train.out_of_memory import Holders, find_holders, memory_explained, suggest_less
 from monograph.train.startup import Startup
 from monograph.train.update import apply_update
-from monograph.whole_file import write_whole
+from monograph.whole_file import write_output
 
 log = get_log("bench")
 AHEAD = 64
@@ -292,4 +292,4 @@ def write_json(path: Path, rows: Sequence[BenchRow], command: Sequence[str]) -> 
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
         "rows": [asdict(replace(row, profile=None)) for row in rows],
     }
-    write_whole(path, strict_json.dump(text, indent=2) + "\n")
+    write_output(path, strict_json.dump(text, indent=2) + "\n")

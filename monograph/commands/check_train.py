@@ -1,11 +1,13 @@
 """What `train` and `verify` can refuse before torch is imported. In a file of its own: it imports what reads data."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from monograph.commands.checks import check_ranks
 from monograph.train.config import TrainerConfig
 from monograph.train.preflight import check_before_start, check_checkpoint
+from monograph.whole_file import check_output
 
 
 def check_train(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
@@ -16,7 +18,8 @@ def check_train(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
 
 
 def check_verify(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
-    """The mesh fits, and the checkpoint is there."""
+    """The mesh fits, the checkpoint is there, and the verdict can be written."""
     check_ranks(config, ranks=ranks, **others)
+    check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "verify.json"), makes_folder=True)
     if "LOCAL_RANK" not in os.environ:
         check_checkpoint(config)

@@ -13,8 +13,10 @@ from monograph.execute.artifact.folder import check_target
 from monograph.execute.artifact.keys import read_key
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.passes.extra import is_pass, refuse_other
+from monograph.report.folder import check_folder
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.whole_file import check_output
 
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
@@ -54,6 +56,7 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     if Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
+    check_folder(out)
 
 
 def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any) -> None:
@@ -62,10 +65,8 @@ def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any)
         raise ConfigError(
             f"compile.mode is {config.compile.mode}", why="plan reads the captured graph", do="--compile.mode graph"
         )
-    if json and not Path(json).parent.is_dir():
-        raise ConfigError(f"--json {json}", why=f"there is no folder {Path(json).parent}", do="make it first")
-    if json and Path(json).is_dir():
-        raise ConfigError(f"--json {json}", why="it is a folder", do="name a file")
+    if json:
+        check_output("--json", json)
     machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
     whole, used = machine.devices_per_node, machine.for_ranks(gpus).devices_per_node
     if 2 * used < whole:
@@ -107,8 +108,12 @@ def check_tune(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
 
 
-def check_bench(config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, **_: Any) -> None:
+def check_bench(
+    config: TrainerConfig, *, balanced_routing: bool, document_tokens: int, out: str = "", **_: Any
+) -> None:
     """bench: one device; routing can be balanced only where there is a router, documents matter only to their mask."""
+    if out:
+        check_output("--out", out, makes_folder=True)
     for field in dataclasses.fields(config.parallelism):
         degree = getattr(config.parallelism, field.name)
         if field.name.endswith("_degree") and degree > 1:

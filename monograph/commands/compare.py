@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,8 +15,10 @@ from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
 from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
+from monograph.system.own_tree import remove_made
 from monograph.train.layout import plan_run_mesh
 from monograph.train.records import read_records
+from monograph.whole_file import write_whole
 
 COMPARED = ("loss", "grad_norm")
 _SHOWN_LINES = MAX_LINES + 20
@@ -77,9 +78,9 @@ def kept_on_failure() -> Iterator[Path]:
         where = f"the logs are kept in {folder}"
         raise type(error)(error.what, why=error.why, do=f"{error.do}; {where}" if error.do else where) from None
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_made(folder)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_made(folder)
 
 
 def take_apart(text: str) -> list[str]:
@@ -118,7 +119,7 @@ def run(words: list[str], request: Request, folder: Path) -> ComparedRun:
     command = [sys.executable, "-m", "monograph", "train", *words, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        (folder.parent / f"{folder.name}-output.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        write_whole(folder.parent / f"{folder.name}-output.log", done.stdout + done.stderr)
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
         raise RunFailed(line, why=f"it {describe_exit(done.returncode)}; the end of its output:\n{tail}")
     written = folder if "job.dump_folder" in added else Path(request.config.job.dump_folder)

@@ -1,7 +1,6 @@
 """What the commands that answer questions take: machine, plan, bisect, watch, report, trace. Loads without torch."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from monograph.commands.sizes import parse_bytes
@@ -9,6 +8,7 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.launch.rank_limits import check_local_ranks
 from monograph.machine.choose import find_machine
+from monograph.whole_file import check_output
 
 
 @dataclass(kw_only=True, slots=True)
@@ -146,7 +146,4 @@ def check_file(out: str, ending: str, *, example: str) -> None:
         raise ConfigError(
             f"--out {out}" if out else "--out is missing", why=f"it is a {ending} file", do=f"--out {example}"
         )
-    if not Path(out).parent.is_dir():
-        raise ConfigError(f"--out {out}", why=f"there is no folder {Path(out).parent}", do="make it first")
-    if Path(out).is_dir():
-        raise ConfigError(f"--out {out}", why="it is a folder", do="name a file")
+    check_output("--out", out)

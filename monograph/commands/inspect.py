@@ -32,25 +32,25 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.report.collect import collect_graph, collect_pass
+from monograph.report.folder import CAPTURED, PAGE, PREDICTED, ReportFolder
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
 from monograph.report.page import make_page
-from monograph.report.trace import PREDICTED, make_trace
+from monograph.report.trace import make_trace
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, capture_and_optimize, find_run_machine, make_example, target_machine
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
-from monograph.whole_file import write_whole
 
 
 class PassWriter:
     """Writes the graph after every pass, and what the pass changed."""
 
-    def __init__(self, folder: Path, graph: StepGraph) -> None:
+    def __init__(self, folder: ReportFolder, graph: StepGraph) -> None:
         self.folder, self.count = folder, 0
         self.entries: list[dict[str, Any]] = []
         self.graphs = GraphTexts()
-        self.text = self.write("00-captured.txt", "captured", graph)
+        self.text = self.write(CAPTURED, "captured", graph)
 
     def __call__(self, record: PassRecord, graph: StepGraph) -> None:
         self.count += 1
@@ -62,14 +62,14 @@ class PassWriter:
         text = self.write(names[0], record.name, graph)
         diff = diff_texts(self.text, text)
         self.text = text
-        (self.folder / names[1]).write_text(diff, encoding="utf-8")
+        self.folder.write(names[1], diff)
         self.entries.append(collect_pass(record, diff=diff, files=names))
 
     def write(self, file: str, version: str, graph: StepGraph) -> str:
         """Write the graph's text with equal blocks folded, add it to the page, and return it unfolded."""
         parts, inner = graph.text_parts(), graph.inner_texts()
         self.graphs.add(version, parts, inner)
-        (self.folder / file).write_text(join_texts(parts, inner, folded=True), encoding="utf-8")
+        self.folder.write(file, join_texts(parts, inner, folded=True))
         return join_texts(parts, inner, folded=False)
 
 
@@ -86,24 +86,28 @@ def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: 
     inspect_one = inspect_pipeline if mesh.pp > 1 else inspect_step
     reason = "no GPU here; --machine NAME" if is_elsewhere else ""
     with locked_output(Path(out)):
-        return inspect_one(config, mesh, device, make_folder(out), recipe=recipe, command=command, reason=reason)
+        return inspect_one(config, mesh, device, begin_folder(out), recipe=recipe, command=command, reason=reason)
 
 
-def make_folder(out: str) -> Path:
-    """The folder, without the graphs of an earlier report; other files stay."""
-    folder = Path(out)
+def begin_folder(out: str) -> ReportFolder:
+    """The folder, without the files of an earlier report; other files stay."""
+    folder = ReportFolder(Path(out))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("[0-9][0-9]-*.txt", "[0-9][0-9]-*.diff", "stage-[0-9][0-9].txt", "schedule.csv"):
-            for old in folder.glob(pattern):
-                old.unlink()
+        folder.begin()
     except OSError as error:
         raise ConfigError(f"--out {out}", why=f"it cannot be written: {error}", do="choose another folder") from None
     return folder
 
 
 def inspect_step(
-    config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, *, recipe: str, command: str, reason: str
+    config: TrainerConfig,
+    mesh: Mesh,
+    device: torch.device,
+    folder: ReportFolder,
+    *,
+    recipe: str,
+    command: str,
+    reason: str,
 ) -> int:
     """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary; `reason` is why the
     machine of all estimates was chosen."""
@@ -123,7 +127,7 @@ def inspect_step(
         ran = [record.name for record in records if record.status == "ran"]
         numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
         final = collect_graph(graph, facts)
-        write_trace(graph, facts, folder / PREDICTED, f"{recipe}, predicted for {facts.machine.name}")
+        write_trace(graph, facts, folder, f"{recipe}, predicted for {facts.machine.name}")
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.needs_evaluation():
             example = make_example(config, source)
@@ -141,20 +145,20 @@ def inspect_step(
             "graphs": writer.graphs.to_json(),
         }
         report["code"] = collect_excerpts(writer.graphs.list_sources(), list_saved_sources(captured, final))
-    write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
-    write_whole(folder / "index.html", make_page(report))
+    folder.write(PAGE, make_page(report))
+    folder.finish(report)
     print_records(records)
     print_plain(f"\nnumerics: {numerics}\n" + "\n".join(notes))
-    print_plain(f"\npage:   {folder / 'index.html'}\ngraphs: {folder / '00-captured.txt'} and so on")
-    print_plain(f"trace:  {folder / PREDICTED} (ui.perfetto.dev)")
+    print_plain(f"\npage:   {folder.path / PAGE}\ngraphs: {folder.path / CAPTURED} and so on")
+    print_plain(f"trace:  {folder.path / PREDICTED} (ui.perfetto.dev)")
     return 0
 
 
-def write_trace(graph: StepGraph, facts: Facts, path: Path, name: str) -> None:
+def write_trace(graph: StepGraph, facts: Facts, folder: ReportFolder, name: str) -> None:
     """The predicted step for trace viewers."""
     inside = graph.module.graph
     timeline = find_timeline(inside, find_node_costs(inside, LikelySizes(inside), facts).seconds)
-    write_whole(path, strict_json.dump(make_trace(timeline, name=name), is_compact=True) + "\n")
+    folder.write(PREDICTED, strict_json.dump(make_trace(timeline, name=name), is_compact=True) + "\n")
 
 
 def list_saved_sources(*graphs: dict[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """`monograph inspect` of a pipeline: the schedule as a chart, memory per rank, and the graph of every kind of stage."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,20 +18,27 @@ from monograph.parallel.pipeline.simulate import Simulation, StageCost, simulate
 from monograph.passes.overlap.overlap_experts import OverlapExperts
 from monograph.passes.runner import build_passes, run_passes
 from monograph.report.collect_pipeline import collect_pipeline
+from monograph.report.folder import PAGE, PREDICTED, SCHEDULE, ReportFolder
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
 from monograph.report.page import make_pipeline_page
 from monograph.report.pipeline_cost import estimate_stage
-from monograph.report.trace import PREDICTED, make_pipeline_trace
+from monograph.report.trace import make_pipeline_trace
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import plan_pipeline
 from monograph.train.config import TrainerConfig
-from monograph.whole_file import write_whole
 
 OVERLAP = OverlapExperts.name()
 
 
 def inspect_pipeline(
-    config: TrainerConfig, mesh: Mesh, device: torch.device, folder: Path, *, recipe: str, command: str, reason: str
+    config: TrainerConfig,
+    mesh: Mesh,
+    device: torch.device,
+    folder: ReportFolder,
+    *,
+    recipe: str,
+    command: str,
+    reason: str,
 ) -> int:
     """Capture every kind of stage once, simulate the schedule, write the report and print a summary; `reason` is why
     the machine of all estimates was chosen."""
@@ -53,7 +59,7 @@ def inspect_pipeline(
                 graph = capture(found.source, found.inputs, has_sources=True)
                 records = run_passes(graph, passes, facts, is_measured=False)
                 done = {record.name: record.note for record in records if record.status == "ran"}
-                write_whole(folder / f"stage-{number:02d}.txt", graph.text())
+                folder.write(f"stage-{number:02d}.txt", graph.text())
                 graphs.add(f"stage {number}", graph.text_parts(), graph.inner_texts())
                 cost = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
                 known[kind] = cost, done
@@ -79,16 +85,19 @@ def inspect_pipeline(
         "inspect_seconds": seconds,
         "captured_stages": len(known),
     }
-    write_whole(folder / "schedule.csv", schedule.text())
-    write_whole(folder / "report.json", strict_json.dump(report, indent=1) + "\n")
-    write_whole(folder / "index.html", make_pipeline_page(report))
-    name = f"{recipe}, predicted for {machine.name}"
-    write_whole(
-        folder / PREDICTED, strict_json.dump(make_pipeline_trace(simulation, name=name), is_compact=True) + "\n"
-    )
+    folder.write(SCHEDULE, schedule.text())
+    write_report(report, simulation, folder, f"{recipe}, predicted for {machine.name}")
     print_summary(report, simulation, folder)
     print_plain("\n".join(report["run"]["notes"]))
     return 0
+
+
+def write_report(report: dict[str, Any], simulation: Simulation, folder: ReportFolder, name: str) -> None:
+    """The page, the predicted trace, and the report itself, which lists all files."""
+    folder.write(PAGE, make_pipeline_page(report))
+    trace = make_pipeline_trace(simulation, name=name)
+    folder.write(PREDICTED, strict_json.dump(trace, is_compact=True) + "\n")
+    folder.finish(report)
 
 
 def describe_stage(source: StepSource) -> str:
@@ -100,12 +109,12 @@ def describe_stage(source: StepSource) -> str:
     return f"{source.stage.is_first} {source.stage.is_last} {kinds}"
 
 
-def print_summary(report: dict[str, Any], simulation: Simulation, folder: Path) -> None:
+def print_summary(report: dict[str, Any], simulation: Simulation, folder: ReportFolder) -> None:
     """The ranks with their memory and bubble, and where the rest is."""
     print_plain(f"\n{'rank':>4} {'stages':>10} {'peak':>12} {'at':>8} {'bubble':>8}")
     for row in report["ranks"]:
         peak = format_bytes(row["peak_bytes"])
         print_plain(f"{row['rank']:>4} {row['stages']:>10} {peak:>12} {row['peak_action']:>8} {row['bubble']:>8.1%}")
     print_plain(f"\nan update: {format_seconds(simulation.seconds)}, {simulation.bubble:.1%} of it bubble (estimated)")
-    print_plain(f"page: {folder / 'index.html'}\nschedule: {folder / 'schedule.csv'}")
-    print_plain(f"trace: {folder / PREDICTED} (ui.perfetto.dev)")
+    print_plain(f"page: {folder.path / PAGE}\nschedule: {folder.path / SCHEDULE}")
+    print_plain(f"trace: {folder.path / PREDICTED} (ui.perfetto.dev)")

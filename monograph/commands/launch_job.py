@@ -16,7 +16,7 @@ from monograph.launch.job import Job, check_memory, check_nodes, find_notes, pla
 from monograph.launch.quote import quote_word, quote_words
 from monograph.recipes.size import count_parameters
 from monograph.train.config import TrainerConfig
-from monograph.whole_file import write_whole
+from monograph.whole_file import check_output, write_output
 
 RENDER = {
     "slurm": slurm.render,
@@ -30,12 +30,14 @@ SUBMIT = {"slurm": ["sbatch"], "kubernetes": ["kubectl", "apply", "-f"], "skypil
 
 def launch_job(config: TrainerConfig, *, recipe: str, words: list[str], **options: Any) -> int:
     """Check, then print the job file, write it to --out, or --submit it."""
+    if options["out"]:
+        check_output("--out", options["out"], makes_folder=True)
     job = plan_job(config, recipe=recipe, words=words, **options)
     text = RENDER[options["on"]](job)
     for note in job.notes:
         make_console(stderr=True).print(f"note: {note}")
     if options["out"]:
-        write_whole(Path(options["out"]), text)
+        write_output(Path(options["out"]), text)
         print_plain(f"written: {options['out']}")
     if options["submit"]:
         return submit(options["on"], text, job)

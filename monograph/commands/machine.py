@@ -17,6 +17,7 @@ from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
 from monograph.machine.measure import count_in_node, measure
 from monograph.machine.table import MACHINES
+from monograph.whole_file import check_output
 
 
 def show_machine(arguments: MachineShowArguments) -> int:
@@ -43,10 +44,7 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
     """Measure, on one rank or on several at once, and write the file."""
     out = Path(arguments.out)
     find_device(arguments.device)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}", why=f"there is no folder {out.parent}", do="make it, or choose another")
-    if out.is_dir():
-        raise ConfigError(f"--out {out}", why="it is a folder", do="name a file")
+    check_output("--out", arguments.out)
     if arguments.ranks > 1:
         if "WORLD_SIZE" in os.environ:
             why = "each of the ranks that a launcher started would start ranks of its own"

@@ -30,7 +30,7 @@ from monograph.plan.show import (
 )
 from monograph.report.units import format_bytes, format_seconds
 from monograph.train.config import TrainerConfig
-from monograph.whole_file import write_whole
+from monograph.whole_file import write_output
 
 _STYLES = ("dim", "bold", "none", "none", "green", "green", "yellow", "none", "none")
 
@@ -85,7 +85,7 @@ def plan(
             print_plain(line)
     if json:
         text = strict_json.dump(make_json(result, words, gpus), indent=1)
-        write_whole(Path(json), text + "\n")
+        write_output(Path(json), text + "\n")
     return 0
 
 

@@ -7,12 +7,12 @@ from monograph.commands.insight_arguments import ReportCompareArguments, TraceJo
 from monograph.commands.terminal import print_plain
 from monograph.report.compare import compare_reports, read_report
 from monograph.report.join_traces import join_traces, read_trace
-from monograph.whole_file import write_whole
+from monograph.whole_file import write_output
 
 
 def compare_command(arguments: ReportCompareArguments) -> int:
     """Write the page of two reports."""
-    write_whole(Path(arguments.out), compare_reports(read_report(arguments.left), read_report(arguments.right)))
+    write_output(Path(arguments.out), compare_reports(read_report(arguments.left), read_report(arguments.right)))
     print_plain(f"page: {arguments.out}")
     return 0
 
@@ -20,6 +20,6 @@ def compare_command(arguments: ReportCompareArguments) -> int:
 def join_command(arguments: TraceJoinArguments) -> int:
     """Write the trace of both steps."""
     joined = join_traces(read_trace(arguments.predicted), read_trace(arguments.measured))
-    write_whole(Path(arguments.out), strict_json.dump(joined, is_compact=True) + "\n")
+    write_output(Path(arguments.out), strict_json.dump(joined, is_compact=True) + "\n")
     print_plain(f"trace: {arguments.out} (ui.perfetto.dev)")
     return 0

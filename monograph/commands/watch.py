@@ -9,7 +9,7 @@ from monograph.report.page import make_run_page
 from monograph.system.foreign_json import open_regular
 from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer
-from monograph.whole_file import write_whole
+from monograph.whole_file import check_output, write_output
 
 
 def check_watch(arguments: WatchArguments) -> None:
@@ -22,8 +22,8 @@ def check_watch(arguments: WatchArguments) -> None:
             raise ConfigError(
                 f"{name} has neither metrics.jsonl nor config.json", why="no run wrote there", do="see job.dump_folder"
             )
-    if arguments.out and not Path(arguments.out).parent.is_dir():
-        raise ConfigError(f"--out {arguments.out}", why="there is no such folder", do="make it first")
+    if arguments.out:
+        check_output("--out", arguments.out)
 
 
 def is_readable(path: Path) -> bool:
@@ -43,7 +43,7 @@ def watch(arguments: WatchArguments) -> int:
     """Write the page, or serve it until interrupted."""
     folders = [Path(arguments.folder), *map(Path, arguments.also)]
     if arguments.out:
-        write_whole(Path(arguments.out), make_run_page(collect_runs(make_readers(folders), is_live=False)))
+        write_output(Path(arguments.out), make_run_page(collect_runs(make_readers(folders), is_live=False)))
         print_plain(f"page: {arguments.out}")
         return 0
     with RunServer(folders, arguments.port) as server:

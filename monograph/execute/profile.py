@@ -5,7 +5,9 @@ graph; a step that was recorded as a CUDA graph is run op by op for this, becaus
 In the other modes they come from the modules, and backward is found through the numbers autograd gives its ops.
 """
 
+import os
 import re
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -85,7 +87,12 @@ def profile_step(step: MeshStep, run: Callable[[], Any], trace: Path) -> Profile
             if is_cuda:
                 torch.cuda.synchronize(step.device)
     trace.parent.mkdir(parents=True, exist_ok=True)
-    found.export_chrome_trace(str(trace))
+    prepared = trace.with_name(f".{secrets.token_hex(4)}.{trace.name}")  # the profiler would follow a link
+    try:
+        found.export_chrome_trace(str(prepared))
+        os.replace(prepared, trace)
+    finally:
+        prepared.unlink(missing_ok=True)
     result = add_up(list(found.events()), find_kernels(found) if is_cuda else None)
     write_whole(trace.with_suffix("").with_suffix(".shares.json"), strict_json.dump(asdict(result), indent=1) + "\n")
     return result

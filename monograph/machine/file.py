@@ -9,7 +9,7 @@ from typing import Any
 from monograph.errors import ConfigError, did_you_mean
 from monograph.machine.device import Machine
 from monograph.system.foreign_json import UnusableFile, read_json
-from monograph.whole_file import write_whole
+from monograph.whole_file import write_output
 
 _MAX_BYTES = 1 << 20
 _MAX_NAME = 100
@@ -78,4 +78,4 @@ def _is_curve(value: Any) -> bool:
 
 def write_machine(machine: Machine, path: Path) -> None:
     """Write the JSON file that `read_machine` reads."""
-    write_whole(path, json.dumps(asdict(machine), indent=2, allow_nan=False) + "\n")
+    write_output(path, json.dumps(asdict(machine), indent=2, allow_nan=False) + "\n")

@@ -1,12 +1,13 @@
 """Two reports of `monograph inspect` as one: what a page shows of both, side by side. Loads without torch."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError
 from monograph.graph.diff import diff_texts
+from monograph.report.folder import MAX_REPORT_BYTES
 from monograph.report.page import make_page, make_pipeline_page
+from monograph.system.foreign_json import UnusableFile, read_json
 
 MAX_LINES = 20_000
 """Of the difference; a page with more would be slow to open."""
@@ -16,18 +17,41 @@ def read_report(folder: str) -> dict[str, Any]:
     """The report.json that inspect wrote into a folder."""
     path = Path(folder) / "report.json"
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report: dict[str, Any] = read_json(path, max_bytes=MAX_REPORT_BYTES)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}",
             why="monograph inspect writes it",
             do="name a folder that was given to inspect as --out",
         ) from None
-    except ValueError:
-        report = None
-    if not isinstance(report, dict) or "graphs" not in report:
-        raise ConfigError(f"{path} is no report of this version", why="there is no graph in it", do="inspect it again")
+    except UnusableFile as error:
+        raise ConfigError(f"{path} is no report of this version", why=error.why, do="inspect it again") from None
+    if reason := find_defect(report):
+        raise ConfigError(f"{path} is no report of this version", why=reason, do="inspect it again")
     return report
+
+
+def find_defect(report: dict[str, Any]) -> str:
+    """The first part that a comparison reads and that is not as inspect writes it; empty when there is none."""
+    if not isinstance(report.get("graphs"), dict):
+        return "there is no graph in it"
+    if not isinstance(report.get("run"), dict):
+        return "run is no object"
+    if "stages" in report:
+        return ""  # a pipeline's page takes its report as it is
+    for name in ("captured", "final", "code"):
+        if not isinstance(report.get(name), dict):
+            return f"{name} is no object"
+    passes = report.get("passes")
+    if not isinstance(passes, list) or not all(
+        isinstance(row, dict) and isinstance(row.get("name"), str) for row in passes
+    ):
+        return "passes is no list of passes"
+    try:
+        unfold(report["graphs"])
+    except (LookupError, TypeError, AttributeError):
+        return "its graphs are no lists of lines"
+    return ""
 
 
 def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from monograph.errors import ConfigError
 from monograph.execute.trace_marks import MARK, STEP_MARK
+from monograph.system.foreign_json import UnusableFile, open_regular
+from monograph.system.foreign_text import show
 
 _STEP = re.compile(rf"{STEP_MARK}( \d+)?")
 _RANGE = re.compile(rf"{re.escape(MARK)}(.+) (forward|backward)")
@@ -27,15 +29,42 @@ class Interval(NamedTuple):
 
 
 def read_trace(path: str) -> list[Event]:
-    """The events of a trace."""
+    """The events of a trace that have a time and a process, and the names of processes and threads."""
     try:
-        trace = json.loads(Path(path).read_bytes())
+        with open_regular(Path(path)) as file:
+            trace = json.load(file)
         events = trace["traceEvents"] if isinstance(trace, dict) else trace
-        return [event for event in events if "ph" in event]
+        if not isinstance(events, list):
+            raise TypeError("traceEvents is no list")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", do="name the file of a trace") from None
-    except (ValueError, KeyError, TypeError):
+    except UnusableFile as error:
+        raise ConfigError(error.what, why=error.why, do="name the file of a trace") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path} is no Chrome trace", why="there are no traceEvents in it") from None
+    for event in events:
+        if reason := find_defect(event):
+            raise ConfigError(f"{path} is no Chrome trace", why=f"{reason} in the event {show(event, max_length=120)}")
+    return [event for event in events if "ph" in event]
+
+
+def find_defect(event: Any) -> str:
+    """The first field that a joined trace needs and that is missing or of another kind; empty when there is none."""
+    if not isinstance(event, dict):
+        return "there is no object"
+    if "ph" not in event:
+        return ""
+    facts = event.get("args") or {}
+    if not isinstance(event.get("pid"), int | float | str) or not isinstance(event.get("tid", 0), int | float | str):
+        return "pid or tid is no number or name"
+    if not isinstance(facts, dict):
+        return "args is no object"
+    if event["ph"] == "M":
+        is_named = isinstance(event.get("name"), str) and (event["name"] != "process_name" or "name" in facts)
+        return "" if is_named else "a name is missing"
+    if not isinstance(event.get("ts"), int | float) or not isinstance(event.get("dur", 0), int | float):
+        return "ts or dur is no number"
+    return "dur is missing" if _STEP.fullmatch(str(event.get("name"))) and "dur" not in event else ""
 
 
 def join_traces(predicted: list[Event], measured: list[Event]) -> dict[str, Any]:
@@ -104,4 +133,4 @@ def name_module(event: Event) -> Event:
     if not module:
         return event
     facts = {"module": module[1], "direction": module[2]}
-    return event | {"name": f"{module[1]} {module[2]}", "args": event.get("args", {}) | facts}
+    return event | {"name": f"{module[1]} {module[2]}", "args": (event.get("args") or {}) | facts}

@@ -13,8 +13,6 @@ from monograph.graph.tags import Tag, find_tag
 from monograph.graph.timeline import Span, Timeline
 from monograph.parallel.pipeline.simulate import Simulation
 
-PREDICTED = "predicted.trace.json"
-"""The file that inspect writes."""
 _MICROSECONDS = 1e6
 
 

@@ -1,6 +1,7 @@
 """Windows of steps recorded as Chrome traces that Perfetto and chrome://tracing open."""
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Profiler(Configurable):
         running, self._running = self._running, None
         running.stop()
         name = f"steps-{self._first}-{self._last}-rank-{self.rank}.json"
-        path, prepared = self.folder / name, self.folder / f".{name}"
+        path, prepared = self.folder / name, self.folder / f".{name}.{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             running.export_chrome_trace(str(prepared))
@@ -98,7 +99,7 @@ class Profiler(Configurable):
                 raise RuntimeError("torch could not write it; is the disk full?")
             prepared.rename(path)
         except (OSError, RuntimeError) as error:
-            for part in self.folder.glob(f".{name}*"):
+            for part in self.folder.glob(f"{prepared.name}*"):
                 part.unlink(missing_ok=True)
             self._missing.append(f"{self.folder.name}/{name} is missing: {find_reason(error)}")
             log.warning("%s cannot be written (%s): training goes on without it", path, find_reason(error))

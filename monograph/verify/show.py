@@ -14,7 +14,7 @@ from rich.table import Table
 from monograph.parallel.mesh import Mesh
 from monograph.verify.compare import ModuleRow
 from monograph.verify.verdict import Verdict
-from monograph.whole_file import write_whole
+from monograph.whole_file import write_output
 
 _COLUMNS = (
     ("output", ("forward",)),
@@ -63,7 +63,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
 
 def write_verdict(verdict: Verdict, path: Path) -> None:
     """All numbers as JSON, where a difference that is not finite is a word: "inf" or "nan"."""
-    write_whole(path, json.dumps(_as_json(verdict), indent=1, allow_nan=False) + "\n")
+    write_output(path, json.dumps(_as_json(verdict), indent=1, allow_nan=False) + "\n")
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

@@ -22,6 +22,9 @@ MESH = "--ranks 4 --parallelism.tensor_parallel_degree 2 --parallelism.expert_pa
 def inspected(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspected")
     (folder / "07-of_an_earlier_run.diff").write_text("old")
+    (folder / "08-notes.txt").write_text("not listed")
+    earlier = {"run": {"command": "monograph inspect x"}, "passes": [{"files": ["07-of_an_earlier_run.diff"]}]}
+    (folder / "report.json").write_text(json.dumps(earlier))
     words = f"inspect deepseek_v3_debugmodel --out {folder} {MESH} --model.n_layers 3 --training.seq_len 64"
     assert cli.main(words.split()) == 0
     return folder
@@ -31,7 +34,7 @@ def inspected(tmp_path_factory):
 def test_the_folder_has_the_graph_after_every_pass_that_ran(inspected):
     report = json.loads((inspected / "report.json").read_text())
     ran = [(index, each) for index, each in enumerate(report["passes"], 1) if each["status"] == "ran"]
-    expected = {"00-captured.txt", "report.json", "index.html", "predicted.trace.json"}
+    expected = {"00-captured.txt", "report.json", "index.html", "predicted.trace.json", "08-notes.txt"}
     expected |= {f"{index:02d}-{each['name']}.{end}" for index, each in ran for end in ("txt", "diff")}
     assert {path.name for path in inspected.iterdir()} == expected
     assert len(ran) >= 5 and len(report["passes"]) > len(ran), "skipped passes are reported as well"

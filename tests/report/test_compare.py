@@ -1,6 +1,7 @@
 """`monograph report compare`: two reports on one page."""
 
 import json
+import os
 
 import pytest
 
@@ -33,11 +34,21 @@ def test_two_steps_become_one_report_with_the_difference_of_their_graphs(tmp_pat
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     step, pipeline = write(tmp_path / "step", make_step_report()), write(tmp_path / "pipe", make_pipeline_report())
     old = write(tmp_path / "old", {"run": {}})
+    odd = [{"graphs": 5}, {"run": 5}, {"final": []}, {"code": 1}, {"passes": [5]}, {"passes": [{"name": []}]}]
+    odd += [{"graphs": {"versions": []}}, {"graphs": {"versions": [{"parts": [{"body": 99}]}], "bodies": []}}]
+    broken = [write(tmp_path / f"odd{number}", make_step_report() | each) for number, each in enumerate(odd)]
+    for name, content in (("deep", "[" * 100_000), ("list", "[]"), ("text", "\udcff")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    (tmp_path / "pipe-file").mkdir()
+    os.mkfifo(tmp_path / "pipe-file" / "report.json")
+    broken += [str(tmp_path / name) for name in ("deep", "list", "text", "pipe-file")]
     out = ["--out", str(tmp_path / "page.html")]
     for words, reason in [
         ([step, pipeline, *out], "one report is of a pipeline"),
         ([step, str(tmp_path / "none"), *out], "monograph inspect writes it"),
         ([step, old, *out], "is no report of this version"),
+        *(([step, each, *out], f"{each}/report.json is no report of this version") for each in broken),
         ([step, step], "--out is missing"),
         ([step, step, "--out", str(tmp_path / "page.txt")], "it is a .html file"),
         ([step, step, "--out", str(tmp_path / "none" / "page.html")], "there is no folder"),

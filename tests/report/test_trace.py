@@ -1,6 +1,7 @@
 """Traces: predicted steps and pipelines, and a measured step beside its prediction, in the format viewers read."""
 
 import json
+import os
 
 import jsonschema
 import pytest
@@ -102,6 +103,41 @@ def test_what_runs_on_a_device_belongs_to_the_step_by_its_range_there():
     found = cut_step(events)
     assert [each["ts"] for each in found if each["name"] == "kernel"] == [21, 40]
     assert [each["ts"] for each in found if each["name"] == "step"] == [0, 20]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            '["ph"]',
+            "5",
+            "[" * 100_000,
+            '{"traceEvents": 5}',
+            '{"traceEvents": null}',
+            "\x00",
+            '{"traceEvents": ["ph"]}',
+        ),
+        *('[{"ph": "X"}]', '[{"ph": "X", "pid": [], "ts": 1}]', '[{"ph": "X", "pid": 1, "ts": "x"}]'),
+        *('[{"ph": "M", "pid": 1}]', '[{"ph": "M", "pid": 1, "name": "process_name"}]', '[{"ph": "M", "name": 5}]'),
+        *('[{"ph": "X", "name": "step", "pid": 1, "ts": 1}]', '[{"ph": "X", "pid": 1, "ts": 1, "args": [1]}]'),
+        *('[{"ph": "X", "name": "step", "pid": 1, "ts": 1, "dur": "x"}]', '[{"ph": [], "pid": 1, "tid": {}, "ts": 1}]'),
+    ],
+)
+def test_odd_traces_are_refused_in_words(tmp_path, capsys, content):
+    step = '[{"ph": "X", "name": "step", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]'
+    for name, text in (("odd", content), ("good", step)):
+        (tmp_path / f"{name}.json").write_text(text)
+    good, odd, out = (str(tmp_path / f"{name}.json") for name in ("good", "odd", "both"))
+    for words in ([odd, good], [good, odd]):
+        assert cli.main(["trace", "join", *words, "--out", out]) == 2
+        assert f"{odd} is no Chrome trace" in capsys.readouterr().err
+
+
+def test_a_fifo_is_no_trace(tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo.json")
+    words = [str(tmp_path / "fifo.json")] * 2
+    assert cli.main(["trace", "join", *words, "--out", str(tmp_path / "both.json")]) == 2
+    assert "it is not a regular file" in capsys.readouterr().err
 
 
 def test_what_is_no_trace_or_has_no_step_is_refused(tmp_path, capsys):

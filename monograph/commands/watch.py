@@ -1,5 +1,6 @@
 """`monograph watch`: runs as a page, while they train or afterwards. Loads without torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from monograph.commands.insight_arguments import WatchArguments
@@ -26,6 +27,14 @@ def check_watch(arguments: WatchArguments) -> None:
         check_output("--out", arguments.out)
 
 
+def open_server(folders: Sequence[Path], port: int) -> RunServer:
+    """The server, listening; ConfigError when another program has the port."""
+    try:
+        return RunServer(folders, port)
+    except OSError as error:
+        raise ConfigError(f"--port {port}", why=str(error.strerror), do="leave it out for a free port") from None
+
+
 def is_readable(path: Path) -> bool:
     """Whether a file is there; ConfigError says what else has its name."""
     try:
@@ -46,7 +55,7 @@ def watch(arguments: WatchArguments) -> int:
         write_output(Path(arguments.out), make_run_page(collect_runs(make_readers(folders), is_live=False)))
         print_plain(f"page: {arguments.out}")
         return 0
-    with RunServer(folders, arguments.port) as server:
+    with open_server(folders, arguments.port) as server:
         print_plain(f"{server.address}\n(on this machine only; the address is the key; Ctrl-C ends it)")
         try:
             server.serve_forever()

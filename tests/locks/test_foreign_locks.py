@@ -35,7 +35,10 @@ def test_a_file_that_is_no_lock_is_neither_emptied_nor_moved(tmp_path, words, mo
         assert [path.name for path in tmp_path.iterdir()] == [".lock"] and (tmp_path / ".lock").read_text() == text
 
 
-@pytest.mark.parametrize("left", [b"", b"{", this_process().render()[:40], bytes(200)], ids=["empty", "begun", "cut", "zeros"])
+CUT = {"empty": b"", "begun": b"{", "cut": this_process().render()[:40], "zeros": bytes(200)}
+
+
+@pytest.mark.parametrize("left", CUT.values(), ids=CUT)
 def test_what_a_power_cut_leaves_of_a_lock_is_taken_over(tmp_path, left):
     (tmp_path / ".lock").write_bytes(left)
     lock = FolderLock(tmp_path)

@@ -170,3 +170,16 @@ def test_half_requests_keep_nobody_from_the_page(tmp_path):
             link.close()
         server.shutdown()
         thread.join(5)
+
+
+def test_a_port_that_is_taken_is_refused_in_words(tmp_path, capsys):
+    folder = make_run(tmp_path / "run", steps=3)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["watch", str(folder), "--port", port]) == 2
+    assert f"--port {port}" in capsys.readouterr().err
+
+
+def test_an_error_shows_what_a_terminal_would_obey_as_escapes(capsys):
+    assert cli.main(["watch", "a\x1b[2J\rb\u202ec"]) == 2
+    assert r"a\x1b[2J\rb\u202ec is not a folder" in capsys.readouterr().err

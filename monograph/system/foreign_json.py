@@ -88,7 +88,8 @@ def parse_json(
     """Value of JSON text; UnusableFile says `where`. Keys that come twice, NaN and deep nesting are errors."""
     try:
         check_depth(data)
-        value = json.loads(data, object_pairs_hook=_read_object, parse_constant=None if allow_nan else _refuse)
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        value = (_WITH_NAN if allow_nan else _STRICT).decode(text)
     except UnicodeDecodeError as error:
         raise UnusableFile(f"cannot read {where}", why=f"byte {error.start} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
@@ -126,6 +127,11 @@ def _read_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_read_object, parse_constant=_refuse)
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=_read_object)
+"""Made once: for the short lines of metrics.jsonl, making one takes as long as using it."""
 
 
 def _name(value: object) -> str:

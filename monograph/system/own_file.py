@@ -25,7 +25,8 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open `path` as os.open does; raise NotOwnFile unless it is a regular file that lies in this folder itself.
 
     A file of another user is accepted where the folder is that user's too: file servers that map all users to one
-    name them so, and such a folder holds nothing that its owner could not write anyway.
+    name them so, and such a folder holds nothing that its owner could not write anyway. Such servers may also give a
+    file that was made just now (O_EXCL) to another user.
     """
     try:
         file = os.open(path, flags | _SAFE, mode)
@@ -39,7 +40,7 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise NotOwnFile(path, "no regular file")
-        if status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        if not flags & os.O_EXCL and status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise NotOwnFile(path, f"user {status.st_uid}'s")
     except BaseException:
         os.close(file)

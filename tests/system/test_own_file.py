@@ -38,6 +38,7 @@ def test_a_file_of_another_user_in_ones_own_folder_is_refused(tmp_path, monkeypa
     monkeypatch.setattr(type(tmp_path), "stat", lambda path: os.stat_result((*status[:4], 4711, *status[5:])))
     with pytest.raises(NotOwnFile, match="user"):
         open_own(tmp_path / "file", FLAGS)
+    os.close(open_own(tmp_path / "new", FLAGS | os.O_EXCL))
 
 
 def test_a_folder_that_is_a_link_can_be_written_to(tmp_path):

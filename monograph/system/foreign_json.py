@@ -49,8 +49,9 @@ def open_regular(path: Path) -> BufferedReader:
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Content of a regular file (links to one are followed); OSError as for any file, UnusableFile for the rest."""
     with open_regular(path) as opened:
-        content = _read_up_to(opened, max_bytes + 1)
-    if len(content) > max_bytes:
+        is_too_large = os.fstat(opened.fileno()).st_size > max_bytes  # holes take no space on the disk, but in memory
+        content = b"" if is_too_large else _read_up_to(opened, max_bytes + 1)
+    if is_too_large or len(content) > max_bytes:
         raise UnusableFile(
             f"cannot read {show(path)}",
             why=f"it is larger than {max_bytes / (1 << 20):.0f} MiB, which no such file needs",

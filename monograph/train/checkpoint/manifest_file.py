@@ -55,7 +55,7 @@ def read_manifest_bytes(path: Path) -> bytes:
 
 def _read(path: Path, parse: Callable[[bytes], M]) -> M:
     try:
-        manifest = parse(read_again(lambda: read_manifest_bytes(path), may_be_late=True))
+        manifest = parse(read_again(path, lambda: read_manifest_bytes(path), may_be_late=True))
     except UnusableFile as error:
         raise DamagedError(path, MANIFEST_NAME, error.why) from None
     except (FileNotFoundError, IsADirectoryError, ManifestError) as error:

@@ -114,7 +114,7 @@ class Store:
     def find_all(self) -> list[Path]:
         """The committed checkpoints by step, lowest first; whether each is good is another question."""
         try:
-            names = read_again(lambda: os.listdir(self.folder))
+            names = read_again(self.folder, lambda: os.listdir(self.folder))
             found = [path for name in names if find_step(path := self.folder / name) is not None and _is_folder(path)]
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -227,7 +227,7 @@ class Store:
 def _is_folder(path: Path) -> bool:
     """Whether there is a folder; an error of the system where that cannot be told."""
     try:
-        return stat.S_ISDIR(read_again(path.stat).st_mode)
+        return stat.S_ISDIR(read_again(path, path.stat).st_mode)
     except FileNotFoundError:  # deleted since it was listed, or a link that leads nowhere
         return False
     except OSError as error:

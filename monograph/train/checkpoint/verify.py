@@ -158,7 +158,7 @@ def _attempt_manifest(path: Path) -> CheckpointManifest | CheckpointError:
     """The manifest and the list of names; hashing is shared out once these are known."""
     try:
         manifest = read_manifest(path)
-        names = set(read_again(lambda: os.listdir(path))) - {MANIFEST_NAME}
+        names = set(read_again(path, lambda: os.listdir(path))) - {MANIFEST_NAME}
     except CheckpointError as error:
         return error
     except OSError as error:
@@ -179,14 +179,14 @@ def _digest_manifest(path: Path) -> str:
 def _find_problem(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> CheckpointError | None:
     """How a file differs from what was saved, or why that cannot be told."""
     try:
-        size, sha256 = read_again(lambda: hash_file(path / name, size=record.size), may_be_late=True)
+        size, sha256 = read_again(path, lambda: hash_file(path / name, size=record.size), may_be_late=True)
         if size != record.size:
             return DamagedError(path, name, f"it has {size} bytes instead of {record.size}")
         if sha256 != record.sha256:
             return DamagedError(path, name, "its content has changed (sha256 differs)")
         if not name.endswith(TENSOR_FILE_ENDING):
             return None
-        stored = read_again(lambda: read_specs(path / name))
+        stored = read_again(path, lambda: read_specs(path / name))
     except FileNotFoundError as error:
         return DamagedError(path, name, describe_damage(error), is_missing=True)
     except UnusableFile as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from monograph.errors import CheckpointError
+from monograph.train.checkpoint import patient_read
 from monograph.train.checkpoint.patient_read import PAUSES_SECONDS, UnreadableError, read_again
 from monograph.train.checkpoint.store import Store
 from tests.train.checkpoint.disks import blank, find_steps, make_manager, make_state, same, save_steps
@@ -125,5 +126,19 @@ def test_checkpoints_behind_a_link_are_set_aside_where_they_can_be_renamed(folde
 def test_a_file_where_a_folder_is_looked_for_is_an_answer_and_is_not_asked_again(tmp_path, caplog):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(OSError):
-        read_again(lambda: os.listdir(tmp_path / "model.json"))
+        read_again(tmp_path, lambda: os.listdir(tmp_path / "model.json"))
     assert "tried again" not in caplog.text
+
+
+@pytest.mark.parametrize("code", [*ERRORS, errno.ENOENT])
+def test_a_local_disk_is_read_once(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(patient_read, "is_local", lambda path: True)
+    reads = []
+
+    def refuse() -> None:
+        reads.append(code)
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(OSError):
+        read_again(tmp_path, refuse, may_be_late=True)
+    assert len(reads) == 1

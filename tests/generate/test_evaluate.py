@@ -94,7 +94,7 @@ def test_every_label_that_training_has_is_scored_once(folder, capsys):
     found = evaluate(capsys, folder / "tiny", *words)["sets"]["set"]
     tokenizer = load_model(open_source(str(folder / "tiny")), torch.device("cpu"), length=16).tokenizer
     source = FileSource(FileSource.Config(path=str(folder / "parts.txt"), document_separator="\n--\n"))
-    corpus = source.corpus(tokenizer)
+    corpus = source.load_corpus(tokenizer)
     config = DataLoaderConfig(source=source.config, held_out_fraction=0.0)
     labels = config.build(tokenizer=tokenizer, seq_len=corpus.token_count, seed=1).sample(0, 0)["labels"]
     assert found["documents"] == corpus.document_count == 4

@@ -224,7 +224,7 @@ def add_second_output(data, place):
 
 def nest_argument(data, place):
     nested = 1
-    for _ in range(400):
+    for _ in range(40):
         nested = [nested]
     data["nodes"][place]["args"][0] = nested
 

@@ -337,8 +337,9 @@ def test_every_start_of_a_run_is_a_line_of_its_history(tmp_path):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "goodput.jsonl", "config.history.jsonl", "logs/rank-0.log"])
 def test_a_run_does_not_go_on_in_a_folder_whose_lines_are_links(tmp_path, name):
+    train(tiny_run(tmp_path / "out", {"training.steps": 1}))
     (tmp_path / "notes").write_text("mine")
-    (tmp_path / "out" / "logs").mkdir(parents=True)
+    (tmp_path / "out" / name).unlink(missing_ok=True)
     (tmp_path / "out" / name).symlink_to(tmp_path / "notes")
     with (
         reserved_folder(tiny_run(tmp_path / "out"), ALONE) as reserved,

@@ -71,8 +71,8 @@ class Store:
             raise CheckpointError(
                 f"{self.folder} holds the checkpoints of another run",
                 why=f"two runs in one folder would replace each other's checkpoints; {describe_choices(self)}",
-                do="--checkpoint.load latest to continue that run, or another --checkpoint.folder for this one: "
-                + str(self.folder / "NAME"),
+                do="continue that run with --checkpoint.load latest, or choose another --checkpoint.folder, "
+                f"such as {self.folder / 'NAME'}",
             )
 
     def put_back(self) -> None:

@@ -32,7 +32,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException as error:
         with suppress(OSError):  # the folder is none, or has gone
             prepared.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno is not None:
             error.filename, error.filename2 = str(path), None
         raise
 

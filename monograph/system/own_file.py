@@ -55,9 +55,13 @@ def create_own(path: Path, mode: int = 0o644) -> int:
 
 @contextmanager
 def naming(file: Path | str) -> Iterator[None]:
-    """Give errors of the disk the name of the file: the system names none for a write that finds no room."""
+    """Give errors of the disk the name of the file: the system names none for a write that finds no room.
+
+    Errors without a number are shown by their text alone, which a name would replace.
+    """
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(file)
+        if error.errno is not None:
+            error.filename = error.filename or str(file)
         raise

@@ -1,8 +1,9 @@
+import errno
 import os
 
 import pytest
 
-from monograph.system.own_file import NotOwnFile, create_own, open_own
+from monograph.system.own_file import NotOwnFile, create_own, naming, open_own
 
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
@@ -39,6 +40,13 @@ def test_a_file_of_another_user_in_ones_own_folder_is_refused(tmp_path, monkeypa
     with pytest.raises(NotOwnFile, match="user"):
         open_own(tmp_path / "file", FLAGS)
     os.close(open_own(tmp_path / "new", FLAGS | os.O_EXCL))
+
+
+def test_errors_of_the_disk_are_given_the_name_of_the_file_and_keep_their_text():
+    with pytest.raises(OSError, match="No space left on device: 'some/file'"), naming("some/file"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match=r"^the disk is full$"), naming("some/file"):
+        raise OSError("the disk is full")
 
 
 def test_a_folder_that_is_a_link_can_be_written_to(tmp_path):

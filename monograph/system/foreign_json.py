@@ -49,13 +49,11 @@ def open_regular(path: Path) -> BufferedReader:
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Content of a regular file (links to one are followed); OSError as for any file, UnusableFile for the rest."""
     with open_regular(path) as opened:
-        is_too_large = os.fstat(opened.fileno()).st_size > max_bytes  # holes take no space on the disk, but in memory
+        is_too_large = os.fstat(opened.fileno()).st_size > max_bytes  # known before memory is filled with it
         content = b"" if is_too_large else _read_up_to(opened, max_bytes + 1)
     if is_too_large or len(content) > max_bytes:
-        raise UnusableFile(
-            f"cannot read {show(path)}",
-            why=f"it is larger than {max_bytes / (1 << 20):.0f} MiB, which no such file needs",
-        )
+        limit = f"{max_bytes >> 20} MiB" if max_bytes >= 1 << 20 else f"{max_bytes} bytes"
+        raise UnusableFile(f"cannot read {show(path)}", why=f"it is larger than {limit}, which no such file needs")
     return content
 
 

@@ -1,6 +1,7 @@
 import json
 import os
 import time
+import tracemalloc
 
 import pytest
 
@@ -53,6 +54,18 @@ def test_a_file_above_the_limit_is_refused_with_its_name(tmp_path):
     (tmp_path / "big").write_bytes(b" " * (3 << 20))
     with pytest.raises(UnusableFile, match="larger than 2 MiB"):
         read_file(tmp_path / "big", max_bytes=2 << 20)
+
+
+def test_a_file_above_a_limit_of_gigabytes_is_refused_before_memory_is_filled_with_it(tmp_path):
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnusableFile, match="larger than 128 MiB"):
+            read_file(tmp_path / "sparse", max_bytes=128 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_and_texts_from_outside_are_shown_escaped(tmp_path):

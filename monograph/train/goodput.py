@@ -91,10 +91,10 @@ def describe_end(
     folder: Path, *, kept_step: int, records: Sequence[dict[str, Any]] | None = None
 ) -> dict[str, Any] | None:
     """How the last process in this folder ended, from its records; None when it left none."""
-    events = read_events(folder)
-    if not events or events[-1]["event"] != "start":
-        return None
     try:
+        events = read_events(folder)
+        if not events or events[-1]["event"] != "start":
+            return None
         found = read_records(folder / "metrics.jsonl") if records is None else records
     except (OSError, UnusableFile):
         return None
@@ -123,10 +123,13 @@ def is_measured(record: Mapping[str, Any]) -> bool:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The lines of goodput.jsonl; what a killed process left of a line is passed over, as is what is no event."""
+    """The lines of goodput.jsonl; what a killed process left of a line is passed over, as is what is no event.
+
+    Raises UnusableFile for a FIFO, a device or a file that is too large.
+    """
     try:
         lines = read_file(folder / FILE).split(b"\n")
-    except (OSError, UnusableFile):
+    except OSError:
         return []
     found = []
     for line in lines:
@@ -214,6 +217,15 @@ def summarize(folder: Path, records: Sequence[dict[str, Any]] | None = None) -> 
     found.last_step = ends[-1]["step"] if ends else 0
     found.restart_seconds = _find_restart_seconds(events)
     return found
+
+
+def summarize_finished(folder: Path) -> GoodputSummary | None:
+    """The goodput of a run that has just finished; a file that cannot be read costs this row of its summary."""
+    try:
+        return summarize(folder)
+    except UnusableFile as error:
+        log.warning("%s: %s", error.what, error.why)
+        return None
 
 
 def _find_restart_seconds(events: list[dict[str, Any]]) -> float:

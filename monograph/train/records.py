@@ -26,8 +26,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None when it is not a whole one."""
     try:
-        record = parse_json(line, "a record", kind=dict, allow_nan=True)
-        return strict_json.restore(record) if _find_step(record) is not None else None
+        record = strict_json.restore(parse_json(line, "a record", kind=dict, allow_nan=True))
+        return record if _find_step(record) is not None else None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
 

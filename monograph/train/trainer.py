@@ -28,7 +28,7 @@ from monograph.train.goodput import (
     VALIDATION,
     GoodputClock,
     GoodputFile,
-    summarize,
+    summarize_finished,
 )
 from monograph.train.load_monitor import LoadMonitor
 from monograph.train.loss_monitor import LossMonitor
@@ -396,5 +396,5 @@ class Trainer(Configurable):
             ],
             is_rank_zero=self.is_rank_zero,
             seconds=self.goodput.read(),
-            goodput=summarize(self.folder.path) if self.is_rank_zero else None,
+            goodput=summarize_finished(self.folder.path) if self.is_rank_zero else None,
         )

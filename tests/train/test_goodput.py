@@ -6,7 +6,7 @@ import time
 import pytest
 
 from monograph.cli import main
-from monograph.train.goodput import KINDS, describe_end, read_events, summarize
+from monograph.train.goodput import KINDS, describe_end, read_events, summarize, summarize_finished
 from tests.kit.runs import open_trainer, read_records, tiny_run
 from tests.train import processes
 
@@ -115,3 +115,11 @@ def test_lines_with_odd_values_are_passed_over(tmp_path, line):
     write_job(tmp_path, [line, start, line], [record(1, 102.0, 1.0), {"step": 2, "goodput": 5, "time": "x"}])
     assert read_events(tmp_path) == [start]
     assert summarize(tmp_path).total_seconds == 2.0
+
+
+def test_a_file_of_times_that_cannot_be_read_is_named_and_ends_no_run(tmp_path, capsys):
+    (tmp_path / "goodput.jsonl").symlink_to("/dev/zero")
+    assert main(["goodput", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot read {tmp_path / 'goodput.jsonl'}" in said and "it is not a regular file" in said
+    assert summarize_finished(tmp_path) is None and describe_end(tmp_path, kept_step=0) is None

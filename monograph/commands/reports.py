@@ -19,7 +19,8 @@ def compare_command(arguments: ReportCompareArguments) -> int:
 
 def join_command(arguments: TraceJoinArguments) -> int:
     """Write the trace of both steps."""
-    joined = join_traces(read_trace(arguments.predicted), read_trace(arguments.measured))
+    predicted, measured = read_trace(arguments.predicted), read_trace(arguments.measured)
+    joined = join_traces(predicted, measured, name=arguments.measured)
     write_output(Path(arguments.out), strict_json.dump(joined, is_compact=True) + "\n")
     print_plain(f"trace: {arguments.out} (ui.perfetto.dev)")
     return 0

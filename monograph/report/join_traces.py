@@ -67,22 +67,22 @@ def find_defect(event: Any) -> str:
     return "dur is missing" if _STEP.fullmatch(str(event.get("name"))) and "dur" not in event else ""
 
 
-def join_traces(predicted: list[Event], measured: list[Event]) -> dict[str, Any]:
-    """Both, as processes of their own: the predicted first, then the last step that was measured."""
+def join_traces(predicted: list[Event], measured: list[Event], *, name: str = "the measured trace") -> dict[str, Any]:
+    """Both, as processes of their own: the predicted first, then the last step that was measured; errors say `name`."""
     return {
         "displayTimeUnit": "ms",
-        "traceEvents": renumber(predicted, 0, "predicted") + renumber(cut_step(measured), 1000, "measured"),
+        "traceEvents": renumber(predicted, 0, "predicted") + renumber(cut_step(measured, name), 1000, "measured"),
     }
 
 
-def cut_step(events: list[Event]) -> list[Event]:
+def cut_step(events: list[Event], name: str = "the measured trace") -> list[Event]:
     """The events of the last whole step, with times that begin at its start. What runs on a device counts by the step's
     range there, which begins and ends later than on the host."""
     steps = [event for event in events if event["ph"] == "X" and _STEP.fullmatch(str(event.get("name")))]
     host = [event for event in steps if event.get("cat") not in _ON_DEVICE]
     if not host:
         raise ConfigError(
-            "the measured trace has no step in it",
+            f"{name} has no step in it",
             why=f"steps are ranges with the name {STEP_MARK}",
             do="measure it with monograph bench --profile, or train with --profiler.start",
         )

@@ -64,6 +64,8 @@ class LockFile:
         self.holder: Holder | None = None
         self._remove = remove
         self._file: int | None = None
+        self._is_named = False
+        """Whether the file says who holds it; a full disk keeps it empty for a while."""
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
         self._last_beat = 0.0
@@ -107,6 +109,8 @@ class LockFile:
         if _is_at(self.path, self._file) and not was_suspended:
             return True
         found = self.read_holder()  # some network file systems change a file's number while it is open
+        if found is None and not self._is_named and _is_at(self.path, self._file):
+            return _lock(self._file) is _Lock.OURS  # the file has never said anything; the handle's lock has
         return found is not None and self.holder is not None and found.token == self.holder.token
 
     def read_holder(self) -> Holder | None:
@@ -138,7 +142,8 @@ class LockFile:
             if lock is _Lock.THEIRS or (lock is _Lock.NONE and not is_new):
                 self._clear_away(content)
                 return False
-            self._write(file, is_needed=lock is _Lock.NONE)
+            self.holder, self._is_named = this_process(), False
+            self._write(file, self.holder, is_needed=lock is _Lock.NONE)
             is_ours = True
         finally:
             if not is_ours:
@@ -192,11 +197,11 @@ class LockFile:
             return
         moved.unlink()
 
-    def _write(self, file: int, *, is_needed: bool) -> None:
-        self.holder = this_process()
+    def _write(self, file: int, holder: Holder, *, is_needed: bool) -> None:
         try:
             os.ftruncate(file, 0)
-            os.pwrite(file, self.holder.render(), 0)
+            os.pwrite(file, holder.render(), 0)
+            self._is_named = True
         except OSError as error:  # a full disk; the handle's lock stands without it
             if is_needed:
                 raise
@@ -212,6 +217,8 @@ class LockFile:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
                 if self._file is not None and time.monotonic() - self._last_beat < STALE_SECONDS / 2:
+                    if not self._is_named and self.holder is not None:
+                        self._write(self._file, self.holder, is_needed=True)
                     os.utime(self._file)
                     self._last_beat = time.monotonic()
                 elif self.is_held():  # woken after a long stop, and nobody took the lock meanwhile

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -291,9 +292,26 @@ def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path, take, monke
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
+    usual = time.monotonic
     monkeypatch.setattr(lock_file.os, "pwrite", refuse)
-    take()
+    lock = take()
     with pytest.raises(InUse, match="another process"):
+        take()
+    monkeypatch.setattr(time, "monotonic", lambda: usual() + lock_file.STALE_SECONDS)
+    lock.check()  # after a long stop as well: nobody else can have the lock
+
+
+def test_a_lock_says_who_holds_it_once_the_disk_has_room(tmp_path, take, monkeypatch):
+    monkeypatch.setattr(lock_file, "HEARTBEAT_SECONDS", 0.05)
+    with monkeypatch.context() as full:
+        full.setattr(lock_file.os, "pwrite", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        take()
+        assert parse_holder((tmp_path / ".lock").read_bytes()) is None
+    deadline = time.monotonic() + 30
+    while parse_holder((tmp_path / ".lock").read_bytes()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(InUse, match=f"process {os.getpid()}"):
         take()
 
 

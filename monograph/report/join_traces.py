@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 from monograph.errors import ConfigError
 from monograph.execute.trace_marks import MARK, STEP_MARK
-from monograph.system.foreign_json import UnusableFile, open_regular
+from monograph.system.foreign_json import UnusableFile, read_file
 from monograph.system.foreign_text import show
 
 _STEP = re.compile(rf"{STEP_MARK}( \d+)?")
 _RANGE = re.compile(rf"{re.escape(MARK)}(.+) (forward|backward)")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 Event = dict[str, Any]
+MAX_TRACE_BYTES = 2 << 30
+"""Far above the trace of a step; many steps of many threads may come to gigabytes."""
 
 
 class Interval(NamedTuple):
@@ -31,8 +33,7 @@ class Interval(NamedTuple):
 def read_trace(path: str) -> list[Event]:
     """The events of a trace that have a time and a process, and the names of processes and threads."""
     try:
-        with open_regular(Path(path)) as file:
-            trace = json.load(file)
+        trace = json.loads(read_file(Path(path), max_bytes=MAX_TRACE_BYTES))  # profilers may write a key twice
         events = trace["traceEvents"] if isinstance(trace, dict) else trace
         if not isinstance(events, list):
             raise TypeError("traceEvents is no list")

@@ -7,7 +7,10 @@ from pathlib import Path
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 LOCAL_KINDS = frozenset(
-    "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs jfs tmpfs ramfs overlay vfat exfat ntfs3 squashfs iso9660".split()
+    [
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "tmpfs", "ramfs", "overlay"),
+        *("vfat", "exfat", "ntfs3", "squashfs", "iso9660"),
+    ]
 )
 """File systems of one machine: names appear at once, and a refusal stays one."""
 

@@ -153,3 +153,11 @@ def test_what_is_no_trace_or_has_no_step_is_refused(tmp_path, capsys):
         assert cli.main(["trace", "join", *words, *out]) == 2
         assert f"{words[1]} {reason}" in capsys.readouterr().err
     assert join_traces([], [{"ph": "X", "name": "step", "ts": 5, "dur": 1, "pid": "x", "tid": "y"}])["traceEvents"]
+
+
+def test_a_trace_with_a_hole_of_100_gb_is_refused_unread(tmp_path, capsys):
+    (tmp_path / "huge.json").write_text("[]")
+    os.truncate(tmp_path / "huge.json", 100 << 30)
+    words = [str(tmp_path / "huge.json")] * 2
+    assert cli.main(["trace", "join", *words, "--out", str(tmp_path / "both.json")]) == 2
+    assert "huge.json" in (said := capsys.readouterr().err) and "larger than 2048 MiB" in said

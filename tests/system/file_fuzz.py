@@ -18,6 +18,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from pathlib import Path
 from monograph.cli import main
 from monograph.whole_file import write_whole
 from tests.kit.fuzzing import Failed, run_fuzzer
-from tests.system.file_home import GO_ON, GRAPH, HERE, NEW, OUT, SMALL, TEXTS, TRAIN, write_home
+from tests.system.file_home import GO_ON, GRAPH, HERE, NEW, OUT, SMALL, TEXTS, TRAIN
 from tests.system.file_mutations import CONTENTS, SHAPES, Impossible, digest
 
 MORE_SECONDS, MORE_BYTES = 2.0, 100 << 20
@@ -126,7 +127,8 @@ class FileFuzzer:
         if not self.home.exists():
             made = self.folder / "made"
             made.mkdir(parents=True)
-            write_home(made)
+            # in a process of its own: thread pools that it starts would be missing in forked children
+            subprocess.run([sys.executable, "-m", "tests.system.file_home", made], check=True, timeout=300)
             made.rename(self.home)
 
     def check_seed(self, seed: int) -> Iterator[str]:
@@ -213,9 +215,11 @@ def _be_child(command: str, home: Path, output: Path) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", errors="backslashreplace") for stream in (1, 2))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(home)
     os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "COLUMNS": "400"}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a child that is forked cannot use it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _drop_privileges()
     code = 99

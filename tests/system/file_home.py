@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from monograph.cli import main
@@ -73,3 +74,7 @@ def _write_files(home: Path) -> None:
 def _run(line: str) -> None:
     if main(shlex.split(line)) != 0:
         raise RuntimeError(f"monograph {line}")
+
+
+if __name__ == "__main__":
+    write_home(Path(sys.argv[1]))

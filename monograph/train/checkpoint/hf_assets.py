@@ -5,7 +5,8 @@ They go with a model from import to run to export, as they are. Loads without to
 
 from pathlib import Path
 
-from monograph.system.foreign_json import read_file
+from monograph.system.foreign_json import UnusableFile, read_file
+from monograph.system.foreign_text import show
 
 MAX_ASSET_BYTES = 512 << 20
 """Far above the largest tokenizer."""
@@ -39,5 +40,8 @@ def find_assets(folder: Path) -> dict[str, Path]:
 
 
 def read_asset(path: Path) -> bytes:
-    """One of these files; an error for one that is too large for what it is called."""
-    return read_file(path, max_bytes=MAX_ASSET_BYTES)
+    """Content of one of these files; an error that names a file which is too large or cannot be read."""
+    try:
+        return read_file(path, max_bytes=MAX_ASSET_BYTES)
+    except OSError as error:
+        raise UnusableFile(f"cannot read {show(path)}", why=error.strerror or str(error)) from None

@@ -19,13 +19,21 @@ from monograph.config.annotations import (
     is_valid,
     make_example,
 )
-from monograph.config.components import ConfigSlot, build_replacement, choose_class, find_required, find_slot, make_slot
+from monograph.config.components import (
+    ConfigSlot,
+    build_replacement,
+    choose_class,
+    find_known,
+    find_required,
+    find_slot,
+    make_slot,
+)
 from monograph.config.configurable import BaseConfig
 from monograph.config.docs import find_field_docs
 from monograph.config.leaves import Leaf, find_leaves, find_sections, replace_leaf
 from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words, takes_several_words
 from monograph.config.text import format_words
-from monograph.elsewhere import explain_name
+from monograph.elsewhere.answer import explain_flags
 from monograph.errors import ConfigError, find_nearest
 from monograph.renamed import find_new_name, find_replacement
 
@@ -80,6 +88,7 @@ def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_k
                 do="remove one",
             )
         given[override.path] = override
+    _refuse_foreign(given, config, also_known)
     for path in sorted(given, key=lambda path: path.count(".")):
         slot = find_slot(config, path)
         if slot is not None and _names_class(given[path], slot):
@@ -88,6 +97,43 @@ def apply_overrides(config: BaseConfig, overrides: Iterable[Override], *, also_k
     for path, override in given.items():
         config = replace_leaf(config, path, _read_override(override, config, also_known))
     return config
+
+
+def _refuse_foreign(given: Mapping[str, Override], config: BaseConfig, also_known: Sequence[str]) -> None:
+    """Raise for flags that other trainers have and this configuration does not: all of them in one error."""
+    own = [leaf.path for leaf in find_leaves(config)]
+    sections = find_sections(config)
+    flags = [
+        (override.path, override.words)
+        for override in given.values()
+        if override.path not in (*own, *also_known)
+        and not (override.path in sections and _chooses_class(override, config))
+        and not _is_renamed(override.path, own)
+        and not _is_inside_class(override, given)
+    ]
+    if answer := explain_flags(flags, [*own, *also_known], sections):
+        what, why, do = answer
+        raise ConfigError(what, why=why, do=do)
+
+
+def _chooses_class(override: Override, config: BaseConfig) -> bool:
+    """Whether the flag of a section names a class: by its module, or nearly as a loaded one is called."""
+    slot = find_slot(config, override.path)
+    if slot is None or not override.words:
+        return False
+    word, known = override.words[0], find_known(slot.bases)
+    is_near = word.isidentifier() and word[0].isupper() and bool(find_nearest(word, known))
+    return ":" in word or word in known or is_near or is_nothing(override.words)
+
+
+def _is_renamed(path: str, paths: Sequence[str]) -> bool:
+    return bool(find_replacement(path) or find_new_name(path, paths))
+
+
+def _is_inside_class(override: Override, given: Mapping[str, Override]) -> bool:
+    """Whether the flag belongs to a section whose class is chosen on the same line: it may have any field."""
+    parents = [override.path.rsplit(".", count)[0] for count in range(1, override.path.count(".") + 1)]
+    return any(parent in given for parent in parents)
 
 
 def decides_fields(config: BaseConfig, path: str) -> bool:
@@ -233,9 +279,6 @@ def _make_unknown(override: Override, sections: Collection[str], paths: Sequence
             why=f"there is no field {override.path}: the section itself chooses the class",
             do=f"--{section} package.module:Class",
         )
-    words = [shlex.quote(word) for word in override.words]
-    if do := explain_name(override.path, words, paths):
-        return ConfigError(str(override), why=f"there is no field {override.path}", do=do)
     found = find_similar(override.path, paths)
     if not found:
         top = sorted({path.split(".")[0] for path in paths})

@@ -6,6 +6,7 @@ from mkdocs.structure.files import File
 
 from docs.generate.links import rewrite_links
 from docs.generate.pages import build_pages, expand_nav, find_pictures
+from docs.generate.search import find_boost
 
 _generated: set[str] = set()
 
@@ -27,6 +28,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links between files of the repository into links between pages."""
+    """Turn links between files of the repository into links between pages, and rank the page in the search."""
     path = page.file.src_uri
+    page.meta.setdefault("search", {"boost": find_boost(path)})
     return markdown if path in _generated else rewrite_links(markdown, f"docs/{path}")

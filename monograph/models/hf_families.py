@@ -3,6 +3,7 @@
 import pkgutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from monograph import models
 from monograph.config.configurable import find_owner
@@ -10,6 +11,7 @@ from monograph.config.references import load_reference
 from monograph.errors import ConfigError, did_you_mean
 from monograph.models.hf_map import HfFamily
 from monograph.models.model_config import ModelConfig
+from monograph.system.foreign_text import show
 
 
 def list_families() -> dict[str, HfFamily]:
@@ -39,14 +41,15 @@ def find_loaded_families(kind: type[ModelConfig]) -> Iterator[HfFamily]:
         yield from find_loaded_families(each)
 
 
-def find_family(model_type: str) -> HfFamily:
-    """The map of a `model_type` in a config.json."""
+def find_family(model_type: object, file: Path = Path("config.json")) -> HfFamily:
+    """Hugging Face map of the `model_type` that `file`, a config.json, gives."""
     known = list_families()
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
+        stated = f"unsupported model_type '{show(model_type)}'" if model_type is not None else "no model_type"
         raise ConfigError(
-            f"unsupported model_type '{model_type}'",
+            f"{stated} in {show(file)}",
             why=f"supported: {', '.join(known)}",
-            do=did_you_mean(model_type, known),
+            do=did_you_mean(str(model_type), known),
         )
     return known[model_type]
 

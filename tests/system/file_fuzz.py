@@ -22,14 +22,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from monograph.cli import main
+from monograph.cli import load, main
+from monograph.commands.table import COMMANDS
 from monograph.whole_file import write_whole
 from tests.kit.fuzzing import Failed, run_fuzzer
 from tests.system.file_home import GO_ON, GRAPH, HERE, NEW, OUT, SMALL, TEXTS, TRAIN
-from tests.system.file_mutations import CONTENTS, SHAPES, Impossible, digest
+from tests.system.file_mutations import BEHIND_A_LINK, CONTENTS, SHAPES, Impossible, digest
 
 MORE_SECONDS, MORE_BYTES = 2.0, 100 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +66,7 @@ KINDS = (
         writes=("run",),
         weight=5,
     ),
-    Kind("run", (f"{GO_ON} auto",), writes=("run", "disk/run")),
+    Kind("run", (f"{GO_ON} auto",), writes=("run",)),
     Kind("packed/**/*", (f"{HERE} --training.steps 1 --dataloader.dataset packed",), weight=4),
     Kind("packed", ("data pack texts packed --overwrite true",), writes=("packed",)),
     Kind("packed/**/*", ("data pack texts packed --overwrite true",), writes=("packed",)),
@@ -130,6 +131,8 @@ class FileFuzzer:
             # in a process of its own: thread pools that it starts would be missing in forked children
             subprocess.run([sys.executable, "-m", "tests.system.file_home", made], check=True, timeout=300)
             made.rename(self.home)
+        for command in COMMANDS:  # imported here once, and not by every child
+            load(command.function)
 
     def check_seed(self, seed: int) -> Iterator[str]:
         """Change one file or folder and run one command."""
@@ -165,6 +168,8 @@ class FileFuzzer:
 
     def _judge(self, kind: Kind, command: str, target: Path, mutation: str, copy: Path) -> Iterator[str]:
         usual = self._find_usual(command)
+        if mutation == BEHIND_A_LINK and any(target.is_relative_to(copy / place) for place in kind.writes):
+            kind = replace(kind, writes=(*kind.writes, f"disk/{target.name}"))
         before = _take_stock(copy, kind)
         ended = run_command(command, copy)
         name = target.relative_to(copy)

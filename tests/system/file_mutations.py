@@ -255,10 +255,11 @@ def with_strangers(path: Path, home: Path, draw: random.Random) -> None:
     )
 
 
+BEHIND_A_LINK = "behind a link"
 SHAPES: dict[str, Callable[[Path, Path, random.Random], None]] = {
     "missing": missing,
     "link": link,
-    "behind a link": moved_behind_link,
+    BEHIND_A_LINK: moved_behind_link,
     "pipe": fifo,
     "other kind": other_kind,
     "huge": huge,

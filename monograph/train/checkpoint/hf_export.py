@@ -136,7 +136,7 @@ def read_model_config(path: Path) -> ModelConfig:
     """The model's configuration in a file: a run's config.json, a model's own JSON, or a config.json of theirs."""
     data = read_json(path)
     if "$class" not in data:
-        return find_family(str(data.get("model_type"))).from_hf_config(data)
+        return find_family(data.get("model_type"), path).from_hf_config(data)
     config = read_config(path, data)
     model = getattr(config, "model", config)
     if not isinstance(model, ModelConfig):

@@ -37,7 +37,7 @@ class HfWeights:
 
     def __init__(self, source: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder = HfFolder(source)
-        family = find_family(str(self.folder.config.get("model_type")))
+        family = find_family(self.folder.config.get("model_type"), source / CONFIG_NAME)
         find_prefix = getattr(family, "find_prefix", None)
         if find_prefix is not None:
             self.folder.remove_prefix(find_prefix(self.folder.config))

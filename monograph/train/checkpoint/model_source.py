@@ -63,7 +63,7 @@ def open_source(word: str) -> ModelSource:
     data = read_json(path / CONFIG_NAME)
     if "$class" in data:
         return open_run(path, data)
-    model = find_family(str(data.get("model_type"))).from_hf_config(data)
+    model = find_family(data.get("model_type"), path / CONFIG_NAME).from_hf_config(data)
     check_config(model)
     if not any(path.glob("model*.safetensors*")):
         raise ConfigError(

@@ -27,7 +27,8 @@ from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.machine.choose import AUTO, FALLBACK
 from monograph.machine.device import Machine
-from monograph.parallel.groups import fake_groups
+from monograph.models.model import Model
+from monograph.parallel.groups import Groups, fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import PassRecord, build_passes, run_passes
@@ -37,7 +38,14 @@ from monograph.report.graph_texts import GraphTexts, collect_excerpts
 from monograph.report.page import make_page
 from monograph.report.trace import make_trace
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, capture_and_optimize, find_run_machine, make_example, target_machine
+from monograph.run import (
+    build_source,
+    capture_and_optimize,
+    find_peak_flops,
+    find_run_machine,
+    make_example,
+    target_machine,
+)
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
@@ -120,13 +128,14 @@ def inspect_step(
         facts = make_facts(source.table, groups, settings)
         reason = reason or find_run_machine(config, groups).note
         _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
-        captured = collect_graph(graph, facts)
+        ideal = find_ideal_seconds(config, groups)
+        captured = collect_graph(graph, facts, ideal_seconds=ideal)
         writer = PassWriter(folder, graph)
         passes = build_passes(settings.passes, settings.compile.numerics)
         records = run_passes(graph, passes, facts, watch=writer)
         ran = [record.name for record in records if record.status == "ran"]
         numerics = str(promise_numerics(config, ran=ran, device=facts.machine.device))
-        final = collect_graph(graph, facts)
+        final = collect_graph(graph, facts, ideal_seconds=ideal)
         write_trace(graph, facts, folder, f"{recipe}, predicted for {facts.machine.name}")
         peaks = {"a step": final["cost"]["peak_bytes"]}
         if config.needs_evaluation():
@@ -152,6 +161,16 @@ def inspect_step(
     print_plain(f"\npage:   {folder.path / PAGE}\ngraphs: {folder.path / CAPTURED} and so on")
     print_plain(f"trace:  {folder.path / PREDICTED} (ui.perfetto.dev)")
     return 0
+
+
+def find_ideal_seconds(config: TrainerConfig, groups: Groups) -> float:
+    """The time of a micro-batch's useful operations at the peak of all devices; 0 where the peak is not known."""
+    mesh, peak = groups.mesh, find_peak_flops(config, groups)
+    with torch.device("meta"):
+        model: Model = config.model.build()
+    tokens = mesh.data_parts * config.training.local_batch_size * config.training.seq_len
+    flops = tokens * model.flops(config.training.seq_len).full_attention
+    return flops / (peak * mesh.world_size) if peak else 0.0
 
 
 def write_trace(graph: StepGraph, facts: Facts, folder: ReportFolder, name: str) -> None:

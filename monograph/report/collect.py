@@ -21,6 +21,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.timeline import Span, Timeline, find_timeline
 from monograph.passes.runner import PassRecord
+from monograph.report.costly_ops import collect_ops
 from monograph.report.saved import describe_saved, find_saved, fold_saved, sum_by_block
 
 MAX_POINTS = 2000
@@ -30,14 +31,19 @@ MAX_LINES = 2000
 _LARGEST = 20
 
 
-def collect_graph(graph: StepGraph, facts: Facts) -> dict[str, Any]:
-    """One graph: its cost, memory curve, collectives, time lines and saved values."""
+def collect_graph(graph: StepGraph, facts: Facts, *, ideal_seconds: float = 0.0) -> dict[str, Any]:
+    """One graph: its cost, costliest ops, memory curve, collectives, time lines and saved values.
+
+    `ideal_seconds` is the time of the step's useful operations at the device's peak, for MFU; 0 leaves MFU out.
+    """
     sizes = LikelySizes(graph.module.graph)
     costs = find_node_costs(graph.module.graph, sizes, facts)
     timeline = find_timeline(graph.module.graph, costs.seconds)
     saved = find_saved(graph, sizes)
     return {
         "cost": dataclasses.asdict(measure(graph, facts)),
+        "mfu": ideal_seconds / timeline.total_seconds if ideal_seconds else None,
+        "ops": collect_ops(costs, timeline, sizes, facts),
         "memory": collect_memory(graph, find_memory(graph, sizes), sizes),
         "collectives": collect_collectives(costs, timeline),
         "timeline": collect_timeline(timeline),

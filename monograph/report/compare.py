@@ -42,6 +42,9 @@ def find_defect(report: dict[str, Any]) -> str:
     for name in ("captured", "final", "code"):
         if not isinstance(report.get(name), dict):
             return f"{name} is no object"
+    for name in ("captured", "final"):
+        if not isinstance(report[name].get("ops"), dict):
+            return f"{name} has no ops"
     passes = report.get("passes")
     if not isinstance(passes, list) or not all(
         isinstance(row, dict) and isinstance(row.get("name"), str) for row in passes

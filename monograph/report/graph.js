@@ -2,7 +2,7 @@
 const MOST_FOUND = 400;
 function graphView(graphs, word) {
   let chosen = graphs.versions.length - 1, shownFor = null;
-  const bodies = graphs.bodies.map(body => ({lines: body.text.split("\n"), sources: body.sources.split(" ")}));
+  const bodies = graphs.bodies.map(body => ({lines: body.text.split("\n"), sources: body.sources.split(" "), modules: body.modules}));
   const select = make("select", {id: "version"}, graphs.versions.map((version, index) => make("option", {value: index}, version.name)));
   const search = make("input", {type: "search", id: "search", placeholder: "module, op, shape, parameter", autocomplete: "off", spellcheck: "false"});
   const found = make("p", {class: "quiet", role: "status"}), spot = make("div");
@@ -10,7 +10,7 @@ function graphView(graphs, word) {
   const box = (group, indices) => {
     const all = bodies[group.body].lines.map((_, index) => index), shown = indices || all;
     const note = `${indices ? `${count(indices.length)} of ` : ""}${many(all.length, "node")}${group.count > 1 ? " each" : ""}`;
-    const found = lazyBox({}, group.name, note, () => shown.map(index => line(group.body, index)));
+    const found = lazyBox({}, `${group.name}${nameModules(bodies[group.body].modules)}`, note, () => shown.map(index => line(group.body, index)));
     found.open = indices !== null;
     return found;
   };
@@ -45,6 +45,11 @@ function graphView(graphs, word) {
   });
   draw();
   return [make("p", {class: "controls"}, make("label", {for: "version"}, word), select, make("label", {for: "search"}, " search (key /) "), search), found, spot];
+}
+// `: attention, feed_forward and 2 more`, those with most nodes first.
+function nameModules(modules) {
+  const shown = modules.length > 4 ? [...modules.slice(0, 3), `${modules.length - 3} more`] : modules;
+  return `: ${shown.join(", ") || "outside of the modules"}`;
 }
 // Blocks with the same lines as one, where the first of them stands: `forward blocks 4..60`.
 function foldParts(parts) {

@@ -15,6 +15,8 @@ function table(columns, rows) {
 }
 const card = (...children) => make("div", {class: "card"}, ...children);
 const quiet = text => make("p", {class: "quiet"}, text);
+// A path breaks after its dots where it is too long for a line.
+const modulePath = path => make("code", {}, path ? path.split(/(?<=\.)/).flatMap(part => [part, make("wbr")]) : "(outside of the model)");
 const find = id => document.getElementById(id);
 function legend(entries) {
   return make("div", {class: "legend"}, entries.map(([color, text]) => make("span", {}, make("i", {style: `background:${color}`}), text)));
@@ -96,12 +98,13 @@ function flops(count) {
   return count.toPrecision(3) + units[unit] + "FLOP";
 }
 const count = number => number.toLocaleString("en");
-const many = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+const many = (number, word, ending = "s") => `${count(number)} ${word}${number === 1 ? "" : ending}`;
 const percent = part => (100 * part).toFixed(1) + " %";
-function change(before, after, show) {
-  if (before === after || before === undefined) return show(after);
-  if (after === undefined) return make("span", {class: "less"}, show(before) + " → none");
-  return make("span", {class: after < before ? "less" : "more"},
+// Two numbers, or one where they read the same; green and red only where less is better.
+function change(before, after, show, isLessBetter = false) {
+  if (before === undefined || after === undefined) return before === after ? "" : after === undefined ? show(before) + " → none" : show(after);
+  if (show(before) === show(after)) return show(after);
+  return make("span", {class: `change ${isLessBetter ? after < before ? "less" : "more" : ""}`},
     make("span", {}, show(before) + " →"), " ", make("span", {}, show(after)));
 }
 

@@ -61,9 +61,9 @@ def make_step_report(recipe="hand_made", *, blocks=3, is_changed=True):
     run |= {"machine": "SLOW: 1 TFLOP/s, for tests", "notes": ["Times are estimates."], "capture_seconds": 0.1}
     return {
         "run": run,
-        "captured": collect_graph(graphs[0], FACTS),
+        "captured": collect_graph(graphs[0], FACTS, ideal_seconds=10.0),
         "passes": [collect_pass(ran, diff=diff, files=("1.txt", "1.diff")), collect_pass(idle, diff="", files=())],
-        "final": collect_graph(graphs[1], FACTS),
+        "final": collect_graph(graphs[1], FACTS, ideal_seconds=10.0),
         "graphs": texts.to_json(),
         "code": collect_excerpts(texts.list_sources()),
     }

@@ -34,7 +34,15 @@ def test_two_steps_become_one_report_with_the_difference_of_their_graphs(tmp_pat
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     step, pipeline = write(tmp_path / "step", make_step_report()), write(tmp_path / "pipe", make_pipeline_report())
     old = write(tmp_path / "old", {"run": {}})
-    odd = [{"graphs": 5}, {"run": 5}, {"final": []}, {"code": 1}, {"passes": [5]}, {"passes": [{"name": []}]}]
+    odd = [
+        {"graphs": 5},
+        {"run": 5},
+        {"final": []},
+        {"final": {}},
+        {"code": 1},
+        {"passes": [5]},
+        {"passes": [{"name": []}]},
+    ]
     odd += [{"graphs": {"versions": []}}, {"graphs": {"versions": [{"parts": [{"body": 99}]}], "bodies": []}}]
     broken = [write(tmp_path / f"odd{number}", make_step_report() | each) for number, each in enumerate(odd)]
     for name, content in (("deep", "[" * 100_000), ("list", "[]"), ("text", "\udcff")):

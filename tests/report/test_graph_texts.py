@@ -1,8 +1,11 @@
 """The graph on the page: every version whole, equal parts once, and lines that lead to code."""
 
+from monograph.annotate import Role
+from monograph.compat.ops import ATEN
 from monograph.graph.sources import read_excerpts
 from monograph.report.compare import unfold
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
+from tests.kit.by_hand import ByHand
 from tests.report.reports import make_graph
 
 
@@ -32,7 +35,7 @@ def test_inner_graphs_are_parts_that_are_stored_once_as_well():
     for name in ("captured", "after"):
         texts.add(name, [], ["graph score(x):\n  0: value = relu(%x)\n  1: return f.0\n"])
     found = texts.to_json()
-    assert found["bodies"] == [{"text": "0: value = relu(%x)\n1: return f.0", "sources": "- -"}]
+    assert found["bodies"] == [{"text": "0: value = relu(%x)\n1: return f.0", "sources": "- -", "modules": []}]
     assert [version["parts"][0]["name"] for version in found["versions"]] == ["graph score(x)"] * 2
 
 
@@ -42,6 +45,22 @@ def test_lines_name_the_code_they_come_from():
     first = found["bodies"][found["versions"][0]["parts"][0]["body"]]
     assert [line.split("= ")[1].split("(")[0] for line in first["text"].split("\n")][2] == "mm"
     assert first["sources"] == "- - 0"
+
+
+def test_parts_name_the_modules_of_their_nodes_those_with_most_nodes_first():
+    hand = ByHand()
+    weight = hand.input("layers.0.w", 4, 4)
+    x = hand.call(ATEN.relu.default, weight, path="embedding.rows")
+    full = hand.call(ATEN.relu.default, weight, path="layers.0", role=Role.PARAM_ALL_GATHER)
+    x = hand.call(ATEN.mm.default, x, full, path="layers.0.attention.wq")
+    x = hand.call(ATEN.mm.default, x, full, path="layers.0.attention.wo")
+    x = hand.call(ATEN.add.Tensor, x, full, path="layers.0")
+    found = collect(hand.done(x))
+    parts = found["versions"][0]["parts"]
+    assert [(part["name"], found["bodies"][part["body"]]["modules"]) for part in parts[:2]] == [
+        ("forward", ["embedding"]),
+        ("forward block 0", ["attention", "param_all_gather"]),
+    ]
 
 
 def test_excerpts_have_the_lines_around_and_leave_out_what_cannot_be_read(tmp_path, monkeypatch):

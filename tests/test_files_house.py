@@ -78,7 +78,6 @@ UNCHANGED = {
     "train/data/files.py": "json.loads",
     "train/data/open_shards.py": "json.loads .read_text",
     "train/data/shards.py": "os.open shutil.rmtree .rename .open",
-    "train/data/tokenizer.py": ".read_text json.loads",
     "train/profiler.py": ".open .rename .unlink",
 }
 """Calls from before these places existed; a change that takes one over takes it from this list."""

@@ -19,6 +19,9 @@ class ModelArguments(Configurable.Config):
     """The folder of a run, a checkpoint, an import, a Hugging Face folder, or organization/name of one on the hub."""
     tokenizer: str = "auto"
     """Folder with another tokenizer.json; auto takes the model's own."""
+    allow_special: bool = False
+    """Read special tokens from texts and prompts, as "<|im_start|>" in a prompt for a chat model. Without it they are
+    plain text, unless the model's run was trained with --tokenizer.allow_special."""
     dtype: Literal["auto", "stored", "float32", "bfloat16", "float16"] = "auto"
     """Type to compute in. stored: that of the weights. auto: on a GPU, what the run that made them computed in; else
     stored."""

@@ -7,20 +7,36 @@ from pathlib import Path
 import torch
 
 from monograph.commands.model_arguments import ModelArguments
+from monograph.errors import ConfigError
 from monograph.execute.device import use_device
 from monograph.generate.load import LoadedModel, load_model
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.model_source import ModelSource, find_tokenizer, open_source
 from monograph.train.checkpoint.tensor_file import find_dtype
 from monograph.train.data.tokenizer import Tokenizer
+from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.out_of_memory import memory_explained
 
 
 def find_source(arguments: ModelArguments) -> ModelSource:
     """The model that the arguments name, with the tokenizer they name."""
     source = open_source(arguments.folder)
-    if arguments.tokenizer == "auto":
+    if arguments.tokenizer != "auto":
+        source = replace(source, tokenizer=find_tokenizer(Path(arguments.tokenizer)))
+    return allow_special(source) if arguments.allow_special else source
+
+
+def allow_special(source: ModelSource) -> ModelSource:
+    """The same model with a tokenizer that reads special tokens from texts."""
+    if source.tokenizer is None:  # refused when it is built
         return source
-    return replace(source, tokenizer=find_tokenizer(Path(arguments.tokenizer)))
+    if not isinstance(source.tokenizer, StandardTokenizerConfig) or not source.tokenizer.path:
+        raise ConfigError(
+            "--allow_special is given, and no text can write special tokens",
+            why=f"the tokenizer of {show(source.weights)} is no tokenizer.json",
+            do="leave --allow_special out",
+        )
+    return replace(source, tokenizer=source.tokenizer.replace(allow_special=True))
 
 
 def load(

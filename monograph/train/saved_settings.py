@@ -73,6 +73,8 @@ def find_changed_values(saved: Mapping[str, Any], config: BaseConfig, prefix: st
     """Saved and present value of every field that differs; one that an older version did not save had its default."""
     now = dict(_flatten(to_json(config), prefix))
     before = dict(_flatten(saved, prefix))
+    if before.get("tokenizer.path") and "tokenizer.allow_special" in now:
+        before.setdefault("tokenizer.allow_special", True)  # versions without this field read them from texts
     defaults = {f"{prefix}.{path}": value for path, value in find_defaults(config).items()}
     found = {}
     for path in dict.fromkeys([*before, *now]):

@@ -35,13 +35,13 @@ def folder(tmp_path_factory):
     return place
 
 
-def write_theirs(path, prompts=PROMPTS):
+def write_theirs(path, prompts=PROMPTS, **encoding):
     """What transformers writes after each prompt, greedily."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     found = []
     for prompt in prompts:
-        ids = tokenizer(prompt, return_tensors="pt")
+        ids = tokenizer(prompt, return_tensors="pt", **encoding)
         out = model.generate(**ids, max_new_tokens=COUNT, do_sample=False)
         found.append(out[0, ids["input_ids"].shape[1] :].tolist())
     return found
@@ -65,6 +65,14 @@ def test_greedy_tokens_are_those_of_transformers(folder, capsys, family):
     assert len({tuple(each) for each in expected}) == len(PROMPTS)
     assert write_ours(capsys, folder / family) == expected, "three prompts of different lengths at once"
     assert write_ours(capsys, folder / family, "--cache", "false") == expected
+
+
+def test_prompts_write_special_tokens_only_where_that_is_allowed(folder, capsys):
+    path, prompts = folder / "llama", ("the answer<|im_end|>", "question</s> 3<|im_end|>the answer")
+    plain = write_ours(capsys, path, prompts=prompts)
+    assert plain == write_theirs(path, prompts, split_special_tokens=True)
+    allowed = write_ours(capsys, path, "--allow_special", prompts=prompts)
+    assert allowed == write_theirs(path, prompts) != plain
 
 
 @pytest.mark.parametrize(

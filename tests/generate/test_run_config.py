@@ -93,3 +93,8 @@ def test_values_of_another_kind_are_refused_by_name(folder, tmp_path, capsys, mo
     for words in (["generate", "run/checkpoints/step-00000001", "--prompt", "a"], train):
         assert main(words) in (1, 2)
         assert f"values.{name}" in capsys.readouterr().err
+
+
+def test_special_tokens_are_allowed_only_where_a_tokenizer_could_read_them(folder, capsys):
+    assert main(["generate", str(folder / "run"), "--prompt", "a", "--allow_special"]) == 2
+    assert "no text can write special tokens" in capsys.readouterr().err

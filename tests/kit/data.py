@@ -41,10 +41,11 @@ def make_texts(count: int) -> list[str]:
 
 def build_loader(dataset: object, *, seq_len: int = 16, seed: int = 1, split: str = "train", **settings) -> DataLoader:
     rows, update = settings.pop("rows", None), settings.pop("samples_per_update", 1)
+    tokenizer = settings.pop("tokenizer", None) or StandardTokenizerConfig().build()
     config = DataLoaderConfig(dataset=str(dataset), **settings)
     config.check()
     context = {"source": find_source(config.dataset, config).build(rows=rows)} if rows is not None else {}
-    fixed = {"tokenizer": StandardTokenizerConfig().build(), "vocab_size": 259, "samples_per_update": update}
+    fixed = {"tokenizer": tokenizer, "vocab_size": 259, "samples_per_update": update}
     return config.build(seq_len=seq_len, seed=seed, split=split, **fixed, **context)
 
 

@@ -57,6 +57,8 @@ SHOWN_BY = {
     "tokenizer.path": "train/data/test_tokenizer.py::test_a_folder_with_a_tokenizer_is_enough",
     "tokenizer.bos_token": "train/data/test_tokenizer.py::test_the_user_decides_before_tokenizer_config_json",
     "tokenizer.eos_token": "train/data/test_tokenizer.py::test_the_user_decides_before_tokenizer_config_json",
+    "tokenizer.allow_special": "train/data/test_special_tokens.py::"
+    "test_allowed_special_tokens_are_read_from_texts_as_by_transformers",
     "checkpoint.async_save": "train/checkpoint/test_background.py::"
     "test_an_async_save_keeps_the_values_of_its_own_step_while_training_changes_them",
     "checkpoint.timeout_seconds": "parallel/test_groups.py::test_ranks_wait_as_long_as_for_files_until_the_first_step",

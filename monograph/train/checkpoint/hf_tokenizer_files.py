@@ -20,6 +20,7 @@ from monograph.train.checkpoint.hf_assets import (
     TOKENIZER_NAME,
 )
 from monograph.train.checkpoint.model_source import find_tokenizer_assets, starts_with_special
+from monograph.train.data.special_tokens import read_content
 from monograph.train.data.tokenizer import ByteCodec, Tokenizer
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
@@ -124,11 +125,6 @@ def complete_generation(data: bytes | None, tokenizer: Tokenizer) -> bytes:
     if content.get("pad_token_id") is None:
         content["pad_token_id"] = tokenizer.eos_id
     return dump({key: value for key, value in content.items() if value is not None})
-
-
-def read_content(token: Any) -> Any:
-    """A token's text in tokenizer_config.json, where it is an object or the text itself."""
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def dump(content: dict[str, Any]) -> bytes:

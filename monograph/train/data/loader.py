@@ -37,6 +37,7 @@ VALIDATION_SEED = 0
 
 _STREAMED = StreamSamples | LaneSamples | MixedSamples
 _SHOWN_DIGITS, _HASH_DIGITS = 12, 32
+_TOKENIZER = "tokenizer"
 log = get_log(__name__)
 
 
@@ -235,6 +236,7 @@ class DataLoader(Configurable):
         """Everything that decides which sample a cursor means. Belongs beside the cursor in a checkpoint."""
         return ({"revisions": self._own_revisions} if self._own_revisions else {}) | {
             "content_hash": self.samples.content_hash,
+            _TOKENIZER: self.plan.tokenizer.fingerprint,
             "samples_per_epoch": self.samples_per_epoch,
             "seq_len": self.plan.seq_len,
             "seed": self.plan.seed,
@@ -244,6 +246,8 @@ class DataLoader(Configurable):
     def find_changes(self, saved: Mapping[str, Any]) -> list[str]:
         """What of a saved fingerprint is different here, in words."""
         mine = self.fingerprint()
+        if _TOKENIZER not in saved:  # earlier versions did not save it
+            del mine[_TOKENIZER]
         return [
             f"{name} was {_shorten(saved.get(name))} and is {_shorten(mine.get(name))}"
             for name in sorted({*mine, *saved})

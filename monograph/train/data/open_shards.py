@@ -37,7 +37,8 @@ def open_shards(
         raise DataError(
             f"'{folder}' was packed with another tokenizer: {index.tokenizer_description}",
             why=f"this run uses {tokenizer.description}, to which the same ids mean other text",
-            do="the tokenizer of `monograph data pack` (--tokenizer.path, add_bos, eos_token), or pack the data again",
+            do="the tokenizer of `monograph data pack` (--tokenizer.path, add_bos, eos_token, allow_special), or pack "
+            "the data again",
         )
     entries = (*index.token_files, index.offsets, index.keys)
     for entry in entries:

@@ -1,25 +1,17 @@
-"""Text to token ids and back: bytes as they are, or a Hugging Face tokenizer.json.
-
-A tokenizer.json is data that the `tokenizers` library interprets; nothing in it, or beside it, is executed.
-"""
+"""Text to token ids and back: bytes as they are, or a Hugging Face tokenizer.json."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import tokenizers
 
 from monograph.config.configurable import Configurable
-from monograph.errors import DataError, did_you_mean
+from monograph.errors import DataError
 from monograph.train.data.corpus import find_token_dtype
+from monograph.train.data.special_tokens import BOS_NAMES
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
-
-BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "<｜begin▁of▁sentence｜>", "[BOS]")  # noqa: RUF001
-EOS_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "[EOS]")  # noqa: RUF001
-"""What published tokenizers call their special tokens."""
+from monograph.train.data.tokenizer_json import HuggingFaceCodec
 
 
 class Codec(Protocol):
@@ -110,83 +102,3 @@ class ByteCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
-
-
-class HuggingFaceCodec:
-    """A tokenizer.json, read by the `tokenizers` library."""
-
-    def __init__(self, config: StandardTokenizerConfig) -> None:
-        path = Path(config.path)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        content = read_tokenizer_file(path)
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(
-                f"'{path}' is not a tokenizer.json",
-                why=str(error),
-                do="name a Hugging Face tokenizer.json: --tokenizer.path FILE",
-            ) from None
-        # Files often keep the limits of the model they were made for, which would cut documents short without a word.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not ids:
-            raise DataError(f"'{path}' has no tokens", do="name a trained tokenizer.json: --tokenizer.path FILE")
-        self.vocab_size = max(ids.values()) + 1
-        names = read_special_names(path.with_name("tokenizer_config.json"))
-        bos = find_special("bos_token", config.bos_token, names, BOS_NAMES, ids)
-        eos = find_special("eos_token", config.eos_token, names, EOS_NAMES, ids)
-        if eos is None:
-            raise DataError(
-                f"'{path}' does not say which token ends a document",
-                why=f"no tokenizer_config.json beside it names one, and it has none of {', '.join(EOS_NAMES)}",
-                do="--tokenizer.eos_token NAME",
-            )
-        self.bos_id, self.eos_id = bos, eos
-        self.fingerprint = hashlib.sha256(content.encode("utf-8")).hexdigest()
-        self.description = f"tokenizer {path} with {self.vocab_size} ids"
-
-    def encode_all(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
-        return (encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def read_tokenizer_file(path: Path) -> str:
-    """The text of a tokenizer.json."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"cannot read the tokenizer '{path}'",
-            why=str(error),
-            do="name a tokenizer.json (--tokenizer.path FILE), or leave it out for the built-in byte tokenizer",
-        ) from None
-
-
-def read_special_names(path: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says; an absent file says nothing."""
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read '{path}'", why=str(error), do="repair it, or move it away") from None
-    return content if isinstance(content, dict) else {}
-
-
-def find_special(
-    role: str, chosen: str, names: dict[str, Any], usual: Sequence[str], ids: dict[str, int]
-) -> int | None:
-    """The id of a special token: what the user chose, else what tokenizer_config.json names, else a usual name."""
-    named = names.get(role)
-    named = named.get("content") if isinstance(named, dict) else named
-    for name, origin in ((chosen, f"--tokenizer.{role}"), (named, "tokenizer_config.json")):
-        if name and name not in ids:
-            nearest = did_you_mean(name, [token for token in ids if token.startswith(("<", "["))])
-            raise DataError(f"the tokenizer has no token {name!r}", why=f"{origin} names it as the {role}", do=nearest)
-        if name:
-            return ids[name]
-    return next((ids[name] for name in usual if name in ids), None)

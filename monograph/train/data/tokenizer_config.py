@@ -28,12 +28,14 @@ class StandardTokenizerConfig(TokenizerConfig):
     """Token that begins a document; empty asks tokenizer_config.json, then tries the usual names."""
     eos_token: str = ""
     """Token that ends a document; empty asks tokenizer_config.json, then tries the usual names."""
+    allow_special: bool = False
+    """Read special tokens from texts: "<|endoftext|>" in a document then ends it. Without it they are plain text."""
 
     def check(self) -> None:
-        for name in ("bos_token", "eos_token"):
+        for name in ("bos_token", "eos_token", "allow_special"):
             if getattr(self, name) and not self.path:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r} but path is empty",
-                    why="the built-in byte tokenizer has its own special tokens",
+                    why="the built-in byte tokenizer has its own special tokens, which no text can write",
                     do=f"leave --tokenizer.{name} out, or name a tokenizer.json as well: --tokenizer.path FILE",
                 )

@@ -191,6 +191,17 @@ def test_a_saved_position_is_refused_in_other_data(tmp_path):
     assert "content_hash" in error.value.why
 
 
+def test_a_saved_position_is_refused_with_another_tokenizer_though_the_data_is_the_same(tmp_path):
+    saved = build_loader(write_texts(tmp_path / "t.jsonl", make_texts(30)))
+    other = build_loader(tmp_path / "t.jsonl", tokenizer=StandardTokenizerConfig(add_bos=True).build())
+    other.samples = saved.samples
+    with pytest.raises(DataError, match="not the data of the saved run") as error:
+        other.check_fingerprint(saved.fingerprint())
+    assert error.value.why.startswith("tokenizer was ") and "content_hash" not in error.value.why
+    earlier = {name: value for name, value in saved.fingerprint().items() if name != "tokenizer"}
+    other.check_fingerprint(earlier)
+
+
 def test_a_position_outside_the_data_is_refused_at_once(loader):
     with pytest.raises(DataError, match="outside"):
         loader.batches(Cursor(0, loader.samples_per_epoch), local_batch_size=1, global_batch_size=1)

@@ -86,3 +86,21 @@ def test_a_comparison_shows_where_the_time_goes_on_both_sides(tmp_path, browser)
     browser.open(page.as_uri())
     assert browser.errors == []
     assert browser.count("#speed svg") == browser.count("#speed table") == 2
+
+
+def test_a_comparison_shows_numbers_only_after_passes_that_changed_them(tmp_path, browser):
+    left, right = make_step_report(), make_step_report("other", blocks=5)
+    for report in (left, right):
+        cost = report["passes"][0]["after"]
+        same = {"name": "same", "status": "ran", "note": "0 nodes", "before": cost, "after": cost}
+        report["passes"].insert(1, report["passes"][0] | same)
+    page = tmp_path / "compared.html"
+    page.write_text(compare_reports(left, right), encoding="utf-8")
+    browser.open(page.as_uri())
+    rows = "[...document.querySelectorAll('#passes > .card tbody tr')].map(row => row.innerText.split('\\t'))"
+    captured, changed, same = browser.run(rows)
+    assert captured[:4] == ["as captured", "", "", "20 → 32"]
+    assert changed[0] == "add_relu" and changed[3] == "23 → 37"
+    assert same == ["same", "0 nodes", "the same", "", "", ""]
+    browser.click("#idle summary")
+    assert "idle\tskipped: nothing\tthe same" in browser.text("#idle table")

@@ -140,7 +140,7 @@ def _read_primary_groups() -> dict[int, frozenset[int]]:
     """
     users: dict[int, set[int]] = {}
     try:
-        lines = read_file(_PASSWD).decode(errors="replace").splitlines()
+        lines = read_file(_PASSWD).decode(errors="replace").split("\n")
     except (OSError, UnusableFile):
         return {}
     for line in lines:

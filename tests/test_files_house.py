@@ -69,7 +69,6 @@ ALLOWED = {
 UNCHANGED = {
     "commands/compare.py": ".read_text",
     "commands/launch_job.py": ".write_text",
-    "commands/model_arguments.py": ".read_text",
     "launch/agent.py": ".read_text",
     "launch/local.py": ".read_text",
     "train/checkpoint/hf_folder.py": ".open",

@@ -6,6 +6,7 @@ from typing import Any
 from monograph.commands.model_arguments import GenerateArguments
 from monograph.commands.open_model import find_source, load, memory_of, suggest_fewer
 from monograph.commands.terminal import print_plain
+from monograph.errors import ConfigError, DataError
 from monograph.generate.load import LoadedModel, build_tokenizer, encode_prompt
 from monograph.generate.loop import Generation, check_lengths, generate
 from monograph.generate.sampling import Sampling
@@ -24,8 +25,13 @@ def generate_command(arguments: GenerateArguments) -> int:
     for key, value in settings.unserved.items():
         log.warning("generation_config.json says %s is %s, which is not followed here", key, value)
     prompts, tokenizer = arguments.prompts(), build_tokenizer(source)
-    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    check_lengths(source.model, encoded, arguments.max_new_tokens)
+    try:
+        encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+        check_lengths(source.model, encoded, arguments.max_new_tokens)
+    except (ConfigError, DataError) as error:
+        if not arguments.prompt_file:
+            raise
+        raise ConfigError(f"prompt_file {arguments.prompt_file}: {error.what}", why=error.why, do=error.do) from None
     length = max(map(len, encoded)) + arguments.max_new_tokens
     loaded = load(arguments, source, length=length, tokenizer=tokenizer)
     with memory_of(loaded, do=suggest_fewer(arguments)):

@@ -8,6 +8,8 @@ from monograph.config.annotations import Names
 from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
+from monograph.system.foreign_json import UnusableFile, read_text
+from monograph.system.foreign_text import split_lines
 from monograph.train.checkpoint.hf_assets import TOKENIZER_NAME
 
 
@@ -76,8 +78,8 @@ class GenerateArguments(ModelArguments):
                 why="it is not UTF-8",
                 do="write it to a file, for --prompt_file FILE",
             )
-        if self.prompt_file and not Path(self.prompt_file).is_file():
-            raise ConfigError(f"prompt_file is {self.prompt_file}", why="there is no such file")
+        if self.prompt_file:
+            self.prompts()
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}", do="--max_new_tokens 128")
         check_range(self, "temperature", 0, 100, why="0 takes the likeliest token")
@@ -95,11 +97,11 @@ class GenerateArguments(ModelArguments):
         if not self.prompt_file:
             return [self.prompt]
         try:
-            lines = Path(self.prompt_file).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = split_lines(read_text(Path(self.prompt_file)))
+        except (OSError, UnusableFile) as error:
             raise ConfigError(
                 f"prompt_file is {self.prompt_file}",
-                why=f"it cannot be read: {error}",
+                why=error.why if isinstance(error, UnusableFile) else f"it cannot be read: {error.strerror or error}",
                 do="write one prompt a line, in UTF-8",
             ) from None
         found = [line for line in lines if line.strip()]

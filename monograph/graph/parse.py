@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from monograph.system.foreign_text import split_lines
+
 _HEAD = re.compile(r"^(forward|backward)(?: block (\d+))?:(?: \((.*)\))?$")
 _LINE = re.compile(r"^  (?:(\d+): )?(.*)$")
 _READ = re.compile(r"(?<![\w.%*])(?:([fb])([+-]?\d+)?\.(\d+)|in(\d+))(?![\w.])")
@@ -88,7 +90,7 @@ def parse_text(text: str) -> dict[tuple[str, int | None], Part]:
 def _split(text: str) -> Iterator[tuple[LineRun, list[Line]]]:
     run: LineRun | None = None
     lines: list[Line] = []
-    for each in text.splitlines():
+    for each in split_lines(text):
         head = _HEAD.match(each)
         if head:
             if run is not None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch.fx import Node
 
+from monograph.system.foreign_text import split_lines
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parent.parent.parent
@@ -48,7 +50,7 @@ def read_excerpts(sources: Iterable[str], *, around: int = 4) -> dict[str, list[
 def _read_lines(path: str) -> list[str]:
     for folder in (_PACKAGE, Path.cwd()):  # an absolute path stays as it is
         try:
-            return (folder / path).read_text(encoding="utf-8").splitlines()
+            return split_lines((folder / path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
     return []

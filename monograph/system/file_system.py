@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from monograph.system.foreign_text import split_lines
+
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 LOCAL_KINDS = frozenset(
@@ -23,7 +25,7 @@ def is_local(path: Path) -> bool:
 def _read_kind(path: str, table: Path) -> str:
     """Kind of the file system that is mounted nearest above a path; of two at one place, the later one."""
     try:
-        lines = table.read_text(errors="surrogateescape").splitlines()
+        lines = split_lines(table.read_bytes().decode(errors="surrogateescape"))
     except OSError:
         return ""
     nearest, kind = "", ""

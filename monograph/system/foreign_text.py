@@ -27,6 +27,12 @@ def escape_lines(text: str) -> str:
     return _CONTROL_BUT_LINES.sub(_escape, text)
 
 
+def split_lines(text: str) -> list[str]:
+    """Lines that end in \\n or \\r\\n, without these. str.splitlines also cuts at form feeds, U+0085 and U+2028."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
 def escape_json(text: str) -> str:
     """JSON on one line, with the same characters as escapes of JSON: it reads back as the same value."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,6 +1,7 @@
 """`monograph generate`: the tokens that transformers writes, with and without a cache, from any folder."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transformers
 
 from monograph.cli import main
+from monograph.commands.model_arguments import GenerateArguments
 from monograph.generate.load import load_model
 from monograph.generate.loop import generate
 from monograph.generate.sampling import Sampling
@@ -145,6 +147,12 @@ def test_the_type_to_compute_in_can_be_chosen(folder):
         (["texts", "--prompt", "a"], "holds no model"),
         (["llama", "--prompt_file", "no_prompts.txt"], "no prompt"),
         (["llama", "--prompt_file", "latin.txt"], "UTF-8"),
+        (["llama", "--prompt_file", "pipe.txt"], "it is not a regular file"),
+        (["llama", "--prompt_file", "hole.txt"], "larger than 64 MiB"),
+        (
+            ["llama", "--prompt_file", "long.txt", "--max_new_tokens", "9"],
+            "prompt_file long.txt: a prompt of 301 tokens",
+        ),
         (["llama", "--prompt", "caf\udce9"], "UTF-8"),
     ],
 )
@@ -152,9 +160,21 @@ def test_what_cannot_be_written_is_refused_in_words(folder, capsys, monkeypatch,
     monkeypatch.chdir(folder)
     Path("no_prompts.txt").write_text("\n \n")
     Path("latin.txt").write_bytes("é".encode("latin1"))
+    Path("long.txt").write_text("a" * 300)
+    Path("hole.txt").touch()
+    os.truncate("hole.txt", 100 << 30)
+    if not Path("pipe.txt").exists():
+        os.mkfifo("pipe.txt")
     assert main(["generate", *words]) == 2
     said = capsys.readouterr().err
     assert complaint in said and "loaded" not in said, "refused before weights are read"
+
+
+def test_only_line_feeds_end_a_prompt(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffone\u2028two\r\n\n \nthree\x0cfour\x85five\rsix\n".encode())
+    arguments = GenerateArguments(folder="any", prompt_file=str(file))
+    assert arguments.prompts() == ["one\u2028two", "three\x0cfour\x85five\rsix"]
 
 
 @pytest.mark.long

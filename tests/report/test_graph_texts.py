@@ -47,6 +47,12 @@ def test_lines_name_the_code_they_come_from():
     assert first["sources"] == "- - 0"
 
 
+def test_excerpts_count_lines_of_code_as_python_does(tmp_path):
+    (tmp_path / "old.py").write_text("a = 1\n\x0c\nb = '\u2028'\nc = 3\n")
+    path = str(tmp_path / "old.py")
+    assert read_excerpts([f"{path}:4"], around=0) == {path: [(4, "c = 3")]}
+
+
 def test_parts_name_the_modules_of_their_nodes_those_with_most_nodes_first():
     hand = ByHand()
     weight = hand.input("layers.0.w", 4, 4)

@@ -38,6 +38,11 @@ def test_network_mounts_and_unknown_kinds_are_not(path):
     assert not is_local(Path(path))
 
 
+def test_mounts_of_other_users_with_odd_names_change_nothing(mounts):
+    mounts.write_text("28 27 0:50 / /home/them/a\u2028b\rc\x85d rw - fuse.x x rw\n" + MOUNTS, newline="")
+    assert is_local(Path("/data/scratch")) and not is_local(Path("/data"))
+
+
 def test_a_link_is_followed_to_its_disk(tmp_path):
     (tmp_path / "run").symlink_to("/data/run")
     assert not is_local(tmp_path / "run")

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from monograph.system.foreign_text import escape_json, escape_lines, show
+from monograph.system.foreign_text import escape_json, escape_lines, show, split_lines
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,19 @@ from monograph.system.foreign_text import escape_json, escape_lines, show
 )
 def test_what_a_terminal_would_obey_is_shown_as_an_escape(text, shown):
     assert show(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("a\n\nb\r\nc", ["a", "", "b", "c"]),
+        ("a\n", ["a"]),
+        ("a\u2028\x0cb\x85\rc\n\n", ["a\u2028\x0cb\x85\rc", ""]),
+    ],
+)
+def test_only_line_feeds_end_lines(text, lines):
+    assert split_lines(text) == lines
 
 
 def test_long_text_loses_its_middle():

@@ -15,6 +15,7 @@ from monograph.errors import ConfigError
 from monograph.parallel.pipeline.actions import Action, parse_action
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.system.foreign_json import UnusableFile, read_text
+from monograph.system.foreign_text import split_lines
 
 MAX_BYTES = 64 << 20
 
@@ -66,7 +67,7 @@ def _read_rows(path: str) -> list[list[Action]]:
             do="--parallelism.pipeline_schedule: the path of a .csv file, or the name of a schedule",
         ) from None
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:

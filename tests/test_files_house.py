@@ -50,7 +50,7 @@ ALLOWED = {
     "parallel/flight.py": (".unlink", "this rank's report, by its own name in the run's folder"),
     "parallel/rank_devices.py": ("json.loads", "what another rank of this job has sent"),
     "report/folder.py": (".unlink", "files that an earlier report lists"),
-    "report/join_traces.py": ("json.load", "traces of any size, in which profilers name keys twice"),
+    "report/join_traces.py": ("json.loads", "traces of any size, in which profilers name keys twice"),
     "report/page.py": (".read_text", "pages that come with this package"),
     "strict_json.py": ("json.loads", OWN_JSON),
     "train/checkpoint/disk.py": ("os.open os.rename os.unlink", "a place itself: the files of checkpoints"),

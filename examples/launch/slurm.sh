@@ -25,7 +25,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540
 HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 RUN_ID="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
 
-srun --kill-on-bad-exit=1 --wait=570 python -m monograph.launch.agent \
+srun --kill-on-bad-exit=1 --wait=570 python -P -m monograph.launch.agent \
     --nnodes 2 --nproc-per-node 8 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD_NODE:29500" --rdzv-id "$RUN_ID" \
     --max-restarts 3 --log-dir outputs/llama3_8b/logs \

@@ -13,7 +13,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540
 
 # On each of the 2 nodes: HEAD=address-of-the-first-node bash job.sh
 HEAD=${HEAD:?the address of the first node}
-exec python -m monograph.launch.agent \
+exec python -P -m monograph.launch.agent \
     --nnodes 2 --nproc-per-node 8 \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id "${RUN_ID:-llama3-8b}" \
     --max-restarts 3 --log-dir outputs/llama3_8b/logs \

@@ -15,6 +15,7 @@ from monograph.config.components import build_replacement, choose_class, find_sl
 from monograph.config.references import import_reference
 from monograph.errors import EXIT_FAILED
 from monograph.recipes.catalog import load_recipe
+from monograph.system.child_process import safe_import_path
 from monograph.train.config import TrainerConfig
 
 BASE = "llama3_debugmodel"
@@ -60,9 +61,10 @@ def verify_axes(config: TrainerConfig, words: Sequence[str], ranks: int) -> Iter
     for axis, flags in axes.items():
         with tempfile.TemporaryDirectory() as folder:
             command = ["verify", *words, *sizes, *flags, "--ranks", str(ranks), "--job.dump_folder", folder]
-            done = subprocess.run(
-                [sys.executable, "-m", "monograph", *command], capture_output=True, text=True, check=False
-            )
+            with safe_import_path():
+                done = subprocess.run(
+                    [sys.executable, "-m", "monograph", *command], capture_output=True, text=True, check=False
+                )
         text = done.stdout if done.returncode == 0 else done.stderr + done.stdout
         lines = [line for line in text.splitlines() if line.strip()]
         equal = next((line for line in lines if line.startswith("equal")), lines[-1])

@@ -15,6 +15,7 @@ from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
 from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
+from monograph.system.child_process import safe_import_path
 from monograph.system.own_tree import remove_made
 from monograph.train.layout import plan_run_mesh
 from monograph.train.records import read_records
@@ -117,7 +118,8 @@ def run(words: list[str], request: Request, folder: Path) -> ComparedRun:
     added = {path: value for path, value in ours.items() if request.origins[path] != "flag"}
     flags = [word for path, value in added.items() for word in (f"--{path}", value)]
     command = [sys.executable, "-m", "monograph", "train", *words, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with safe_import_path():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         write_whole(folder.parent / f"{folder.name}-output.log", done.stdout + done.stderr)
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])

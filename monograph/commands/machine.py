@@ -17,6 +17,7 @@ from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
 from monograph.machine.measure import count_in_node, measure
 from monograph.machine.table import MACHINES
+from monograph.system.child_process import safe_import_path
 from monograph.whole_file import check_output
 
 
@@ -49,7 +50,7 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
         if "WORLD_SIZE" in os.environ:
             why = "each of the ranks that a launcher started would start ranks of its own"
             raise ConfigError(f"--ranks {arguments.ranks}", why=why, do="leave --ranks out")
-        with tempfile.TemporaryDirectory(prefix="monograph-machine-") as folder:
+        with tempfile.TemporaryDirectory(prefix="monograph-machine-") as folder, safe_import_path():
             store = Path(folder) / "store"
             multiprocessing.spawn(_measure_rank, (arguments, store), nprocs=arguments.ranks)
     else:

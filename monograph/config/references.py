@@ -7,6 +7,7 @@ so that opening a configuration someone else wrote can never run their code.
 """
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -47,10 +48,13 @@ def import_reference(reference: str) -> Any:
 
 
 def import_named(module: str, reference: str = "") -> types.ModuleType:
-    """A module that a person named, which may lie in the working folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Import a module that a person named. The working folder is searched last, and only for modules found nowhere
+    else: a downloaded folder cannot replace an installed module, or give one that an installed module tries to import.
+    """
     try:
+        package = module.partition(".")[0]
+        if package not in sys.modules and importlib.util.find_spec(package) is None and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         return importlib.import_module(module)
     except MonographError:
         raise

@@ -1,6 +1,6 @@
 """One node's agent: torch's elastic launcher, with the exit codes that schedulers act on.
 
-    python -m monograph.launch.agent --nnodes 2 --nproc-per-node 8 ... -m monograph train RECIPE ...
+    python -P -m monograph.launch.agent --nnodes 2 --nproc-per-node 8 ... -m monograph train RECIPE ...
 
 It takes torchrun's own arguments and starts ranks in the same way. torchrun itself ends with 1 whatever happened; this
 ends with 75 when the ranks were asked to stop and have saved, else with the code of the rank that failed first. After a
@@ -27,6 +27,7 @@ from monograph.launch.local import find_first_failure
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import get_log, set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
+from monograph.system.child_process import safe_import_path
 from monograph.train.signals import StoppedOnRequest
 
 log = get_log("agent")
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(given.log_dir) if given.log_dir else None
     begin = time.time_ns()
     try:
-        with patient_agent(seconds), passed_on() as heard:
+        with safe_import_path(), patient_agent(seconds), passed_on() as heard:
             elastic_launch(config, command)(*words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}

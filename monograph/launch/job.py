@@ -82,7 +82,7 @@ class Job:
     def agent(self, *, endpoint: str, run_id: str, extra: Sequence[str] = ()) -> list[list[str]]:
         """The command of one node's agent, as lines of words; `endpoint` and `run_id` may hold shell variables."""
         return [
-            [self.python, "-m", "monograph.launch.agent"],
+            [self.python, "-P", "-m", "monograph.launch.agent"],
             ["--nnodes", self.nnodes, "--nproc-per-node", str(self.ranks_per_node), *extra],
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run_id],
             ["--max-restarts", str(self.max_restarts), "--log-dir", quote_word(f"{self.folder}/logs")],

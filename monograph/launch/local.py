@@ -27,6 +27,7 @@ from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
+from monograph.system.child_process import safe_import_path
 from monograph.train.command_line import RANKS_VARIABLE
 from monograph.train.config import TrainerConfig
 from monograph.train.folder import check_run_folder
@@ -115,7 +116,7 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
     )
     start = time.time_ns()
     try:
-        with patient_agent(seconds_to_stop), passed_on() as heard:
+        with safe_import_path(), patient_agent(seconds_to_stop), passed_on() as heard:
             elastic_launch(settings, sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}

@@ -20,6 +20,7 @@ from monograph.plan.planned import PlannedRun
 from monograph.plan.ranking import Guessed, Ranking
 from monograph.plan.rough import ModelFacts, RoughEstimate, guess
 from monograph.plan.study import ModelStudy, capture_reference, find_model_facts, study_model
+from monograph.system.child_process import safe_import_path
 from monograph.train.config import TrainerConfig
 
 Submit = Callable[..., "Future[Any]"]
@@ -188,7 +189,7 @@ def executing(jobs: int) -> Iterator[Submit]:
         return
     context = get_context("forkserver")
     context.set_forkserver_preload([*TRACER_MODULES, __name__])
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with safe_import_path(), ProcessPoolExecutor(jobs, mp_context=context) as pool:
         yield pool.submit
 
 

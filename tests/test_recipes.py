@@ -29,6 +29,7 @@ SIZES = {
     "gpt_oss": "debugmodel 20b 120b",
     "llama3": "debugmodel debugmodel_flex 1b 3b 8b 70b 405b",
     "llama4": "debugmodel scout maverick",
+    "mistral": "debugmodel 7b nemo_12b",
     "qwen2_5": "debugmodel 0_5b 1_5b 3b 7b 14b 32b 72b",
     "qwen3": "debugmodel 0_6b 1_7b 4b 8b 14b 32b debugmodel_moe 30b_a3b 235b_a22b",
 }

@@ -67,6 +67,19 @@ def read_kv_heads(hf: HfReader) -> int:
     return hf.count(key if hf.has(key) else "num_attention_heads")
 
 
+def read_head_dim(hf: HfReader) -> int:
+    """Channels of a head; without the key their classes divide the width by the heads."""
+    if hf.has("head_dim"):
+        return hf.size("head_dim")
+    dim, n_heads = hf.size("hidden_size"), hf.count("num_attention_heads")
+    if dim // n_heads % 2:
+        raise ConfigError(
+            f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads} without 'head_dim'",
+            why=f"heads would have {dim // n_heads} channels, and RoPE rotates channels in pairs",
+        )
+    return dim // n_heads
+
+
 def read_experts(hf: HfReader, *names: str) -> int:
     """The number of routed experts, which has two names; both may be there if they agree."""
     first, *others = [name for name in names if name in hf.values] or names[:1]

@@ -18,6 +18,7 @@ FAMILIES = (
     "deepseek_v3_debugmodel",
     "gpt_oss_debugmodel",
     "llama4_debugmodel",
+    "mistral_debugmodel",
     "qwen2_5_debugmodel",
     "qwen3_debugmodel",
     "qwen3_debugmodel_moe",

@@ -33,7 +33,6 @@ FORCED = 100.0
 """A bias that no score can make up for."""
 
 _FOUR_EXPERTS: dict[str, dict[str, Any]] = {
-    "llama3": {},
     "qwen3_moe": {"model.moe.n_experts": 4, "model.moe.router.top_k": 1, "model.moe.router.expert_bias": True},
     "deepseek_v3": {
         "model.moe.n_experts": 4,
@@ -54,10 +53,11 @@ def small(
     model: str, folder: Path, changes: Mapping[str, Any] | None = None, *, experts: str = "loop", **degrees: Any
 ) -> TrainerConfig:
     """The tiny run with four experts: as few as show everything, because each is compiled."""
-    extra = {"model.moe.experts.backend": "loop"} if model != "llama3" else {}
+    chosen = _FOUR_EXPERTS.get(model)
+    extra = {} if chosen is None else {"model.moe.experts.backend": "loop"}
     if experts == "grouped":
-        extra = GROUPED if model != "llama3" else {"training.compute_dtype": "bfloat16"}
-    return tiny(model, folder, {**_FOUR_EXPERTS[model], **extra, **(changes or {})}, **degrees)
+        extra = {"training.compute_dtype": "bfloat16"} if chosen is None else GROUPED
+    return tiny(model, folder, {**(chosen or {}), **extra, **(changes or {})}, **degrees)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from monograph.models.decoder import Decoder
 from monograph.models.deepseek_v3.config import DeepseekV3Config
 from monograph.models.init import initialize, materialize
 from monograph.models.llama3.config import Llama3Config
+from monograph.models.mistral.config import MistralConfig
 from monograph.models.qwen3.config import Qwen3Config
 
 VOCAB = 64
@@ -49,6 +50,21 @@ def small_qwen3(**changes) -> Qwen3Config:
         "moe": MoeConfig(n_experts=4, hidden_dim=32, router=RouterConfig(top_k=2)),
     }
     return Qwen3Config(**{**values, **changes})
+
+
+def small_mistral(**changes) -> MistralConfig:
+    values = {
+        "vocab_size": VOCAB,
+        "dim": 32,
+        "n_layers": 2,
+        "init_std": 0.2,
+        "window": 6,
+        "rope": RopeConfig(max_seq_len=64),
+        "loss": LossConfig(chunk_tokens=24),
+        "attention": AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=12),
+        "feed_forward": FeedForwardConfig(hidden_dim=48),
+    }
+    return MistralConfig(**{**values, **changes})
 
 
 def small_deepseek_v3(**changes) -> DeepseekV3Config:

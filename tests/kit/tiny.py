@@ -6,6 +6,7 @@ qwen3_moe    the same with experts in every block, load balancing over the globa
 deepseek_v3  latent attention with a query latent, a dense first block, shared experts, group-limited routing, biases,
              load balancing per sequence, also between groups
 gpt_oss      windowed and full attention, sinks, biases everywhere, clamped SwiGLU, load balancing per micro-batch
+mistral      windows in every layer, heads whose channels are not the width divided by their number
 llama4       chunks with RoPE and whole texts without, every second layer with input-scaled experts and a shared one
 
 Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
@@ -33,6 +34,7 @@ RECIPES = {
     "deepseek_v3": "deepseek_v3_debugmodel",
     "gpt_oss": "gpt_oss_debugmodel",
     "llama4": "llama4_debugmodel",
+    "mistral": "mistral_debugmodel",
 }
 MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
 """What tests of everything go through; families since then have tests of their own."""
@@ -100,6 +102,7 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "model.rope.original_max_seq_len": 32,
     },
 }
+_OF_MODEL |= {"mistral": {**_GROUPED_QUERIES, "model.attention.head_dim": 12, "model.window": 5}}
 _SHORT = {
     "replicate": "data_parallel_replicate_degree",
     "shard": "data_parallel_shard_degree",

@@ -18,6 +18,7 @@ FAMILIES = {
     "qwen3_moe": "Qwen3Moe",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
+    "mistral": "Mistral",
 }
 """model_type -> the stem of transformers' class names."""
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
@@ -84,7 +85,7 @@ class Drawn:
 
 
 def draw(seed: int) -> Drawn:
-    """The config that a seed stands for; every fifth seed is of the same family."""
+    """The config that a seed stands for; seeds that differ by a multiple of their number are of one family."""
     pick = random.Random(seed)
     model_type = list(FAMILIES)[seed % len(FAMILIES)]
     hf = draw_valid(pick, model_type)
@@ -202,6 +203,10 @@ def draw_qwen3_moe(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def draw_mistral(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
+    return draw_llama(pick, hf) | {"sliding_window": pick.choice((None, 1, 4, 100))}
+
+
 def draw_deepseek(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     """What V2 and V3 share; groups of at least two experts."""
     groups, size = pick.choice((1, 2, 4)), pick.randint(2, 4)
@@ -245,4 +250,5 @@ DRAW_FAMILY: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]
     "qwen3_moe": draw_qwen3_moe,
     "deepseek_v2": draw_deepseek_v2,
     "deepseek_v3": draw_deepseek_v3,
+    "mistral": draw_mistral,
 }

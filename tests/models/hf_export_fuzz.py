@@ -20,11 +20,14 @@ from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig, MoeConfig
 from monograph.models.hf_families import find_family_of
 from monograph.models.hf_tensors import export_tensors
-from tests.kit.small import SMALL, build, small_qwen3
+from tests.kit.small import SMALL, build, small_mistral, small_qwen3
 
-KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig())}
-FIXED = ("kernels", "backends", "backend", "force_balance", "chunk_tokens", "bias_update_rate", "init_std")
-"""Fields that do not change the logits of given weights, or deal tokens out for measurements."""
+KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig()), "mistral": small_mistral}
+FIXED = (
+    *("kernels", "kernel", "backend", "force_balance", "chunk_tokens", "bias_update_rate", "init_std"),
+    *("mask_mod", "score_mod", "dropout", "max_documents"),
+)
+"""Fields that do not change the logits of given weights, deal tokens out for measurements, or hold functions."""
 
 
 def draw_ours(seed: int) -> tuple[DecoderConfig, tuple[str, ...]]:

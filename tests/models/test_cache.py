@@ -16,6 +16,7 @@ FAMILIES = (
     "deepseek_v3_debugmodel",
     "gpt_oss_debugmodel",
     "llama4_debugmodel",
+    "mistral_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24
@@ -26,6 +27,8 @@ def build(recipe, kinds=()):
     config = load_recipe(recipe).model
     config.n_layers = 4 if recipe.startswith("llama4") else 2  # every fourth layer has no RoPE
     config.loss.chunk_tokens = 8
+    if hasattr(config, "window"):
+        config.window = 5
     if hasattr(config, "n_dense_layers"):
         config.n_dense_layers = 1
     model = config.build()

@@ -6,7 +6,7 @@ from typing import Any
 from monograph.config.leaves import find_leaves
 from monograph.errors import ConfigError
 from monograph.models.config import AttentionConfig, FeedForwardConfig, MoeConfig, RouterConfig
-from monograph.models.hf_config import check_read, read_balance, read_experts, read_shared, write_shared
+from monograph.models.hf_config import check_read, read_balance, read_experts, read_head_dim, read_shared, write_shared
 from monograph.models.hf_map import (
     ATTENTION,
     EXPERTS,
@@ -58,7 +58,7 @@ def from_hf_config(given: Mapping[str, Any]) -> Qwen3Config:
         attention=AttentionConfig(
             n_heads=hf.count("num_attention_heads"),
             n_kv_heads=hf.count("num_key_value_heads"),
-            head_dim=read_head_dim(hf, is_moe=is_moe),
+            head_dim=read_head_dim(hf) if is_moe and "head_dim" not in given else hf.size("head_dim"),
             qk_norm=True,
         ),
         feed_forward=FeedForwardConfig(hidden_dim=hf.size("intermediate_size")),
@@ -68,19 +68,6 @@ def from_hf_config(given: Mapping[str, Any]) -> Qwen3Config:
     hf.finish()
     check_read(config, NAMES)
     return config
-
-
-def read_head_dim(hf: HfReader, *, is_moe: bool) -> int:
-    """Channels of a head; without the key, Qwen3MoeForCausalLM divides the width by the heads."""
-    if "head_dim" in hf.values or not is_moe:
-        return hf.size("head_dim")
-    dim, n_heads = hf.size("hidden_size"), hf.count("num_attention_heads")
-    if dim // n_heads % 2:
-        raise ConfigError(
-            f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads} without 'head_dim'",
-            why=f"heads would have {dim // n_heads} channels, and RoPE rotates channels in pairs",
-        )
-    return dim // n_heads
 
 
 def read_moe(hf: HfReader) -> MoeConfig:

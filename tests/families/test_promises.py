@@ -7,17 +7,21 @@ from monograph.cli import main
 from monograph.models.gpt_oss.sizes import gpt_oss_20b, gpt_oss_debugmodel
 from monograph.models.init import initialize
 from monograph.models.llama4.sizes import llama4_debugmodel, llama4_scout
+from monograph.models.mistral.sizes import mistral_debugmodel
 from monograph.parallel.groups import joined_groups
 from monograph.train.layout import plan_run_mesh
 from tests.execute.artifacts import make_artifact, make_config, nothing_made
 from tests.execute.updates import CPU, differences, make_updates
 from tests.kit.runs import read_records
 
-FAMILIES = {"gpt_oss": gpt_oss_debugmodel, "llama4": llama4_debugmodel}
+FAMILIES = {"gpt_oss": gpt_oss_debugmodel, "llama4": llama4_debugmodel, "mistral": mistral_debugmodel}
+DENSE = ("mistral",)
+"""Models like those of which `make test` has others already."""
+LONG = [pytest.param(family, marks=pytest.mark.long) if family in DENSE else family for family in FAMILIES]
 ROUTINGS = ((), (2, 3))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_a_debug_recipe_brings_the_loss_clearly_down(family, tmp_path):
     short = "--training.steps 36 --training.local_batch_size 2 --training.seq_len 96 --model.n_layers 2"
     quiet = "--validator.interval 0 --checkpoint.enabled false --metrics.progress off --debug.device cpu"
@@ -27,7 +31,7 @@ def test_a_debug_recipe_brings_the_loss_clearly_down(family, tmp_path):
     assert losses[0] > 5.5 and sum(losses[-10:]) / 10 < 3.3, losses
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_a_run_from_an_artifact_has_the_bits_of_eager_without_tracing(family, tmp_path):
     sizes = {"shard": 1}
     layers = {"model.n_layers": 2 if family == "llama4" else 1}  # every second block of llama4 has experts
@@ -44,7 +48,7 @@ def test_a_run_from_an_artifact_has_the_bits_of_eager_without_tracing(family, tm
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prediction_with_a_cache_says_what_the_whole_text_says(family):
     config = FAMILIES[family]()
-    changes = {"n_layers": 4, "window": 5} if family == "gpt_oss" else {"n_layers": 4, "chunk": 6}
+    changes = {"n_layers": 4, "chunk": 6} if family == "llama4" else {"n_layers": 4, "window": 5}
     model = config.replace(**changes, init_std=0.1).build().double().eval()
     initialize(model, 1)
     padding = (0, 4, 7)

@@ -17,7 +17,7 @@ from monograph.labels import IGNORED_LABEL
 from monograph.train.checkpoint.model_source import open_source
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.sources import FileSource
-from tests.kit.pretrained import TEXT, write_pretrained
+from tests.kit.pretrained import FAMILIES, TEXT, write_pretrained
 
 TASK = """
 task: local_choice
@@ -52,8 +52,8 @@ def evaluate(capsys, *words):
 
 def score_theirs(folder, texts):
     """The loss of every token of whole texts, from transformers' logits."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "tiny", dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "tiny")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     losses = []
     for text in texts:
         ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
@@ -65,13 +65,22 @@ def score_theirs(folder, texts):
 
 def test_perplexity_of_a_set_is_that_of_transformers(folder, capsys):
     found = evaluate(capsys, folder / "tiny", "--data", f"facts={folder / 'short.jsonl'}", "--batch_size", 4)
-    losses = score_theirs(folder, TEXT[:9])
+    losses = score_theirs(folder / "tiny", TEXT[:9])
     facts = found["sets"]["facts"]
     assert facts["tokens"] == len(losses) and facts["documents"] == 9
     assert facts["loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
     assert facts["perplexity"] == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
     size = sum(len(text.encode()) for text in TEXT[:9])
     assert facts["bits_per_byte"] == pytest.approx(losses.double().sum().item() / math.log(2) / size, rel=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_of_every_family_is_that_of_transformers(family, tmp_path, capsys):
+    write_pretrained(tmp_path, family, scale=3.0)
+    (tmp_path / "short.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXT[:9]))
+    found = evaluate(capsys, tmp_path, "--data", f"facts={tmp_path / 'short.jsonl'}", "--batch_size", 4)
+    assert found["sets"]["facts"]["loss"] == pytest.approx(score_theirs(tmp_path, TEXT[:9]).mean().item(), abs=1e-5)
 
 
 def test_documents_without_text_are_left_out_as_in_training(folder, capsys):
@@ -81,7 +90,7 @@ def test_documents_without_text_are_left_out_as_in_training(folder, capsys):
     for limit in (0, 1):
         words = ["--data", f"set={folder / 'sparse.jsonl'}", "--limit", limit]
         scores[limit] = evaluate(capsys, folder / "tiny", *words)["sets"]["set"]
-        losses = score_theirs(folder, TEXT[: limit or 2])
+        losses = score_theirs(folder / "tiny", TEXT[: limit or 2])
         assert scores[limit]["documents"] == (limit or 2) and scores[limit]["tokens"] == len(losses)
         assert scores[limit]["loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
 

@@ -60,7 +60,10 @@ def write_ours(capsys, path, *flags, prompts=PROMPTS):
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3") else ()) for family in FAMILIES],
+    [
+        pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3", "mistral") else ())
+        for family in FAMILIES
+    ],
 )
 def test_greedy_tokens_are_those_of_transformers(folder, capsys, family):
     expected = write_theirs(folder / family)

@@ -80,6 +80,8 @@ class PlanOptions(Configurable.Config):
     """Also show where the time and the memory of the best run go."""
     json: str = ""
     """Also write the plan to this file."""
+    out: str = ""
+    """Also write the plan as a page to this .html file."""
     top: int = 10
     """How many runs to capture and show."""
 
@@ -90,6 +92,8 @@ class PlanOptions(Configurable.Config):
             raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts runs", do="--top 10")
         if self.memory:
             parse_bytes(self.memory)
+        if self.out:
+            check_file(self.out, ".html", example="plan.html")
 
 
 @dataclass(kw_only=True, slots=True)

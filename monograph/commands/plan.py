@@ -14,6 +14,7 @@ from monograph.errors import MonographError
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
 from monograph.plan.axes import find_fixed
+from monograph.plan.page import collect_plan
 from monograph.plan.search import PlanResult, search
 from monograph.plan.show import (
     HEADS,
@@ -28,6 +29,7 @@ from monograph.plan.show import (
     name_numerics,
     name_policy,
 )
+from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_output
@@ -48,6 +50,7 @@ def plan(
     memory: str,
     explain: bool,
     json: str,
+    out: str,
     top: int,
     words: list[str],
     origins: Mapping[str, Origin],
@@ -86,6 +89,10 @@ def plan(
     if json:
         text = strict_json.dump(make_json(result, words, gpus), indent=1)
         write_output(Path(json), text + "\n")
+    if out:
+        options = ["--gpus", str(gpus), *(["--memory", memory] if memory else [])]
+        write_output(Path(out), make_plan_page(collect_plan(result, words, gpus, options)))
+        print_plain(f"\npage: {out}")
     return 0
 
 

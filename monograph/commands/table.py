@@ -139,7 +139,7 @@ COMMANDS = (
     ),
     Command(
         name="plan",
-        usage="RECIPE --gpus N [--machine h100] [--memory 80GiB] [--explain] [--json FILE] [--section.field value ...]",
+        usage="RECIPE --gpus N [--machine h100] [--memory 80GiB] [--explain] [--out PAGE] [--section.field value ...]",
         summary="Will it fit, how fast, on which mesh: the ten best, estimated from their graphs; needs no GPU.",
         function="monograph.commands.plan:plan",
         check=check_plan_options,

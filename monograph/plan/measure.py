@@ -41,7 +41,8 @@ class StepEstimate:
     compute_seconds: float
     exposed_seconds: Mapping[str, float]
     """By group: how long compute waits for its collectives."""
-    communication_seconds: float
+    collective_seconds: Mapping[str, float]
+    """Length of the collectives of each group, whether or not compute waits for them."""
     optimizer_seconds: float
     memory: MemoryParts
     bubble_seconds: float = 0.0
@@ -173,7 +174,7 @@ def _make_estimate(cost: UnitCost, memory: MemoryParts, machine: Machine, config
     return StepEstimate(
         compute_seconds=cost.compute_seconds,
         exposed_seconds=dict(cost.waits),
-        communication_seconds=cost.communication_seconds,
+        collective_seconds=dict(cost.collective_seconds),
         optimizer_seconds=estimate_update(memory, machine, config),
         memory=memory,
         offloaded_bytes=int(cost.offloaded_bytes),

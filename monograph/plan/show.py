@@ -1,4 +1,4 @@
-"""A plan as a table, as an explanation of its best run, and as JSON."""
+"""A plan as a table, as an explanation of its best run, as JSON, and as the data of its page."""
 
 import dataclasses
 import shlex
@@ -10,7 +10,6 @@ from monograph.config.text import format_words
 from monograph.plan.axes import AXES
 from monograph.plan.planned import PlannedRun
 from monograph.plan.search import PlanResult
-from monograph.plan.units import HOST
 from monograph.report.units import format_bytes, format_seconds
 from monograph.train.command_line import drop_flags
 
@@ -94,54 +93,92 @@ def add_flags(words: Sequence[str], run: PlannedRun) -> str:
     return " ".join([shlex.join(drop_flags(words, changed)), *flags])
 
 
-def find_times(run: PlannedRun) -> dict[str, float]:
+def update_times(run: PlannedRun) -> dict[str, float]:
     """Where the seconds of an update go."""
     step, count = run.step, run.choice.micro_batches
     times = {"compute": count * step.compute_seconds}
     waits = sorted(step.exposed_seconds.items(), key=lambda each: -each[1])
     times |= {f"waiting for {group}": count * seconds for group, seconds in waits}
-    return times | {"pipeline bubble": step.bubble_seconds, "gradient norm and optimizer": step.optimizer_seconds}
+    times |= {"pipeline bubble": step.bubble_seconds, "gradient norm and optimizer": step.optimizer_seconds}
+    return {name: seconds for name, seconds in times.items() if seconds}
+
+
+def memory_use(run: PlannedRun) -> dict[str, float]:
+    """Bytes that each device needs, by what they are for."""
+    memory = run.step.memory
+    names = [each.name for each in dataclasses.fields(memory) if each.name != "most_saved"]
+    parts = {name: float(getattr(memory, name)) for name in names}
+    return parts | {"fragments, context, communicators": run.needed_bytes - run.peak_bytes}
+
+
+def collective_times(run: PlannedRun) -> list[dict[str, Any]]:
+    """Seconds of an update in each group's collectives, and for how many of them compute waits; the longest first."""
+    count, waits = run.choice.micro_batches, run.step.exposed_seconds
+    rows = [
+        {"group": group, "seconds": count * seconds, "exposed_seconds": count * waits.get(group, 0.0)}
+        for group, seconds in run.step.collective_seconds.items()
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def explain_bubble(run: PlannedRun) -> str:
+    """Why the ranks of a pipeline wait; empty without one.
+
+    The busiest rank waits only while the pipeline fills and drains. Ranks whose stages take less time wait for it in
+    addition, which formulas for equal stages do not count.
+    """
+    if run.choice.mesh.pp == 1:
+        return ""
+    filling = run.step.bubble_seconds / run.update_seconds
+    return (
+        f"pipeline bubble, on average over ranks: {100 * run.bubble:.1f} % of an update; {100 * filling:.1f} % while "
+        f"the pipeline fills and drains, {100 * (run.bubble - filling):.1f} % because the stages take different times"
+    )
 
 
 def explain_run(run: PlannedRun) -> list[str]:
     """Where the time and the memory of one run go."""
-    step, memory, count = run.step, run.step.memory, run.choice.micro_batches
     update = run.update_seconds
-    exposed = sum(seconds for group, seconds in step.exposed_seconds.items() if group != HOST)
-    hidden = count * (step.communication_seconds - exposed)
-    lines = [
+    hidden = sum(row["seconds"] - row["exposed_seconds"] for row in collective_times(run))
+    return [
         f"{name_mesh(run)}: one update of {run.tokens:,} tokens takes {format_seconds(update)}",
-        *(f"  {100 * s / update:5.1f} %  {format_seconds(s):>8}  {name}" for name, s in find_times(run).items() if s),
-        f"  {'':7}  {format_seconds(hidden):>8}  of collectives behind compute",
+        *(f"  {100 * s / update:5.1f} %  {format_seconds(s):>8}  {name}" for name, s in update_times(run).items()),
+        f"  {'':7}  {format_seconds(hidden):>8}  of collectives overlap with compute",
+        *([explain_bubble(run)] if run.choice.mesh.pp > 1 else []),
         f"{format_bytes(run.needed_bytes)} of {format_bytes(run.machine.memory_bytes)} on each device",
+        *(
+            f"  {100 * size / run.needed_bytes:5.1f} %  {format_bytes(size):>8}  {name}"
+            for name, size in memory_use(run).items()
+        ),
+        *explain_offloading(run),
     ]
-    names = [each.name for each in dataclasses.fields(memory) if each.name != "most_saved"]
-    parts = {name: float(getattr(memory, name)) for name in names}
-    parts["fragments, context, communicators"] = run.needed_bytes - run.peak_bytes
-    lines += [
-        f"  {100 * size / run.needed_bytes:5.1f} %  {format_bytes(size):>8}  {name}" for name, size in parts.items()
-    ]
-    if step.offloaded_bytes:
-        lines.append(f"{format_bytes(step.offloaded_bytes)} of each micro-batch wait in the host's memory")
-    return lines
+
+
+def explain_offloading(run: PlannedRun) -> list[str]:
+    """How much of the host's memory a run uses, if it does."""
+    size = run.step.offloaded_bytes
+    return [f"{format_bytes(size)} of each micro-batch are offloaded to the host's memory"] if size else []
 
 
 def compare_runs(runs: Sequence[PlannedRun]) -> list[str]:
-    """Why the first is faster than runs on other meshes, a line for each: the parts of an update that differ most."""
-    best, times = runs[0], find_times(runs[0])
-    lines, seen = [], {best.choice.mesh}
+    """Why the first is faster than runs on other meshes, a line for each."""
+    lines, seen = [], {runs[0].choice.mesh}
     for number, run in enumerate(runs[1:], 2):
-        if run.choice.mesh in seen:
-            continue
-        seen.add(run.choice.mesh)
-        other = find_times(run)
-        names = dict.fromkeys([*times, *other])
-        more = {name: (other.get(name, 0.0) - times.get(name, 0.0)) / best.update_seconds for name in names}
-        largest = sorted(more, key=lambda name: -abs(more[name]))[:_COMPARED]
-        parts = ", ".join(f"{name} {100 * more[name]:+.1f} %" for name in largest)
-        slower = run.update_seconds / best.update_seconds - 1
-        lines.append(f"{number}. {name_mesh(run)} takes {100 * slower:.1f} % longer: {parts}")
+        if run.choice.mesh not in seen:
+            seen.add(run.choice.mesh)
+            lines.append(f"{number}. {name_mesh(run)} takes {compare_to_best(run, runs[0])}")
     return lines
+
+
+def compare_to_best(run: PlannedRun, best: PlannedRun) -> str:
+    """How much longer an update takes than the best run's, and the parts of it that differ most."""
+    times, other = update_times(best), update_times(run)
+    names = dict.fromkeys([*times, *other])
+    more = {name: (other.get(name, 0.0) - times.get(name, 0.0)) / best.update_seconds for name in names}
+    largest = sorted(more, key=lambda name: -abs(more[name]))[:_COMPARED]
+    parts = ", ".join(f"{name} {100 * more[name]:+.1f} %" for name in largest)
+    slower = run.update_seconds / best.update_seconds - 1
+    return f"{100 * abs(slower):.1f} % {'longer' if slower >= 0 else 'less'}: {parts}"
 
 
 def make_json(result: PlanResult, words: Sequence[str], gpus: int) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class UnitCost:
     weight_grad_seconds: float = 0.0
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Of these seconds, those in which compute waits, by group."""
-    communication_seconds: float = 0.0
-    """The length of all collectives, whether or not compute waits for them."""
+    collective_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Length of the collectives of each group, whether or not compute waits for them."""
     parameter_bytes: float = 0.0
     trained_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -67,14 +67,15 @@ def add_units(units: Iterable[tuple[UnitCost, float]]) -> UnitCost:
     for unit, times in units:
         for name in _ADDED:
             setattr(total, name, getattr(total, name) + times * getattr(unit, name))
-        for group, seconds in unit.waits.items():
-            total.waits[group] += times * seconds
+        for sums, added in ((total.waits, unit.waits), (total.collective_seconds, unit.collective_seconds)):
+            for group, seconds in added.items():
+                sums[group] += times * seconds
         total.work_bytes = max(total.work_bytes, unit.work_bytes)
     return total
 
 
 _ADDED = (
-    *("forward_seconds", "input_grad_seconds", "weight_grad_seconds", "communication_seconds"),
+    *("forward_seconds", "input_grad_seconds", "weight_grad_seconds"),
     *("parameter_bytes", "trained_bytes", "gradient_bytes"),
     *("saved_bytes", "saved_for_weights_bytes", "offloaded_bytes"),
 )
@@ -109,7 +110,7 @@ def find_unit_costs(
         cost = found[owners[span.node]]
         seconds = span.end_seconds - span.start_seconds
         if is_launch(span.node):
-            cost.communication_seconds += seconds
+            cost.collective_seconds[group_of(span.node)] += seconds
             seconds = span.exposed_seconds
             if seconds:
                 cost.waits[group_of(span.node)] += seconds

@@ -28,6 +28,11 @@ def make_run_page(runs: dict[str, Any]) -> str:
     return fill_template("run_page.html", runs)
 
 
+def make_plan_page(plan: dict[str, Any]) -> str:
+    """A plan as HTML."""
+    return fill_template("plan_page.html", plan)
+
+
 def fill_template(name: str, content: Any) -> str:
     """A template with the shared parts and its data; nothing in the data can end the script it stands in."""
     template = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))

@@ -48,7 +48,8 @@ function lazyBox(attributes, title, note, fill) {
 function openTarget() {
   const name = decodeURIComponent(location.hash.slice(1)), box = find(name) || find(name.replace(/:\d+$/, ""));
   if (!box) return;
-  if (box.fill) { box.fill(); box.open = true; }
+  if (box.fill) box.fill();
+  if (box.matches("details")) box.open = true;
   const target = find(name) || box;
   for (const each of document.querySelectorAll(".target")) each.classList.remove("target");
   if (target !== box) target.classList.add("target");
@@ -57,6 +58,21 @@ function openTarget() {
   target.scrollIntoView({block: target === box ? "start" : "center"});
 }
 addEventListener("hashchange", openTarget);
+// A command with a button that copies it; where a browser does not allow that, the command is selected instead.
+function copyable(command, label) {
+  const code = make("code", {}, command.split(" ").flatMap((word, index) => [index ? " " : "", make("span", {}, word)])), told = make("span", {class: "quiet", role: "status"});
+  const button = make("button", {type: "button", class: "copy", "aria-label": `copy ${label}`}, "copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      told.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      told.textContent = "selected; copy it with Ctrl+C";
+    }
+  });
+  return make("div", {class: "command"}, make("pre", {tabindex: 0, "aria-label": label}, code), button, told);
+}
 // What is open, and what has the focus, stays so when everything is drawn anew.
 function replaceKeeping(root, ...children) {
   const focused = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
@@ -119,22 +135,25 @@ function placeTip(x, y, text) {
   tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - tip.offsetWidth - 8)) + "px";
   tip.style.top = Math.max(4, y - tip.offsetHeight - 10) + "px";
 }
-// `lanes` are rows with `top`, `bottom` and `marks` {x0, x1, tell}, all in the chart's own units.
+// `lanes` are rows with `top`, `bottom` and `marks` {x0, x1, tell}, all in the chart's own units. A mark with `y` is a
+// point; one with `pick` can be chosen by a click or Enter.
 function explore(svg, key, lanes) {
   lanes = lanes.filter(lane => lane.marks.length);
   if (!lanes.length) return svg;
   const cursor = make("rect", {class: "cursor", rx: 2});
-  const distance = (mark, x) => Math.max(mark.x0 - x, x - mark.x1, 0);
-  const nearest = (lane, x) => lane.marks.reduce((best, mark, index) => distance(mark, x) < distance(lane.marks[best], x) ? index : best, 0);
+  const distance = (mark, x, y) => Math.hypot(Math.max(mark.x0 - x, x - mark.x1, 0), mark.y === undefined || y === undefined ? 0 : mark.y - y);
+  const nearest = (lane, x, y) => lane.marks.reduce((best, mark, index) => distance(mark, x, y) < distance(lane.marks[best], x, y) ? index : best, 0);
+  const pick = () => { const [row, column] = cursors.get(key) || [0, 0]; lanes[row].marks[column].pick?.(); };
   const show = (row, column, pointer) => {
     const lane = lanes[row], mark = lane.marks[column], box = svg.getBoundingClientRect();
     const scale = box.width / svg.viewBox.baseVal.width;
     cursors.set(key, [row, column]);
-    const place = {x: mark.x0 - 1, y: lane.top, width: mark.x1 - mark.x0 + 2, height: lane.bottom - lane.top};
+    const [top, bottom] = mark.y === undefined ? [lane.top, lane.bottom] : [mark.y - 8, mark.y + 8], around = mark.y === undefined ? 1 : 8;
+    const place = {x: mark.x0 - around, y: top, width: mark.x1 - mark.x0 + 2 * around, height: bottom - top};
     for (const [name, value] of Object.entries(place)) cursor.setAttribute(name, value);
     svg.append(cursor);
     if (pointer) placeTip(pointer.clientX, pointer.clientY, mark.tell());
-    else placeTip(box.left + (mark.x0 + mark.x1) / 2 * scale, box.top + lane.top * scale, mark.tell());
+    else placeTip(box.left + (mark.x0 + mark.x1) / 2 * scale, box.top + top * scale, mark.tell());
   };
   const hide = () => { cursor.remove(); tip.hidden = true; };
   svg.addEventListener("pointermove", event => {
@@ -142,8 +161,9 @@ function explore(svg, key, lanes) {
     const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
     const away = lane => Math.max(lane.top - y, y - lane.bottom, 0);
     const row = lanes.reduce((best, lane, index) => away(lane) < away(lanes[best]) ? index : best, 0);
-    show(row, nearest(lanes[row], x), event);
+    show(row, nearest(lanes[row], x, y), event);
   });
+  svg.addEventListener("click", pick);
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("blur", hide);
   svg.addEventListener("focus", () => {
@@ -163,6 +183,7 @@ function explore(svg, key, lanes) {
       ArrowUp: () => across(Math.max(0, row - 1)), ArrowDown: () => across(Math.min(lanes.length - 1, row + 1)),
     };
     if (event.key === "Escape") return hide();
+    if (event.key === "Enter") return pick();
     if (!moves[event.key]) return;
     event.preventDefault();
     show(...moves[event.key]());
@@ -177,10 +198,20 @@ function chartWidth() {
 }
 const drawing = (width, height, label) => make("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
   "aria-label": `${label}; arrow keys read its values`});
+// Round values between two, with none whose text was there before; `unit` is what they are round in, as for bytes.
+function ticks(low, high, show, {most = 5, unit = 1} = {}) {
+  const span = (high - low) / unit / most, power = 10 ** Math.floor(Math.log10(span));
+  const step = [1, 2, 5, 10].map(factor => factor * power).find(size => size >= span * 0.999);
+  const first = Math.ceil(low / unit / step - 1e-9), values = [];
+  for (let number = first; number * step * unit <= high + step * unit * 1e-9; number += 1) values.push(number * step * unit);
+  const texts = values.map(show);
+  return values.filter((_, index) => texts.indexOf(texts[index]) === index);
+}
+const byteUnit = count => 1024 ** Math.min(4, Math.floor(Math.log(Math.max(1, count)) / Math.log(1024)));
 const boxes = places => places.map(([x, y, width, height]) => `M${x.toFixed(1)},${y}h${width.toFixed(1)}v${height}h${(-width).toFixed(1)}z`).join("");
 // Lines have `points` [x, y], a `style` or `kind`; marks are vertical lines {x, style, kind}; texts below the chart, `ends`,
 // are [x, anchor, text], null for x at the side that the anchor names.
-function lineChart({key, label, lines, width, height = 230, low, high, showY, tell, marks = [], ends = []}) {
+function lineChart({key, label, lines, width, height = 230, low, high, showY, unit = 1, tell, marks = [], ends = []}) {
   const left = 70, bottom = 24, floor = height - bottom, all = lines.flatMap(line => line.points);
   const first = all.reduce((least, point) => Math.min(least, point[0]), Infinity);
   const last = all.reduce((most, point) => Math.max(most, point[0]), first + 1e-9);
@@ -188,8 +219,7 @@ function lineChart({key, label, lines, width, height = 230, low, high, showY, te
   const y = value => floor - (value - low) / (high - low) * (floor - 10);
   const trace = points => points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join("");
   const svg = drawing(width, height, label);
-  for (let i = 0; i <= 4; i += 1) {
-    const value = low + (high - low) * i / 4;
+  for (const value of ticks(low, high, showY, {unit})) {
     svg.append(make("line", {class: "grid", x1: left, x2: width - 8, y1: y(value), y2: y(value)}),
       make("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, showY(value)));
   }

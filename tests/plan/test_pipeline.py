@@ -115,3 +115,31 @@ def test_plan_counts_communicators_by_what_they_exchange():
 
     assert count() < 1.5 * 2**30
     assert count(ep=8) - count() > 2 * 2**30 and count(True, ep=8) - count(ep=8) > 2 * 2**30
+
+
+FORMULAS = {
+    ("1f1b", 1): 1 / 16,
+    ("interleaved_1f1b", 2): 1 / 32,
+    ("interleaved_1f1b", 4): 1 / 64,
+    ("zero_bubble", 1): 1 / 48,
+}
+"""Bubble over ideal time by docs/guides/pipelines.md: two ranks, 16 micro-batches, three equal thirds of a step."""
+
+
+@pytest.mark.parametrize(("name", "per_rank"), FORMULAS)
+def test_equal_stages_have_the_bubble_of_the_guides_formula(name, per_rank):
+    block = UnitCost(forward_seconds=1.0, input_grad_seconds=1.0, weight_grad_seconds=1.0)
+    stages = (("block",) * (32 // (2 * per_rank)),) * (2 * per_rank)
+    found = estimate_pipeline(
+        PipelineChoice(name, per_rank),
+        ranks=2,
+        micro_batches=16,
+        units={"block": block},
+        stages=stages,
+        machine=H100,
+        transfer_seconds=0.0,
+        state_ratio=2.0,
+    )
+    expected = FORMULAS[name, per_rank] * 16 * found.busiest.seconds
+    assert found.idle_seconds == pytest.approx(expected, rel=1e-9)
+    assert found.bubble_seconds == pytest.approx(expected, rel=1e-9)

@@ -132,10 +132,14 @@ def check_runs(content, ranks):
 def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
     path = tmp_path / "plan.json"
     line = "plan llama3_1b --gpus 1 --machine h200 --top 2 --explain --training.seq_len 4096"
-    assert cli.main([*line.split(), "--json", str(path)]) == 0
+    page = tmp_path / "plan.html"
+    assert cli.main([*line.split(), "--json", str(path), "--out", str(page)]) == 0
     out = capsys.readouterr().out
     content = json.loads(path.read_text())
     runs = content["runs"]
+    shown = json.loads(re.search(r"const plan = (.*);\n", page.read_text())[1])
+    assert [run["command"] for run in shown["runs"] if run["kind"] == "best"] == [run["command"] for run in runs]
+    assert f"page: {page}" in out
     assert runs[0]["tokens_per_second"] >= runs[-1]["tokens_per_second"] > 0
     assert runs[0]["needed_bytes"] <= 141e9 and runs[0]["command"] in out and "1 x H200" in out
     assert "waiting" in out or "compute" in out

@@ -28,7 +28,7 @@ def make_run(request, choice, *, offloaded=0, machine=H100):
     step = StepEstimate(
         compute_seconds=1.0,
         exposed_seconds={},
-        communication_seconds=0.0,
+        collective_seconds={},
         optimizer_seconds=0.0,
         memory=NOTHING,
         offloaded_bytes=offloaded,

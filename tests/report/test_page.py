@@ -2,12 +2,15 @@
 
 import json
 import re
+import shutil
+import subprocess
 from importlib import resources
 
 import pytest
 
-from monograph.report.page import make_page
+from monograph.report.page import fill_template, make_page
 
+TEMPLATES = ("page.html", "pipeline_page.html", "plan_page.html", "run_page.html")
 HOSTILE = "</script><script>alert('no')</script>"
 
 
@@ -37,6 +40,22 @@ def test_the_page_serves_light_and_dark_and_small_screens():
     page = make_page(make_report())
     assert "prefers-color-scheme: dark" in page
     assert "max-width: 900px" in page
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js here")
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_script_of_every_page_is_valid_javascript(name, tmp_path):
+    script = tmp_path / "page.js"
+    script.write_text(re.search(r"<script>(.*)</script>", fill_template(name, {}), re.DOTALL)[1], encoding="utf-8")
+    done = subprocess.run(["node", "--check", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_script_makes_elements_from_text():
+    files = [file for file in resources.files("monograph.report").iterdir() if file.name.endswith((".js", ".html"))]
+    assert {file.name for file in files} >= set(TEMPLATES)
+    unsafe = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(")
+    assert [file.name for file in files if unsafe.search(file.read_text(encoding="utf-8"))] == []
 
 
 def read_colors(css, dark):

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         what = error.filename or "an output of this command"
         print_error(
-            MonographError(f"{what} cannot be written", why=error.strerror or "", do="make room, and try again")
+            MonographError(f"{what} cannot be written", why=error.strerror or "", do="free disk space, and try again")
         )
         return MonographError.exit_code
 
@@ -127,7 +127,12 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
         if "words" in keywords:
             keywords["words"] = [*keywords["words"], *(word for module in imports for word in (_IMPORT, module))]
     elif command.arguments is not None:
-        positional = (read_arguments(command.arguments, command.positional, rest, optional=command.optional),)
+        needs = f"{command.name} needs {command.takes}" if command.takes else ""
+        usage = f"monograph {command.name} {command.usage}"
+        read = read_arguments(
+            command.arguments, command.positional, rest, optional=command.optional, needs=needs, usage=usage
+        )
+        positional = (read,)
     elif rest:
         raise ConfigError(f"unexpected argument '{rest[0]}'", why=f"monograph {command.name} takes no arguments")
     if command.check is not None:
@@ -149,7 +154,8 @@ def place_leading(command: Command, rest: list[str]) -> list[str]:
     count = len(command.leading)
     given = rest[:count]
     if len(given) < count or any(word.startswith("-") for word in given):
-        raise ConfigError(f"{command.leading[len(given) - 1].upper()} is missing", do=f"write {command.usage}")
+        missing = command.leading[max(0, len(given) - 1)].upper()
+        raise ConfigError(f"monograph {command.name} needs {missing}", do=f"monograph {command.name} {command.usage}")
     flags = [word for name, value in zip(command.leading, given, strict=True) for word in (f"--{name}", value)]
     return [*rest[count:], *flags]
 

@@ -48,7 +48,7 @@ def test_runs_with_the_same_numbers_are_equal(pretend, capsys):
     out = capsys.readouterr().out
     assert "equal bit for bit: loss and gradient norm of 3 steps" in out
     assert [line for line in out.splitlines() if "numerics" in line] == [
-        f"numerics of the {side} run: promise of {side}" for side in ("left", "right")
+        f"numerics promised by the {side} run: promise of {side}" for side in ("left", "right")
     ]
     left, right = (words[words.index("train") :] for words in started)
     assert left[:4] == ["train", TINY, "--debug.seed", "1"]
@@ -128,7 +128,7 @@ def test_a_run_without_metrics_is_an_error_that_names_the_file(monkeypatch, caps
     ("right", "said"),
     [
         (f"{TINY} --training.stepz 3", "training.steps"),
-        (f"{TINY} --training.steps 4", "one line makes 3 steps and the other 4"),
+        (f"{TINY} --training.steps 4", "one run has 3 steps and the other 4"),
         (f"{TINY} --ranks 3 --parallelism.tensor_parallel_degree 2", "tensor_parallel_degree 2"),
         (f"{TINY} --compile.mode layer --parallelism.fsdp graph", "parallelism.fsdp is graph"),
         (f"{TINY} --job.description 'open", "no closing quotation"),
@@ -153,7 +153,7 @@ def test_a_folder_given_in_a_line_is_kept_and_read(pretend, capsys, tmp_path):
 def test_runs_whose_steps_are_not_the_same_cannot_be_compared(pretend, capsys):
     pretend(SAME, SAME[1:])
     assert main(["compare", TINY, TINY]) == 1
-    assert "one run made 3 steps (1 to 3) and the other 2 steps (2 to 3)" in capsys.readouterr().err
+    assert "one run wrote 3 steps (1 to 3) and the other 2 steps (2 to 3)" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -46,8 +46,8 @@ def compare_with_modules(
     if not wrong:
         return None
     if base:
-        return Finding("pass", restart, "its chunks are not those of the eager step", wrong)
-    return Finding(CAPTURE, "the captured graph, before any pass, is not the eager step", "", wrong)
+        return Finding("pass", restart, "its chunks differ from those of the eager step", wrong)
+    return Finding(CAPTURE, "the captured graph, before any pass, differs from the eager step", "", wrong)
 
 
 def compare_captures(captured: list[PassedGraph], inputs: list[StepInputs], *, tolerance: float) -> Finding | None:

@@ -72,7 +72,7 @@ def find_missing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dic
     """What one side alone has, such as the gradient of a parameter that the other one freezes."""
     sides = {**dict.fromkeys(left, "A"), **dict.fromkeys(right, "B")}
     return {
-        name: ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, f"{side} alone has it")
+        name: ValueDifference(math.inf, (), math.nan, math.nan, 0, 0, f"only {side} has it")
         for name, side in sides.items()
         if (name in left) != (name in right)
     }

@@ -20,6 +20,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import build_passes
+from monograph.plurals import counted
 from monograph.run import build_source, build_step, make_example
 from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
@@ -90,7 +91,7 @@ def compare_updates(sides: dict[str, Side], groups: Groups, *, steps: int, toler
     found = find_differences(collect_state(a), collect_state(b), tolerance)
     if groups.any_rank(bool(found)) or a.start.step != b.start.step:
         note = f"A starts after step {a.start.step}, B after step {b.start.step}"
-        return Outcome(0, 0, 1, found, {"both": Finding("start", "what the first update starts from", note)})
+        return Outcome(0, 0, 1, found, {"both": Finding("start", "the state before the first update", note)})
     _, parts = a.step.data_part
     training = a.config.training
     whole = find_global_batch(training, parts)
@@ -127,7 +128,9 @@ def compare_rates(a: Side, b: Side, *, steps: int) -> Outcome:
             found = find_difference(torch.tensor(left, dtype=torch.float64), torch.tensor(right, dtype=torch.float64))
             assert found is not None
             schedule = Finding(
-                "schedule", "the learning rate", f"the first {steps} updates are equal at a peak of both"
+                "schedule",
+                "the learning rate",
+                f"the first {counted(steps, 'update')} are equal; the schedules differ afterwards",
             )
             return Outcome(steps, step - first, step, {"learning rate": found}, {"both": schedule})
     return Outcome(steps, max(0, last - first + 1))
@@ -220,7 +223,7 @@ def explain(
         given = [make_inputs(first.step, sides[name].step, each, scalars) for each in tensors]
         wrong = compare_with_modules(stages[name], given, computed[other], tolerance=tolerance, restart=restart)
         if groups.any_rank(wrong is not None):
-            return {name: wrong or Finding(CAPTURE, "the captured graph is not the eager step on another rank")}
+            return {name: wrong or Finding(CAPTURE, "on another rank the captured graph differs from the eager step")}
     return {"both": EXECUTION}
 
 

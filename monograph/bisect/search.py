@@ -34,7 +34,8 @@ class Finding:
 EXECUTION = Finding(
     "execution",
     "the program",
-    "graphs that are replayed node by node agree: what differs is how they run (recordings, caches, sums, memory)",
+    "graphs agree when replayed node by node: the difference is in how they execute (CUDA graphs, caches, "
+    "accumulation, memory reuse)",
 )
 
 

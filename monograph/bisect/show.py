@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from monograph.bisect.run import Outcome
 from monograph.bisect.search import Finding
+from monograph.plurals import counted
 
 _SHOWN_OUTPUTS = 3
 
@@ -12,8 +13,8 @@ def describe_outcomes(outcomes: Sequence[Outcome], how: str) -> str:
     """The verdict over all ranks, the first rank that differs in detail."""
     first = outcomes[0]
     if not first.step:
-        updates = f"{first.steps} update{'s' if first.steps > 1 else ''}"
-        rates = f", and the learning rates of {first.rates:,} steps" if first.rates else ""
+        updates = counted(first.steps, "update")
+        rates = f", and the learning rates of {counted(first.rates, 'step')}" if first.rates else ""
         return (
             f"equal {how}: loss, gradients, weights and optimizer state of {updates} on {_count(len(outcomes))}{rates}"
         )
@@ -26,7 +27,7 @@ def describe_outcomes(outcomes: Sequence[Outcome], how: str) -> str:
     if len(listed) > _SHOWN_OUTPUTS:
         lines.append(f"  and {len(listed) - _SHOWN_OUTPUTS} more")
     if len(outcomes) > 1:
-        lines.append(f"as rank {shown} sees it:")
+        lines.append(f"on rank {shown}:")
     for side, finding in outcome.findings.items():
         lines += ["", *_describe(side, finding)]
     return "\n".join(lines)

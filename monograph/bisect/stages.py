@@ -13,6 +13,7 @@ from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
 from monograph.passes.runner import PassRecord, run_passes
+from monograph.plurals import counted
 
 CAPTURE = "capture"
 """The name of the first stage."""
@@ -34,7 +35,7 @@ class PassedGraph:
 def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: Sequence[Pass]) -> list[PassedGraph]:
     """The captured graph, then the graph after each pass that ran, with the source lines of their nodes."""
     graph = capture(source, inputs, has_sources=True)
-    stages = [PassedGraph(CAPTURE, f"{len(graph.nodes)} nodes", copy_graph(graph))]
+    stages = [PassedGraph(CAPTURE, counted(len(graph.nodes), "node"), copy_graph(graph))]
     seen: list[str] = []
 
     def watch(record: PassRecord, graph: StepGraph) -> None:

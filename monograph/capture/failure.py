@@ -34,10 +34,10 @@ def explain_failure(error: Exception) -> CaptureError:
         return CaptureError(
             f"{what}: {frame.line}" if frame and frame.line else what,
             why="it reads a parameter or another tensor that is not an input of the step",
-            do="run every unit of the model by call(unit, ...), and keep tables in buffers of a module",
+            do="call every unit of the model through call(unit, ...), and register tables as buffers of a module",
         )
     if "data-dependent" in reason:
-        reason = "what happens there depends on the values of a tensor, and a graph does the same on every step"
+        reason = "control flow there depends on tensor values, and a captured graph is the same on every step"
     return CaptureError(
         f"{what}: {frame.line}" if frame and frame.line else what,
         why=f"{type(error).__name__}: {reason}" + (f" ({frame.filename}:{frame.lineno})" if frame else ""),
@@ -73,8 +73,8 @@ def refuse_random(node: Node, path: str) -> CaptureError:
     """The error about an op that draws random numbers."""
     return CaptureError(
         f"{node.target} of {path or 'the model'} cannot be captured",
-        why="it draws random numbers, and where the step is recomputed it would draw others",
-        do="draw them by seed and position, with mg.random_uniform or mg.Dropout; "
+        why="it draws from a global generator, and recomputation would draw other numbers",
+        do="use mg.random_uniform or mg.Dropout, which draw by seed and position; "
         "or train op by op: --compile.mode eager",
     )
 
@@ -83,6 +83,6 @@ def refuse_write(node: Node, path: str) -> CaptureError:
     """The error about an op that writes into memory that others read."""
     return CaptureError(
         f"{node.target} of {path or 'the model'} cannot be captured",
-        why="it writes in place, into a value that is also seen elsewhere",
+        why="it writes in place into a tensor that is aliased elsewhere",
         do="return the new value instead, or train op by op: --compile.mode eager",
     )

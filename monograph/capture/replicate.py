@@ -73,7 +73,7 @@ def find_block_nodes(graph: Graph) -> CapturedBlocks:
         if tag.block is not None:
             half = (backward if tag.direction is Direction.BACKWARD else forward).setdefault(tag.block, [])
             if half and place != last:
-                raise BlocksDiffer(f"nodes of block {tag.block} stand apart, at {node.name}")
+                raise BlocksDiffer(f"nodes of block {tag.block} are not contiguous, at {node.name}")
             half.append(node)
         last = place
     return CapturedBlocks(forward, backward)

@@ -48,7 +48,9 @@ def check_model(config: TrainerConfig) -> Iterator[CheckRow]:
         except Exception as error:
             yield CheckRow("", name, "refused", describe_exception(error))
             return
-        yield CheckRow("", name, "ok" if note else "not tested", note or "the model has no map: set `hf` in its class")
+        yield CheckRow(
+            "", name, "ok" if note else "not tested", note or "the model has no Hugging Face map: set `hf` in its class"
+        )
 
 
 def find_axes(config: TrainerConfig) -> list[Axis]:

@@ -1,4 +1,4 @@
-"""Whether a pass keeps its promises on some models: graph rules, twice is once, equal ranks, numerics."""
+"""Whether a pass keeps its promises on some models: graph rules, idempotent, equal ranks, numerics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,16 +68,14 @@ def check_repeated(found: RepeatedRun) -> None:
     """Refuse a pass whose second run changes the graph again."""
     if found.once != found.twice:
         where = find_first_difference(found.once, found.twice)
-        raise PassRefused(f"a second run changes the graph again, at {where}")
+        raise PassRefused(f"it is not idempotent: a second run changes the graph, at {where}")
 
 
 def check_kind(kind: Any, models: Sequence[CapturedModel]) -> list[CheckRow]:
     """Every check of a pass on every model; of a model on which it is refused, no further ones."""
     rows = [row for model in models for row in check_on(model, kind)]
     if all(row.status in ("nothing to do", "not tested") for row in rows):
-        note = (
-            "it changes none of these graphs, so that nothing was tested: name a recipe on which it does with --model"
-        )
+        note = "it changes none of these graphs, so nothing was tested: --model RECIPE names one that it does change"
         rows.append(CheckRow("all", "has something to do", "refused", note))
     return rows
 
@@ -87,7 +85,7 @@ def check_on(model: CapturedModel, kind: Any) -> Iterator[CheckRow]:
     config = PassesConfig(extra=(kind,), on=(kind.name(),))
     check = ""
     try:
-        check = "graph rules, twice is once"
+        check = "graph rules, idempotent"
         with alone():
             watch, optimized = run_watched(model.alone, config, kind)
         yield make_row(model, check, watch)

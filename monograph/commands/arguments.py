@@ -48,9 +48,7 @@ class CompareArguments(Configurable.Config):
 
     def check(self) -> None:
         if self.tolerance < 0:
-            raise ConfigError(
-                f"--tolerance {self.tolerance}", why="a difference is not negative", do="--tolerance 1e-5"
-            )
+            raise ConfigError(f"--tolerance must be >= 0, got {self.tolerance}", do="--tolerance 1e-5")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from monograph.execute.artifact.fields import is_step
 from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.trust import find_trust
+from monograph.plurals import counted
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 
@@ -25,7 +26,9 @@ def show_artifact(arguments: ArtifactShowArguments) -> int:
     check_files(folder, manifest)
     sections = manifest.sections
     size = sum(record.size for record in manifest.files.values())
-    print_title(str(folder), f"{len(manifest.files)} files, {size:,} bytes, {manifest.signature}; all hashes are right")
+    print_title(
+        str(folder), f"{counted(len(manifest.files), 'file')}, {size:,} bytes, {manifest.signature}; all hashes match"
+    )
     print_plain(f"sha256 of the manifest: {manifest.digest}")
     print_plain(f"files with code: {len(manifest.code_files)}")
     _print_warning(find_trust(folder, manifest).warn(folder))
@@ -34,9 +37,9 @@ def show_artifact(arguments: ArtifactShowArguments) -> int:
     _print_section("Made for", sections["machine"])
     for name, digest in sections["digests"].items():
         passes = [each for each in sections["passes"][name] if each["status"] == "ran"]
-        print_title(f"Graph {name}", f"digest {digest}, {len(sections['parts'][name])} compiled parts")
+        print_title(f"Graph {name}", f"digest {digest}, {counted(len(sections['parts'][name]), 'compiled part')}")
         print_rows([(each["name"], each["note"]) for each in passes], _STYLES)
-    print_title("Parameters and inputs", f"{len(sections['table'])} slots")
+    print_title("Parameters and inputs", counted(len(sections["table"]), "slot"))
     shown = [each for name, each in sections["inputs"].items() if arguments.all and is_step(name)]
     print_rows([row for each in shown for row in each.items()], _STYLES)
     print_title("Configuration")
@@ -71,11 +74,11 @@ def check_artifact(config: TrainerConfig, *, folder: str, ranks: int) -> int:
     for line in found:
         print_plain(line)
     if found:
-        print_plain(f"{folder} does not fit: {len(found)} differences")
+        print_plain(f"{folder} does not fit: {counted(len(found), 'difference')}")
         return EXIT_WRONG_INPUT
     trust = trust_code(path, manifest, config, config.compile)
     later = "the machine, parameters, inputs and graphs are checked when it is loaded"
-    on = "one rank" if mesh.world_size == 1 else f"{mesh.world_size} ranks"
+    on = counted(mesh.world_size, "rank")
     print_plain(f"{folder} fits a run on {on} ({manifest.signature}; {later})")
     _print_warning(trust.warn(path))
     print_plain(f"not compared: {', '.join(MAY_DIFFER)}")

@@ -9,6 +9,7 @@ from monograph.execute.artifact.folder import check_files, read_manifest, read_m
 from monograph.execute.artifact.keys import Status, find_fingerprint, is_signed_with, need_key
 from monograph.execute.artifact.manifest import ArtifactManifest, open_envelope, parse_manifest
 from monograph.execute.artifact.trust import find_trust
+from monograph.plurals import counted
 
 
 def sign_artifact(arguments: ArtifactSignArguments) -> int:
@@ -23,7 +24,7 @@ def sign_artifact(arguments: ArtifactSignArguments) -> int:
     if manifest.signature.status is not Status.UNSIGNED and not is_mine and not arguments.overwrite:
         raise ConfigError(
             f"{folder} is signed already, and not with key {fingerprint}",
-            why="somebody else vouched for it, or it was changed after it was signed with this key",
+            why="it was signed with another key, or changed after it was signed with this one",
             do="monograph artifact verify DIR with the other key, or --overwrite true",
         )
     exposed = find_trust(folder, manifest).exposed
@@ -44,7 +45,7 @@ def verify_artifact(arguments: ArtifactVerifyArguments) -> int:
     manifest = read_manifest(folder, need_key(arguments.key_file, "artifact verify"))
     check_files(folder, manifest)
     print_plain(f"{folder}: {describe(manifest)}")
-    print_plain(f"{manifest.signature}; all hashes are right")
+    print_plain(f"{manifest.signature}; all hashes match")
     return 0
 
 
@@ -52,4 +53,4 @@ def describe(manifest: ArtifactManifest) -> str:
     """What a signature vouches for."""
     code = len(manifest.code_files)
     what = f"{code} of them code that runs when it is loaded" if code else "none of them code"
-    return f"{len(manifest.files)} files, {what}"
+    return f"{counted(len(manifest.files), 'file')}, {what}"

@@ -36,9 +36,9 @@ def read_lines(arguments: BisectArguments) -> BisectLines:
     config = left.config
     if config.compile.mode == "eager":
         raise ConfigError(
-            "compile.mode is eager, and there is no second line",
-            why="one line is compared with its own eager step",
-            do="leave --compile.mode out, or write a second line",
+            "compile.mode is eager, and there is no second run",
+            why="a single run is compared with its own eager step",
+            do="leave --compile.mode out, or give a second run",
         )
     return BisectLines(config, make_eager(config), left.options["ranks"])
 
@@ -62,10 +62,10 @@ def find_plain_schedule(config: TrainerConfig) -> str:
         return name
     if name != "zero_bubble":
         raise ConfigError(
-            f"parallelism.pipeline_schedule is {name}, and there is no second line",
-            why="one line is compared with its own eager step, which cannot split backward, and no schedule with whole "
-            "backwards gives ranks the same stages",
-            do="write a second line with the same schedule, or --parallelism.pipeline_schedule 1f1b",
+            f"parallelism.pipeline_schedule is {name}, and there is no second run",
+            why="a single run is compared with its own eager step, which cannot split backward, and no schedule with "
+            "whole backwards gives ranks the same stages",
+            do="give a second run with the same schedule, or --parallelism.pipeline_schedule 1f1b",
         )
     return "1f1b"
 
@@ -94,14 +94,14 @@ def check_same(left: Request, right: Request) -> None:
     meshes = [plan_run_mesh(each.config, max(each.options["ranks"], 1)) for each in (left, right)]
     if meshes[0] != meshes[1] or ranks[0] != ranks[1]:
         raise ConfigError(
-            "the lines run on different meshes",
+            "the runs use different meshes",
             why="values are compared rank by rank",
             do="the same --ranks and degrees in both; monograph verify compares a mesh with one device",
         )
     stages = [find_stages(each.config, mesh) for each, mesh in zip((left, right), meshes, strict=True)]
     if stages[0] != stages[1]:
         raise ConfigError(
-            "the lines divide the model into different pipeline stages",
+            "the runs split the model into different pipeline stages",
             why="values are compared rank by rank",
             do="the same parallelism.pipeline_stages in both, and schedules that give ranks the same stages",
         )
@@ -113,7 +113,7 @@ def check_same(left: Request, right: Request) -> None:
             raise _refuse(f"training.{name}")
     sizes = [_find_sizes(request.config) for request in (left, right)]
     if type(left.config.model) is not type(right.config.model) or sizes[0] != sizes[1]:
-        raise ConfigError("the lines train different models", why="their values have different shapes")
+        raise ConfigError("the runs train different models", why="their values have different shapes")
 
 
 def _find_sizes(config: TrainerConfig) -> dict[str, int]:
@@ -124,4 +124,4 @@ def _find_sizes(config: TrainerConfig) -> dict[str, int]:
 
 
 def _refuse(name: str) -> ConfigError:
-    return ConfigError(f"the lines differ in {name}", why="they would read different data", do="make it equal in both")
+    return ConfigError(f"the runs differ in {name}", why="they would read different data", do="make it equal in both")

@@ -35,7 +35,9 @@ def check_model_command(arguments: CheckModelArguments) -> int:
     print_title(arguments.model, "check by check")
     print_rows([(row.status, row.check, row.note) for row in rows], ("bold cyan", "none", "none"))
     refused = [row for row in rows if row.status == "refused"]
-    verdict = f"refused: {refused[0].note}" if refused else f"it keeps its promises: monograph train {' '.join(words)}"
+    verdict = (
+        f"failed: {refused[0].note}" if refused else f"all checks passed; train it: monograph train {' '.join(words)}"
+    )
     print_plain(f"\n{verdict}")
     return EXIT_FAILED if refused else 0
 

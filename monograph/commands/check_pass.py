@@ -32,8 +32,8 @@ def print_report(reference: str, rows: Sequence[CheckRow]) -> None:
     refused = [row for row in rows if row.status == "refused"]
     is_tested = any(row.status == "ok" and row.check in NUMERICS for row in rows)
     if refused:
-        print_plain(f"\nrefused: {refused[0].note}")
+        print_plain(f"\nfailed: {refused[0].note}")
         return
-    print_plain(f"\nit keeps its promises; use it: monograph train RECIPE --passes.extra {reference}")
+    print_plain(f"\nall checks passed; use it: monograph train RECIPE --passes.extra {reference}")
     if not is_tested:
         print_plain(f"numerics were not tested: monograph verify RECIPE --ranks 4 --passes.extra {reference}")

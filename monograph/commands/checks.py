@@ -73,7 +73,7 @@ def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any)
         nearest = gpus // whole * whole
         raise ConfigError(
             f"--gpus {gpus} of {machine.name}, which has {whole} in a node",
-            why=f"all nodes have equally many ranks: no more than {used} each",
+            why=f"all nodes run the same number of ranks: {used} each",
             do=f"--gpus {nearest} or --gpus {nearest + whole}",
         )
 
@@ -102,7 +102,7 @@ def check_tune(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     if config.compile.mode != "graph":
         raise ConfigError(
             f"compile.mode is {config.compile.mode}",
-            why="what a step launches is read from the captured step",
+            why="the kernels of a step are read from its captured graph",
             do="--compile.mode graph",
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))

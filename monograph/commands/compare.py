@@ -15,6 +15,7 @@ from monograph.commands.request import Request, read_request
 from monograph.commands.terminal import make_console, print_plain
 from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
+from monograph.plurals import counted
 from monograph.system.child_process import safe_import_path
 from monograph.system.own_tree import remove_made
 from monograph.train.layout import plan_run_mesh
@@ -64,7 +65,7 @@ def compare(arguments: CompareArguments) -> int:
         runs = [each.records for each in made]
         found = find_difference(*runs, tolerance=arguments.tolerance)
     for side, each in zip(("left", "right"), made, strict=True):
-        print_plain(f"numerics of the {side} run: {each.numerics}")
+        print_plain(f"numerics promised by the {side} run: {each.numerics}")
     show(runs, found, arguments)
     return EXIT_FAILED if found is not None else 0
 
@@ -89,7 +90,7 @@ def take_apart(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"the line {text!r} cannot be taken apart", why=str(error).lower()) from None
+        raise ConfigError(f"cannot parse the run {text!r}", why=str(error).lower()) from None
 
 
 def read_line(words: list[str]) -> Request:
@@ -104,7 +105,7 @@ def check_steps(left: Request, right: Request) -> None:
     counts = [request.config.training.steps for request in (left, right)]
     if counts[0] != counts[1]:
         raise ConfigError(
-            f"one line makes {counts[0]} steps and the other {counts[1]}",
+            f"one run has {counts[0]} steps and the other {counts[1]}",
             why="they are compared step by step",
             do=f"--training.steps {min(counts)} in both",
         )
@@ -139,8 +140,8 @@ def find_difference(
     """The first step and number where the runs differ: at all, or relatively by more than the tolerance."""
     numbers = [[int(record["step"]) for record in records] for records in (left, right)]
     if numbers[0] != numbers[1]:
-        spans = [f"{len(each)} steps ({each[0]} to {each[-1]})" if each else "no steps" for each in numbers]
-        raise NotComparable(f"one run made {spans[0]} and the other {spans[1]}", why="they are compared step by step")
+        spans = [f"{counted(len(each), 'step')} ({each[0]} to {each[-1]})" if each else "no steps" for each in numbers]
+        raise NotComparable(f"one run wrote {spans[0]} and the other {spans[1]}", why="they are compared step by step")
     for ours, theirs in zip(left, right, strict=True):
         for name in COMPARED:
             if not is_close(ours[name], theirs[name], tolerance):
@@ -169,7 +170,7 @@ def show(runs: list[list[dict[str, float]]], found: MetricDifference | None, arg
         print_plain(f"step {int(ours['step']):4d}  {'  '.join(parts)}")
     how = f"within {arguments.tolerance:g}" if arguments.tolerance else "bit for bit"
     if found is None:
-        print_plain(f"equal {how}: loss and gradient norm of {len(runs[0])} steps")
+        print_plain(f"equal {how}: loss and gradient norm of {counted(len(runs[0]), 'step')}")
         return
     gap = abs(found.left - found.right) / max(abs(found.right), 1e-300)
     values = f"{found.left!r} and {found.right!r}"

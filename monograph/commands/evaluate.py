@@ -18,6 +18,7 @@ from monograph.generate.lm_eval_model import run_tasks
 from monograph.generate.load import LoadedModel
 from monograph.generate.perplexity import Perplexity, measure
 from monograph.log import set_up_log
+from monograph.plurals import counted
 from monograph.train.data.encode import tokenize
 from monograph.train.data.files import open_files
 
@@ -87,8 +88,8 @@ def show(sets: dict[str, Perplexity], tasks: dict[str, dict[str, Any]], *, as_js
         return
     for name, each in sets.items():
         print_plain(
-            f"{name}: perplexity {each.perplexity:.4f}, loss {each.loss:.4f}, {each.bits_per_byte:.4f} bits a byte, "
-            f"{each.tokens:,} tokens of {each.documents:,} documents"
+            f"{name}: perplexity {each.perplexity:.4f}, loss {each.loss:.4f}, {each.bits_per_byte:.4f} bits per byte, "
+            f"{counted(each.tokens, 'token')} of {counted(each.documents, 'document')}"
         )
     for name, scores in tasks.items():
         print_plain(f"{name}: " + ", ".join(f"{key} {value:.4f}" for key, value in scores.items()))

@@ -23,7 +23,7 @@ def generate_command(arguments: GenerateArguments) -> int:
     source = find_source(arguments)
     settings = read_generation_settings(source.tokenizer)
     for key, value in settings.unserved.items():
-        log.warning("generation_config.json says %s is %s, which is not followed here", key, value)
+        log.warning("generation_config.json says %s is %s, which is not supported here and ignored", key, value)
     prompts, tokenizer = arguments.prompts(), build_tokenizer(source)
     try:
         encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]

@@ -7,6 +7,7 @@ from monograph import strict_json
 from monograph.commands.arguments import GoodputArguments
 from monograph.commands.terminal import print_plain, print_rows, print_title
 from monograph.errors import ConfigError
+from monograph.plurals import counted
 from monograph.train.goodput import FILE, summarize
 
 
@@ -22,13 +23,13 @@ def show_goodput(arguments: GoodputArguments) -> int:
     if arguments.json:
         print_plain(strict_json.dump(asdict(found) | {"goodput": found.goodput}, indent=1))
         return 0
-    starts = f"{found.starts} start{'' if found.starts == 1 else 's'}"
     print_title(
-        f"Goodput {100 * found.goodput:.1f} %", f"{found.total_seconds:.1f} s in {starts}, to step {found.last_step}"
+        f"Goodput {100 * found.goodput:.1f} %",
+        f"{found.total_seconds:.1f} s in {counted(found.starts, 'start')}, to step {found.last_step}",
     )
     rows = [(name, f"{seconds:.1f} s", f"{_percent(seconds, found.total_seconds)}") for name, seconds in found.rows()]
     print_rows(rows, ("bold cyan", "none", "none"))
-    print_plain(f"\nlost and done again: {found.lost_steps} steps")
+    print_plain(f"\nsteps repeated after restarts: {found.lost_steps}")
     return 0
 
 

@@ -157,7 +157,7 @@ def inspect_step(
     folder.write(PAGE, make_page(report))
     folder.finish(report)
     print_records(records)
-    print_plain(f"\nnumerics: {numerics}\n" + "\n".join(notes))
+    print_plain(f"\nnumerics promised: {numerics}\n" + "\n".join(notes))
     print_plain(f"\npage:   {folder.path / PAGE}\ngraphs: {folder.path / CAPTURED} and so on")
     print_plain(f"trace:  {folder.path / PREDICTED} (ui.perfetto.dev)")
     return 0
@@ -212,12 +212,12 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
     notes = [
         machine.describe_estimates(reason),
         machine.describe_target(device.type),
-        "Rows are taken to be routed evenly over the experts.",
+        "Assumes balanced experts.",
     ]
     shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())
     fits = max(peaks.values()) + state <= machine.memory_bytes
     limit = "" if fits else f", more than the {format_bytes(machine.memory_bytes)} of {machine.name}"
-    notes.append(f"Estimated peak of memory: {shown}; with {format_bytes(state)} of optimizer state{limit}.")
+    notes.append(f"Estimated peak memory: {shown}; with {format_bytes(state)} of optimizer state{limit}.")
     return notes
 
 

@@ -92,7 +92,7 @@ def check_folder(engine: str, folder: str, mount: str) -> None:
         below = mount or "/shared"
         raise ConfigError(
             f"job.dump_folder is {folder}, which is not below {mount or 'a mounted volume'}",
-            why="what lies elsewhere in a container or on a node is gone with it",
+            why="files elsewhere in a container or on a node are lost with it",
             do=f"--mount {below} --job.dump_folder {below}/{Path(folder).name}"
             + (" --volume_claim NAME" if engine == "kubernetes" else ""),
         )

@@ -20,7 +20,7 @@ def list_passes(arguments: PassesArguments) -> int:
     if arguments.markdown:
         print_plain(make_markdown(passes, config).rstrip())
         return 0
-    print_title("Passes", "in the order they run, with what happens to the numbers, and their options")
+    print_title("Passes", "in the order they run, with their numerics and options")
     rows = [row for each in passes for row in make_rows(each, config)]
     print_rows(rows, ("bold cyan", "green", "none"))
     print_plain("\nLeave some out: monograph train RECIPE --passes.off bucket_collectives")

@@ -24,7 +24,7 @@ from monograph.whole_file import check_output
 def show_machine(arguments: MachineShowArguments) -> int:
     """One machine field by field, or a line for each."""
     if not arguments.machine:
-        print_title("Machines", "rates that large work reaches; --machine NAME or FILE.json")
+        print_title("Machines", "achieved rates of large kernels and transfers; --machine NAME or FILE.json")
         print_rows([(name, machine.describe().partition(": ")[2]) for name, machine in MACHINES.items()], ("bold", ""))
         return 0
     machine = find_machine(arguments.machine)
@@ -63,7 +63,7 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
         ranks = arguments.ranks or int(os.environ.get("WORLD_SIZE", "1"))
         if count_in_node(ranks) == ranks:
             print_plain(
-                f"\nthe network was not measured: {machine.network_gb_per_second:g} GB/s is what the table says of "
+                f"\nthe network was not measured: {machine.network_gb_per_second:g} GB/s is the table's value for "
                 f"such devices; start one rank on each GPU of two nodes with torchrun to measure it, or edit the file"
             )
         print_plain(f"\nwritten to {out}; for example: monograph inspect RECIPE --machine {out} --out inspected")

@@ -52,9 +52,9 @@ class GenerateArguments(ModelArguments):
     max_new_tokens: int = 128
     """Tokens to write after a prompt, unless the model ends the text before."""
     temperature: float = 0.0
-    """0 takes the likeliest token every time; 1 draws from the model's distribution, more makes it flatter."""
+    """0 is greedy decoding; 1 draws from the model's distribution, more flattens it."""
     top_p: float = 1.0
-    """Draw from the fewest tokens that have this share of the probability (with a temperature)."""
+    """Nucleus sampling: draw from the fewest tokens with this probability mass (needs a temperature)."""
     repetition_penalty: float = 0.0
     """Make tokens of the text so far less likely by this factor; 0 takes that of generation_config.json, or 1."""
     seed: int = 0
@@ -68,7 +68,7 @@ class GenerateArguments(ModelArguments):
         super(GenerateArguments, self).check()
         if bool(self.prompt) == bool(self.prompt_file):
             raise ConfigError(
-                "both --prompt and --prompt_file are given" if self.prompt else "there is no prompt",
+                "both --prompt and --prompt_file are given" if self.prompt else "--prompt is missing",
                 why="the model continues a text",
                 do='--prompt "Once upon a time", or --prompt_file FILE',
             )
@@ -82,13 +82,20 @@ class GenerateArguments(ModelArguments):
             self.prompts()
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}", do="--max_new_tokens 128")
-        check_range(self, "temperature", 0, 100, why="0 takes the likeliest token")
-        check_range(self, "top_p", 1e-6, 1, why="it is a share of the probability")
-        check_range(self, "repetition_penalty", 1e-2, 100, zero="for the model's own", why="it divides logits")
+        check_range(self, "temperature", 0, 100, why="0 is greedy decoding")
+        check_range(self, "top_p", 1e-6, 1, why="it is a probability mass")
+        check_range(
+            self,
+            "repetition_penalty",
+            1e-2,
+            100,
+            zero="for the model's own",
+            why="logits of repeated tokens are divided by it",
+        )
         if self.top_p < 1 and self.temperature == 0:
             raise ConfigError(
                 f"top_p is {self.top_p} while temperature is 0",
-                why="nothing is drawn: the likeliest token is taken",
+                why="temperature 0 is greedy decoding, which does not sample",
                 do=f"--temperature 1 --top_p {self.top_p}",
             )
 
@@ -143,11 +150,13 @@ class EvaluateArguments(ModelArguments):
             raise ConfigError(
                 "there is nothing to evaluate on", why="neither --data nor --tasks is given", do="--data texts.jsonl"
             )
-        for name, path in self.sets().items():
+        for path in self.sets().values():
             if not Path(path).exists():
-                raise ConfigError(f"data has {name}={path}", why="there is no such file or folder")
+                raise ConfigError(
+                    f"--data {path}: no such file or folder", why="it is a text, jsonl or parquet file, or a folder"
+                )
         if self.task_folder and not Path(self.task_folder).is_dir():
-            raise ConfigError(f"task_folder is {self.task_folder}", why="there is no such folder")
+            raise ConfigError(f"--task_folder {self.task_folder}: no such folder")
         for field, least in (("limit", 0), ("seq_len", 0), ("stride", 0), ("num_fewshot", -1)):
             if getattr(self, field) < least:
                 raise ConfigError(f"{field} must be >= {least}, got {getattr(self, field)}")
@@ -169,6 +178,6 @@ class EvaluateArguments(ModelArguments):
             if not equals or Path(word).exists():
                 name, path = Path(word).name, word
             if name in found:
-                raise ConfigError(f"data has two sets called {name}", do=f"--data {name}={found[name]} other={path}")
+                raise ConfigError(f"--data has two sets called {name}", do=f"--data {name}={found[name]} other={path}")
             found[name] = path
         return found

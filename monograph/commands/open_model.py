@@ -33,7 +33,7 @@ def allow_special(source: ModelSource) -> ModelSource:
     if not isinstance(source.tokenizer, StandardTokenizerConfig) or not source.tokenizer.path:
         raise ConfigError(
             "--allow_special is given, and no text can write special tokens",
-            why=f"the tokenizer of {show(source.weights)} is no tokenizer.json",
+            why=f"the tokenizer of {show(source.weights)} is not a tokenizer.json",
             do="leave --allow_special out",
         )
     return replace(source, tokenizer=source.tokenizer.replace(allow_special=True))

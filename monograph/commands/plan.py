@@ -29,6 +29,7 @@ from monograph.plan.show import (
     name_numerics,
     name_policy,
 )
+from monograph.plurals import counted
 from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.train.config import TrainerConfig
@@ -74,11 +75,11 @@ def plan(
         f"{result.considered:,} candidates, {result.captured} captured, {took}; {list_axes(result)}",
     )
     print_rows([HEADS, *make_rows(result.runs)], _STYLES)
-    print_plain("\nbatch: sequences x micro-batches on one rank; estimates for the machine, captured as it would run.")
+    print_plain("\nbatch: sequences x micro-batches per rank. All numbers are estimates from the captured graphs.")
     for number, run in enumerate(result.runs, 1):
         print_plain(f"{number}. {make_command(run, words)}")
     if result.others:
-        print_plain("\nWith results that differ in rounding or precision, which no run above does:")
+        print_plain("\nFaster if rounding may change (the runs above keep the recipe's numerics):")
         print_rows([HEADS, *make_other_rows(result.others, result.runs[0])], _STYLES)
         for run in result.others:
             print_plain(f"{name_numerics(run)}: {make_command(run, words)}")
@@ -101,7 +102,7 @@ def _refuse(result: PlanResult, gpus: int, machine: Machine, words: list[str]) -
     if not result.misfits:
         return NothingFits(
             f"no mesh of {gpus} devices fits this recipe",
-            why="the degrees, the sequence or the global batch divide by none of them",
+            why="no combination of degrees divides the heads, the experts, the sequence and the global batch evenly",
             do="another --gpus, or --training.global_batch_size",
         )
     closest = result.misfits[0]
@@ -116,6 +117,6 @@ def _refuse(result: PlanResult, gpus: int, machine: Machine, words: list[str]) -
     return NothingFits(
         f"nothing fits into the {format_bytes(machine.memory_bytes)} of {gpus} x {machine.name}",
         why=f"the nearest needs {format_bytes(closest.needed_bytes)}: {name_mesh(closest)}, "
-        f"{closest.choice.sequences} sequence(s) a micro-batch, {name_policy(closest)}",
+        f"{counted(closest.choice.sequences, 'sequence')} per micro-batch, {name_policy(closest)}",
         do=do,
     )

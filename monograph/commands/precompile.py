@@ -39,6 +39,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, run_passes
+from monograph.plurals import counted
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, count_micro_batches, make_example, plan_pipeline
 from monograph.train.command_line import CommandLine
@@ -88,9 +89,10 @@ def precompile_and_report(
     size = sum(len(content) for content in files.values())
     regions = sum(name.startswith("regions/") for name in files)
     print_plain(
-        f"{target}: {len(files)} files, {format_bytes(size)}, {regions} compiled parts, for {mesh.world_size} ranks"
+        f"{target}: {counted(len(files), 'file')}, {format_bytes(size)}, {counted(regions, 'compiled part')}, "
+        f"for {counted(mesh.world_size, 'rank')}"
     )
-    print_plain(f"the program is for {describe_device(find_device(config.debug.device))}")
+    print_plain(f"compiled for {describe_device(find_device(config.debug.device))}")
     print_plain(f"made in {format_seconds(time.perf_counter() - start)}")
     key = read_key(config.compile.artifact_key_file)
     print_plain(f"signed with key {find_fingerprint(key)}" if key else f"unsigned; monograph artifact sign {target}")

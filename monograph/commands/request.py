@@ -70,7 +70,7 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str, list[Override]]:
     what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
     raise ConfigError(
         what,
-        why="it decides which fields there are",
+        why="the recipe defines the fields",
         do=f"for example {first}; see: monograph recipes; or --{MODEL_FROM} FOLDER with a model",
     )
 
@@ -119,20 +119,29 @@ def reset_and_check(
 
 
 def read_arguments(
-    kind: type[BaseConfig], positional: Sequence[str], arguments: Sequence[str], *, optional: Sequence[str] = ()
+    kind: type[BaseConfig],
+    positional: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    optional: Sequence[str] = (),
+    needs: str = "",
+    usage: str = "",
 ) -> Any:
-    """The arguments of a command that takes no recipe: leading words fill the positional fields, then come flags."""
+    """Read the arguments of a command without a recipe: leading words fill the positional fields, then come flags.
+
+    When a positional one is missing, the error says what the command `needs` and shows its `usage`.
+    """
     names = [path.upper() for path in positional]
     count = next((index for index, word in enumerate(arguments) if word.startswith("--")), len(arguments))
     if count > len(positional):
-        raise ConfigError(f"unexpected argument '{arguments[len(positional)]}'", do=f"write {' '.join(names)}")
+        raise ConfigError(f"unexpected argument '{arguments[len(positional)]}'", do=usage or f"write {' '.join(names)}")
     placed = [Override(path, (word,)) for path, word in zip(positional, arguments[:count], strict=False)]
     flags = [*placed, *split_flags(arguments[count:])]
     config = apply_overrides(kind(), flags)
     given = {flag.path for flag in flags}
-    docs = {leaf.path: leaf.doc for leaf in find_leaves(config)}
     for path, name in zip(positional, names, strict=True):
         if path not in given and path not in optional:
-            raise ConfigError(f"{name} is missing", why=f"{name}: {docs[path]}", do=f"write {' '.join(names)}")
+            missing = f"{name} is missing"
+            raise ConfigError(needs or missing, why=missing if needs else "", do=usage)
     check_config(config)
     return config

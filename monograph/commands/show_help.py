@@ -26,7 +26,7 @@ def show_commands(group: str = "") -> int:
     print_plain()
     print_rows(
         [
-            ("monograph COMMAND --help", "What a command takes."),
+            ("monograph COMMAND --help", "Arguments of a command."),
             ("monograph train RECIPE --help", "Every field of a recipe: type, value, meaning."),
             ("monograph --import MODULE COMMAND", "Load classes of your own that files name; reading imports nothing."),
             ("monograph train deepseek_v3_debugmodel", "Try it: a small mixture of experts, on any machine."),

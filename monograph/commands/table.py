@@ -80,6 +80,8 @@ class Command:
     """Fields of `arguments` that are written without a flag, in this order; only without a recipe."""
     optional: tuple[str, ...] = ()
     """Those of `positional` that may be left out."""
+    takes: str = ""
+    """The positional arguments in words, for the error when one is missing."""
 
 
 LAUNCHER = "monograph.launch.local:launch"
@@ -140,7 +142,7 @@ COMMANDS = (
     Command(
         name="plan",
         usage="RECIPE --gpus N [--machine h100] [--memory 80GiB] [--explain] [--out PAGE] [--section.field value ...]",
-        summary="Will it fit, how fast, on which mesh: the ten best, estimated from their graphs; needs no GPU.",
+        summary="Rank meshes by estimated speed and memory, from their graphs; needs no GPU.",
         function="monograph.commands.plan:plan",
         check=check_plan_options,
         takes_recipe=True,
@@ -161,15 +163,16 @@ COMMANDS = (
     Command(
         name="artifact show",
         usage="DIR [--all]",
-        summary="Print what an artifact of precompile was made for, and what is in it.",
+        summary="Print what an artifact was compiled for, and its contents.",
         function="monograph.commands.artifact:show_artifact",
         arguments=ArtifactShowArguments,
         positional=("folder",),
+        takes="the folder of an artifact",
     ),
     Command(
         name="artifact check",
         usage="DIR RECIPE [--ranks N] [--section.field value ...]",
-        summary="Say whether a run can use an artifact, and why not.",
+        summary="Check whether a run can use an artifact, and say why not.",
         function="monograph.commands.artifact:check_artifact",
         takes_recipe=True,
         uses=("compile.artifact_key_file", "compile.artifact_on_mismatch", "compile.artifact_trust_shared_folder"),
@@ -179,10 +182,11 @@ COMMANDS = (
     Command(
         name="artifact sign",
         usage="DIR [--key_file FILE]",
-        summary="Vouch for an artifact with a key, so that others can use it from a shared folder.",
+        summary="Sign an artifact with a key, so that others can load it from a shared folder.",
         function="monograph.commands.artifact_sign:sign_artifact",
         arguments=ArtifactSignArguments,
         positional=("folder",),
+        takes="the folder of an artifact",
     ),
     Command(
         name="artifact verify",
@@ -191,6 +195,7 @@ COMMANDS = (
         function="monograph.commands.artifact_sign:verify_artifact",
         arguments=ArtifactVerifyArguments,
         positional=("folder",),
+        takes="the folder of an artifact",
     ),
     Command(
         name="compare",
@@ -199,6 +204,7 @@ COMMANDS = (
         function="monograph.commands.compare:compare",
         arguments=CompareArguments,
         positional=("left", "right"),
+        takes="two runs",
     ),
     Command(
         name="launch",
@@ -212,10 +218,11 @@ COMMANDS = (
     Command(
         name="goodput",
         usage="FOLDER [--json]",
-        summary="Print where the time of a run went, over all of its restarts.",
+        summary="Print how a run spent its time, over all of its restarts.",
         function="monograph.commands.goodput:show_goodput",
         arguments=GoodputArguments,
         positional=("folder",),
+        takes="the folder of a run",
     ),
     Command(
         name="bisect",
@@ -226,6 +233,7 @@ COMMANDS = (
         arguments=BisectArguments,
         positional=("left", "right"),
         optional=("right",),
+        takes="one run, or two",
     ),
     Command(
         name="watch",
@@ -235,6 +243,7 @@ COMMANDS = (
         check="monograph.commands.watch:check_watch",
         arguments=WatchArguments,
         positional=("folder",),
+        takes="the folder of a run",
     ),
     Command(
         name="report compare",
@@ -243,14 +252,16 @@ COMMANDS = (
         function="monograph.commands.reports:compare_command",
         arguments=ReportCompareArguments,
         positional=("left", "right"),
+        takes="two folders of inspect",
     ),
     Command(
         name="trace join",
         usage="PREDICTED.json MEASURED.json --out FILE.json",
-        summary="Put a predicted and a measured step into one trace, side by side, for ui.perfetto.dev.",
+        summary="Merge a predicted and a measured step into one trace, side by side, for ui.perfetto.dev.",
         function="monograph.commands.reports:join_command",
         arguments=TraceJoinArguments,
         positional=("predicted", "measured"),
+        takes="a predicted and a measured trace",
     ),
     Command(
         name="config",
@@ -277,7 +288,7 @@ COMMANDS = (
     Command(
         name="machine show",
         usage="[NAME or FILE.json]",
-        summary="Print what estimates take machines to be able to do: all that are known by name, or one.",
+        summary="Print the FLOP/s, bandwidths and memory that estimates assume, of all machines or of one.",
         function="monograph.commands.machine:show_machine",
         arguments=MachineShowArguments,
         positional=("machine",),
@@ -286,7 +297,7 @@ COMMANDS = (
     Command(
         name="machine measure",
         usage="--out FILE.json [--ranks N] [--device cpu]",
-        summary="Measure what this machine can do and write it to a file for --machine.",
+        summary="Measure FLOP/s and bandwidths of this machine and write them to a file for --machine.",
         function="monograph.commands.machine:measure_machine",
         arguments=MachineMeasureArguments,
     ),
@@ -297,15 +308,17 @@ COMMANDS = (
         function="monograph.commands.check_model:check_model_command",
         arguments=CheckModelArguments,
         positional=("model",),
+        takes="a model class, package.module:Class",
     ),
     Command(
         name="check-pass",
         usage="package.module:Class [--model RECIPE ...]",
-        summary="Try a pass of your own on small models: graph rules, two ranks, its promise about numerics.",
+        summary="Try a pass of your own on small models: graph rules, two ranks, its numerics.",
         function="monograph.commands.check_pass:check_pass",
         check=check_pass_arguments,
         arguments=CheckPassArguments,
         positional=("reference",),
+        takes="a pass class, package.module:Class",
     ),
     Command(
         name="hf import",
@@ -315,6 +328,7 @@ COMMANDS = (
         check=check_import,
         arguments=HfImportArguments,
         positional=("source", "out"),
+        takes="a Hugging Face model and a folder to write",
     ),
     Command(
         name="hf export",
@@ -323,6 +337,7 @@ COMMANDS = (
         function="monograph.train.checkpoint.hf_command:export_command",
         arguments=HfExportArguments,
         positional=("checkpoint", "out"),
+        takes="a run or a checkpoint, and a folder to write",
     ),
     Command(
         name="generate",
@@ -332,6 +347,7 @@ COMMANDS = (
         check=check_generate,
         arguments=GenerateArguments,
         positional=("folder",),
+        takes="a run, a checkpoint or a Hugging Face folder",
     ),
     Command(
         name="evaluate",
@@ -341,6 +357,7 @@ COMMANDS = (
         check=check_evaluate,
         arguments=EvaluateArguments,
         positional=("folder",),
+        takes="a run, a checkpoint or a Hugging Face folder",
     ),
     Command(
         name="data pack",
@@ -349,6 +366,7 @@ COMMANDS = (
         function="monograph.commands.data_pack:data_pack",
         arguments=DataPackArguments,
         positional=("dataset", "out"),
+        takes="a dataset and a folder to write",
     ),
 )
 

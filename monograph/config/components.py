@@ -76,15 +76,19 @@ def choose_class(slot: ConfigSlot, word: str) -> type[BaseConfig]:
                 do=f"give it one of its own: class Config({kind.__qualname__}), a dataclass(kw_only=True, slots=True)",
             )
         return kind
-    what = "is not a Config class, and has none"
+    what = f"is a {_name_kind(thing)} without a Config class"
     if is_config_class(kind):
         what = f"is {name_of(kind)}" + (", which only says what they have in common" if is_abstract(kind) else "")
     nearest = find_nearest(word.rpartition(":")[2].removesuffix(".Config"), known)
     raise ConfigError(
         f"--{slot.path} {word}",
-        why=f"{slot.path} takes a Config derived from {name_bases(slot)}, and this {what}",
+        why=f"{slot.path} takes a Config derived from {name_bases(slot)}, and {word} {what}",
         do=f"did you mean --{slot.path} {nearest}?" if nearest else f"known by name: {', '.join(known)}",
     )
+
+
+def _name_kind(thing: Any) -> str:
+    return "class" if isinstance(thing, type) else type(thing).__name__
 
 
 def is_config_class(thing: Any) -> TypeGuard[type[BaseConfig]]:

@@ -172,9 +172,9 @@ def calls_from_data(data: Any) -> list[KernelCall]:
     try:
         found = [(name, tuple(map(_decode, args))) for name, args in data]
         if not all(is_known(name, args) for name, args in found):
-            raise GraphFileError("a call of something that is no kernel of ours")
+            raise GraphFileError("a call of an unknown kernel")
     except (TypeError, ValueError) as error:
-        raise GraphFileError(f"this is no list of calls: {error}") from None
+        raise GraphFileError(f"this is not a list of calls: {error}") from None
     return [KernelCall(name, args) for name, args in found]
 
 

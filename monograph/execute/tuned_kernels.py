@@ -18,6 +18,7 @@ from monograph.kernels.tuned_file import (
 )
 from monograph.kernels.tuning import TunedKey, replace_choices, use_choices
 from monograph.log import get_log
+from monograph.plurals import counted
 
 log = get_log("tune")
 _loaded: dict[GpuKind, dict[TunedKey, TunedKernel]] = {}
@@ -49,7 +50,7 @@ def tune_kernels(calls: Iterable[KernelCall], device: torch.device) -> list[Tune
     _loaded[kind].update({each.key: each for each in found})
     if found:
         try:
-            log.info("%d settings of kernels tuned: %s", len(found), write_tuned(kind, found))
+            log.info("tuned %s: %s", counted(len(found), "kernel setting"), write_tuned(kind, found))
         except OSError as error:
             log.warning("tuned settings of kernels are not saved for later runs: %s", error)
     return found

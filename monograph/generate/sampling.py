@@ -17,7 +17,7 @@ class Sampling:
     """How tokens are chosen."""
 
     temperature: float = 0.0
-    """Logits are divided by it; 0 takes the likeliest token."""
+    """Logits are divided by it; 0 is greedy decoding."""
     top_p: float = 1.0
     """Draw from the fewest tokens that have this share of the probability."""
     repetition_penalty: float = 1.0
@@ -25,9 +25,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_range(self, "temperature", 0, 100, why="0 takes the likeliest token")
-        check_range(self, "top_p", 1e-6, 1, why="it is a share of the probability")
-        check_range(self, "repetition_penalty", 1e-2, 100, why="it divides logits")
+        check_range(self, "temperature", 0, 100, why="0 is greedy decoding")
+        check_range(self, "top_p", 1e-6, 1, why="it is a probability mass")
+        check_range(self, "repetition_penalty", 1e-2, 100, why="logits of repeated tokens are divided by it")
 
 
 class Sampler:

@@ -53,7 +53,9 @@ def check_collectives(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> 
         elif node.target is WAIT_TENSOR:
             source = node.args[0]
             if not isinstance(source, Node) or not is_launch(source):
-                raise broken(node, "a wait for something that is no collective", why="each launch is waited for once")
+                raise broken(
+                    node, "a wait for something that is not a collective", why="each launch is waited for once"
+                )
         elif is_op(node.target) and node.target.namespace in _TRANSFER_OPS:  # type: ignore[union-attr]
             raise broken(node, "a collective of an unknown kind", why=f"graphs use {', '.join(map(str, LAUNCHES))}")
 

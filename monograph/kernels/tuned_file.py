@@ -148,7 +148,7 @@ def _parse_kernel(data: Any) -> TunedKernel:
     are_whole = all(type(each) is int for each in (*key.sizes, *settings.values()))
     are_times = all(type(each) is float and 0 < each < math.inf for each in times)
     if not (isinstance(key.kernel, str) and are_whole and are_times):
-        raise ValueError(f"this is no tuned kernel: {str(data)[:100]}")
+        raise ValueError(f"this is not a tuned kernel: {str(data)[:100]}")
     return TunedKernel(key, settings, *times)
 
 

@@ -155,8 +155,10 @@ def _show_reason(failure: LaunchFailure, logs: Path) -> None:
     """Show why the first rank to fail did so and how the others ended."""
     first = failure.first
     if first > 0:
-        _print(f"rank {first} {describe_exit(failure.code)}; it failed first, and the end of its log is:", style="red")
-        for line in find_reason(_read_log(first, logs)):
+        reason = find_reason(_read_log(first, logs))
+        end = ", and the end of its log is:" if any(line.strip() for line in reason) else ""
+        _print(f"rank {first} {describe_exit(failure.code)}; it failed first{end}", style="red")
+        for line in reason if end else []:
             _print(f"  {line}")
     else:
         _print(f"rank 0 {describe_exit(failure.code)}; it failed first, and its output is above", style="red")

@@ -18,7 +18,7 @@ def check_local_ranks(ranks: int) -> None:
     """Refuse more ranks than this machine has cores and memory for: it would stop answering before they all run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = find_free_bytes()
-    limits = [(cores * RANKS_PER_CORE, f"{RANKS_PER_CORE} ranks on each of {cores} cores are the most that is of use")]
+    limits = [(cores * RANKS_PER_CORE, f"{RANKS_PER_CORE} ranks per core ({cores} cores) are the most that can help")]
     if free is not None:
         size = f"{RANK_BYTES / 1e9:.1f} GB"
         why = f"{free / 1e9:.1f} GB of memory are free, and a rank takes {size} before it has a model"

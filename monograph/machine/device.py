@@ -141,9 +141,9 @@ class Machine:
         return copied_bytes / (self.host_gb_per_second * _GIGA)
 
     def describe_target(self, captured_on: str) -> str:
-        """Which kind of device a program that was planned for this machine runs on, as a sentence."""
+        """Kind of device that a program planned for this machine runs on, as a sentence."""
         target = "GPU" if self.device == "cuda" else "CPU"
-        return f"The program is for a {target}{'' if captured_on == self.device else f', captured on {captured_on}'}."
+        return f"{target} program{'' if captured_on == self.device else ', traced without one'}."
 
     def describe_estimates(self, reason: str) -> str:
         """Whose times are estimated, and by which rates, as a sentence; `reason` is why this machine was chosen."""

@@ -89,9 +89,9 @@ class RopeConfig(Configurable.Config):
                 why="wavelengths are powers of it" + (", and yarn divides by its logarithm" * (self.theta == 1)),
                 do="write a number above 1, such as 10000",
             )
-        check_range(self, "factor", 1, FP32_MAX, why="a context is stretched, never shortened")
+        check_range(self, "factor", 1, FP32_MAX, why="RoPE scaling extends a context and never shortens it")
         for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            check_range(self, name, 1e-6, 1e6, why="it counts turns within the original context")
+            check_range(self, name, 1e-6, 1e6, why="it is a number of rotations within the original context")
         check_range(self, "mscale", 0, 100)
         check_range(self, "mscale_all_dim", 0, 100)
         for scaling, low, high in (
@@ -102,7 +102,7 @@ class RopeConfig(Configurable.Config):
             if self.scaling == scaling and (start > stop or (start == stop and scaling == "yarn")):
                 raise ConfigError(
                     f"{low} is {start} and {high} is {stop}",
-                    why="the stretch fades out between the two",
+                    why="frequencies are interpolated between the two",
                     do=f"write a {low} below {high}",
                 )
 
@@ -232,7 +232,7 @@ class RouterConfig(Configurable.Config):
     top_groups: int = 1
     """Groups a token may choose experts from."""
     group_score: Literal["top2_sum", "max"] = "top2_sum"
-    """A group's standing: the sum of its two best scores (DeepSeek-V3) or its best one (V2)."""
+    """Score of a group: the sum of its two best scores (DeepSeek-V3) or its best one (V2)."""
     norm: bool = True
     """Divide the chosen scores by their sum."""
     scale: float = 1.0
@@ -242,7 +242,7 @@ class RouterConfig(Configurable.Config):
     bias_update_rate: float = 1e-3
     """How far one step moves a bias towards an even load; 0 freezes the biases."""
     force_balance: bool = False
-    """Ignore the scores when choosing and deal tokens out evenly; for measuring speed only."""
+    """Ignore the scores when choosing and assign tokens evenly; for measuring speed only."""
 
     def check(self) -> None:
         check_positive(self, "top_k", "n_groups", "top_groups", most=MAX_COUNT)
@@ -252,7 +252,7 @@ class RouterConfig(Configurable.Config):
                 why="a token chooses top_groups of n_groups",
                 do=f"--model.moe.router.top_groups {self.n_groups}",
             )
-        check_range(self, "scale", 1e-4, 1e4, why="it multiplies what the experts answer")
+        check_range(self, "scale", 1e-4, 1e4, why="it scales the experts' outputs")
         check_range(self, "bias_update_rate", 0, 1, why="scores lie between 0 and 1")
 
     def check_experts(self, n_experts: int) -> None:
@@ -267,7 +267,7 @@ class RouterConfig(Configurable.Config):
         if self.n_groups > 1 and self.group_score == "top2_sum" and group_size < 2:
             raise ConfigError(
                 f"n_experts is {n_experts} and router.n_groups is {self.n_groups}",
-                why="a group's standing is the sum of its two best experts, and each group has one",
+                why="a group's score is the sum of its two best experts, and each group has one",
                 do="write fewer groups, or router.group_score max",
             )
         if self.top_k > group_size * self.top_groups:

@@ -94,7 +94,7 @@ def check_whole_heads(dim: int, n_heads: int) -> None:
     if dim % n_heads:
         raise ConfigError(
             f"'hidden_size' is {dim} and 'num_attention_heads' is {n_heads}",
-            why="transformers wants a multiple of the heads in this family, even where head_dim is given",
+            why="transformers needs a multiple of the heads in this family, even where head_dim is given",
         )
 
 
@@ -116,7 +116,7 @@ def write_shared(config: DecoderConfig, *, model_type: str, architecture: str) -
     attention = getattr(config, "attention", None)
     for name in ("mask_mod", "score_mod"):
         if getattr(attention, name, None) is not None:
-            raise ConfigError(f"attention.{name} is given", why=f"{architecture} calls no functions of yours")
+            raise ConfigError(f"attention.{name} is given", why=f"{architecture} has no custom mask or score functions")
     return {
         "architectures": [architecture],
         "model_type": model_type,

@@ -44,7 +44,7 @@ def describe_packed(name: str, blocks: Stored | None, scales: Stored | None) -> 
 
 def find_bad_exponents(name: str, scales: Tensor) -> str:
     """Why the scales of weight `name` cannot be right; empty when they can."""
-    return f"{name}{SCALES} holds {NOT_A_NUMBER}, which is no exponent" if (scales == NOT_A_NUMBER).any() else ""
+    return f"{name}{SCALES} holds {NOT_A_NUMBER}, which is not an exponent" if (scales == NOT_A_NUMBER).any() else ""
 
 
 def unpack(blocks: Tensor, scales: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ def plan_init(model: nn.Module) -> dict[str, InitSpec]:
     missing = [name for name in names if name not in plan]
     if missing:
         raise ConfigError(
-            f"no module says how {', '.join(missing[:8])} start",
-            why="starting values are the same on every mesh, so they are drawn from a description",
+            f"no module says how to initialize {', '.join(missing[:8])}",
+            why="initial values are the same on every mesh, so they are drawn by name and position",
             do='define plan_init() in the module that owns them: return {"weight": Normal(0.02)}',
         )
     return {name: plan[name] for name in names}

@@ -82,7 +82,7 @@ class ExpertOverlapConfig(Configurable.Config):
         if not has_experts:
             raise ConfigError(
                 f"compile.expert_overlap.strategy is {self.strategy} and the model has no experts",
-                why="there are no rows to exchange",
+                why="there are no routed tokens to exchange",
                 do="--compile.expert_overlap.strategy off",
             )
         if mode == "eager" and fsdp != "graph":

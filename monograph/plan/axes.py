@@ -77,7 +77,7 @@ def find_closed_axes(config: TrainerConfig) -> dict[str, str]:
         except ConfigError as error:
             closed[axis.short] = error.why or error.what
     if config.model.find_moe() is None:
-        closed |= dict.fromkeys(("ep", "etp"), "the model has no routed experts")
+        closed |= dict.fromkeys(("ep", "etp"), "no routed experts")
     return closed
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,8 +69,9 @@ def name_mesh(run: PlannedRun) -> str:
 def name_policy(run: PlannedRun) -> str:
     """What is saved for backward and where, and whether gathered weights are kept."""
     choice = run.choice
-    words = [choice.policy, "offloaded" * choice.offload, "chunked experts" * choice.overlap]
-    words.append("" if choice.reshard else "gathered weights")
+    policy = "all" if choice.policy == "none" else choice.policy
+    words = [policy, "offloaded" * choice.offload, "chunked experts" * choice.overlap]
+    words.append("" if choice.reshard else "weights stay gathered")
     return ", ".join(word for word in words if word)
 
 
@@ -221,7 +223,10 @@ def describe_run(run: PlannedRun, words: Sequence[str]) -> dict[str, Any]:
 
 
 def list_axes(result: PlanResult) -> str:
-    """Which degrees were searched, and which were not."""
+    """Degrees that were searched, and those that were not, by reason."""
     open_axes = [axis.short for axis in AXES if axis.short not in result.closed]
-    closed = [f"{name} ({reason})" for name, reason in result.closed.items()]
-    return f"searched {', '.join(open_axes)}, dp_shard" + (f"; not {'; '.join(closed)}" if closed else "")
+    names = defaultdict(list)
+    for name, reason in result.closed.items():
+        names[reason].append(name)
+    closed = "".join(f"; not searched: {', '.join(axes)} ({reason})" for reason, axes in names.items())
+    return f"searched {', '.join(open_axes)}, dp_shard{closed}"

@@ -12,7 +12,7 @@ def deepseek_v3_debugmodel() -> TrainerConfig:
 
 
 def deepseek_v3_debugmodel_flex() -> TrainerConfig:
-    """The same with FlexAttention, packed documents kept apart, and scores that are capped softly."""
+    """The same with FlexAttention, packed documents kept apart, and logit soft-capping of attention scores."""
     model = sizes.deepseek_v3_debugmodel()
     attention = model.attention.replace(kernel="flex", score_mod=cap_softly)
     return make_debug_run("deepseek_v3_debugmodel_flex", model.replace(attention=attention, mask="document"))

@@ -25,9 +25,9 @@ def read_report(folder: str) -> dict[str, Any]:
             do="name a folder that was given to inspect as --out",
         ) from None
     except UnusableFile as error:
-        raise ConfigError(f"{path} is no report of this version", why=error.why, do="inspect it again") from None
+        raise ConfigError(f"{path} is not a report of this version", why=error.why, do="inspect it again") from None
     if reason := find_defect(report):
-        raise ConfigError(f"{path} is no report of this version", why=reason, do="inspect it again")
+        raise ConfigError(f"{path} is not a report of this version", why=reason, do="inspect it again")
     return report
 
 
@@ -36,12 +36,12 @@ def find_defect(report: dict[str, Any]) -> str:
     if not isinstance(report.get("graphs"), dict):
         return "there is no graph in it"
     if not isinstance(report.get("run"), dict):
-        return "run is no object"
+        return "run is not an object"
     if "stages" in report:
         return ""  # a pipeline's page takes its report as it is
     for name in ("captured", "final", "code"):
         if not isinstance(report.get(name), dict):
-            return f"{name} is no object"
+            return f"{name} is not an object"
     for name in ("captured", "final"):
         if not isinstance(report[name].get("ops"), dict):
             return f"{name} has no ops"
@@ -49,11 +49,11 @@ def find_defect(report: dict[str, Any]) -> str:
     if not isinstance(passes, list) or not all(
         isinstance(row, dict) and isinstance(row.get("name"), str) for row in passes
     ):
-        return "passes is no list of passes"
+        return "passes is not a list of passes"
     try:
         unfold(report["graphs"])
     except (LookupError, TypeError, AttributeError):
-        return "its graphs are no lists of lines"
+        return "its graphs are not lists of lines"
     return ""
 
 

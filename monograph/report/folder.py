@@ -74,7 +74,7 @@ def find_listed(folder: Path) -> list[str]:
     except UnusableFile as error:
         raise _refuse(folder, f"{error.what}: {error.why}") from None
     if not _is_report(report):
-        raise _refuse(folder, f"its {REPORT} is not of monograph inspect")
+        raise _refuse(folder, f"its {REPORT} was not written by monograph inspect")
     listed = report.get("files", _list_older(report))
     names = [name for name in listed if isinstance(name, str) and _OURS.fullmatch(name)]
     return [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]

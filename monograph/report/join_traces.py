@@ -36,16 +36,18 @@ def read_trace(path: str) -> list[Event]:
         trace = json.loads(read_file(Path(path), max_bytes=MAX_TRACE_BYTES))  # profilers may write a key twice
         events = trace["traceEvents"] if isinstance(trace, dict) else trace
         if not isinstance(events, list):
-            raise TypeError("traceEvents is no list")
+            raise TypeError("traceEvents is not a list")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", do="name the file of a trace") from None
     except UnusableFile as error:
         raise ConfigError(error.what, why=error.why, do="name the file of a trace") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is no Chrome trace", why="there are no traceEvents in it") from None
+        raise ConfigError(f"{path} is not a Chrome trace", why="there are no traceEvents in it") from None
     for event in events:
         if reason := find_defect(event):
-            raise ConfigError(f"{path} is no Chrome trace", why=f"{reason} in the event {show(event, max_length=120)}")
+            raise ConfigError(
+                f"{path} is not a Chrome trace", why=f"{reason} in the event {show(event, max_length=120)}"
+            )
     return [event for event in events if "ph" in event]
 
 
@@ -57,14 +59,14 @@ def find_defect(event: Any) -> str:
         return ""
     facts = event.get("args") or {}
     if not isinstance(event.get("pid"), int | float | str) or not isinstance(event.get("tid", 0), int | float | str):
-        return "pid or tid is no number or name"
+        return "pid or tid is neither a number nor a name"
     if not isinstance(facts, dict):
-        return "args is no object"
+        return "args is not an object"
     if event["ph"] == "M":
         is_named = isinstance(event.get("name"), str) and (event["name"] != "process_name" or "name" in facts)
         return "" if is_named else "a name is missing"
     if not isinstance(event.get("ts"), int | float) or not isinstance(event.get("dur", 0), int | float):
-        return "ts or dur is no number"
+        return "ts or dur is not a number"
     return "dur is missing" if _STEP.fullmatch(str(event.get("name"))) and "dur" not in event else ""
 
 

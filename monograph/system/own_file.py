@@ -39,7 +39,7 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise NotOwnFile(path, "no regular file")
+            raise NotOwnFile(path, "not a regular file")
         if not flags & os.O_EXCL and status.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
             raise NotOwnFile(path, f"user {status.st_uid}'s")
     except BaseException:

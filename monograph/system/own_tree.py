@@ -54,7 +54,7 @@ def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Col
     """
     do = "choose another folder, or move it away yourself"
     if not is_plain_folder(target):
-        kind = "a link" if target.is_symlink() else "no folder"
+        kind = "a link" if target.is_symlink() else "not a folder"
         raise ConfigError(f"will not overwrite {target}", why=f"it is {kind}; only {what} is replaced", do=do)
     try:
         listed = read_listed(target)

@@ -80,9 +80,7 @@ class TrainingConfig(Configurable.Config):
                 do="write a positive number, or -1 for no gradient accumulation",
             )
         if self.max_norm < 0:
-            raise ConfigError(
-                f"max_norm is {self.max_norm}", why="a norm is not negative", do="write 0 to switch it off"
-            )
+            raise ConfigError(f"max_norm is {self.max_norm}", why="a norm is >= 0", do="write 0 to switch it off")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             raise ConfigError(
                 "dtype is bfloat16 while compute_dtype is float32",
@@ -356,7 +354,7 @@ class TrainerConfig(Configurable.Config):
         self.passes.check_asked(self.compile.numerics)
         if "narrow_gradients" in self.passes.on and not self.plan_optimizer().is_single_pass:
             raise ConfigError(
-                f"passes.on has narrow_gradients and {self.optimizer.describe()} is no single-pass optimizer",
-                why="it wants gradients of their parameters' dtype",
+                f"passes.on has narrow_gradients and {self.optimizer.describe()} is not a single-pass optimizer",
+                why="its update needs gradients in the dtype of the parameters",
                 do="--optimizer.implementation single_pass (AdamW), or leave narrow_gradients out of passes.on",
             )

@@ -17,6 +17,7 @@ from typing import Any
 from monograph import strict_json
 from monograph.line_file import LineFile
 from monograph.log import get_log
+from monograph.plurals import counted
 from monograph.system.foreign_json import UnusableFile, parse_json, read_file
 from monograph.train.records import find_number, read_records
 from monograph.train.startup import Startup, seconds_since_process_start
@@ -190,7 +191,7 @@ class GoodputSummary:
     def describe(self) -> str:
         """One line."""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.rows() if seconds >= 0.05)
-        starts = f"{self.starts} start{'' if self.starts == 1 else 's'}"
+        starts = counted(self.starts, "start")
         return f"{100 * self.goodput:.1f} % of {self.total_seconds:.1f} s in {starts} ({parts})"
 
 

@@ -54,7 +54,7 @@ class LoadMonitor:
 def advise(moe: MoeConfig) -> str:
     """What to change, from what the run does already."""
     if moe.router.force_balance:
-        return "router.force_balance deals tokens out evenly, so this is a bug"
+        return "router.force_balance assigns tokens evenly, so this is a bug"
     if moe.balance.needs_counts:
         return f"raise --model.moe.balance.coefficient (now {moe.balance.coefficient:g})"
     if moe.router.expert_bias:

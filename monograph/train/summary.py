@@ -65,7 +65,7 @@ def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str
         rows.append(("time", describe_time(summary)))
         rows.append(("peak memory", f"{last['peak_memory_gib']:.2f} GiB"))
     else:
-        rows.append(("loss", "no step was left to do"))
+        rows.append(("loss", "no steps left: the run was complete"))
     if summary.validation is not None:
         rows.append(("validation", summary.validation.describe().removeprefix("validation ")))
     if summary.goodput is not None:

@@ -343,7 +343,7 @@ class Trainer(Configurable):
                 index = Cursor.from_json(record["cursor"])
                 raise TrainingFailed(
                     f"step {record['step']}: loss {record['loss']}, gradient norm {record['grad_norm']}",
-                    why="a number that is not finite would spoil every weight; this update was not applied",
+                    why="a non-finite gradient would corrupt every weight; this update was not applied",
                     do=f"{self._describe_way_back()} with a lower optimizer.lr, or look at the data: the "
                     f"{self.global_batch} samples before epoch {index.epoch}, sample {index.sample}",
                 )

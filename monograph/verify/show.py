@@ -45,7 +45,7 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     console.print(
         "   ".join(f"{name} {_show(value, verdict.tolerance)}" for name, value in results.items()), highlight=False
     )
-    console.print(f"numerics: {verdict.numerics}", highlight=False)
+    console.print(f"numerics promised: {verdict.numerics}", highlight=False)
     for entry in verdict.all.mismatches:
         console.print(f"[red]{entry}[/red]", highlight=False)
     if verdict.is_close:

@@ -89,7 +89,7 @@ WARMUP = {"lr_scheduler.warmup_steps": 2000, "training.steps": 10_000}
         ({"training.max_norm": 0.5}, "optimizer", 1, "max_norm 0.5"),
         ({"lr_scheduler.decay": "linear"}, "schedule", 2001, "the learning rate"),
         ({"lr_scheduler.total_steps": 20_000}, "schedule", 2001, "the learning rate"),
-        ({"training.freeze": ("layers.0.*",)}, None, 1, "A alone has it"),
+        ({"training.freeze": ("layers.0.*",)}, None, 1, "only A has it"),
     ],
 )
 def test_settings_of_the_update_that_differ_are_found_whatever_the_warmup(change, kind, step, shown, tmp_path):
@@ -202,7 +202,7 @@ REFUSED = {
     "llama3_debugmodel 'llama3_debugmodel --training.seq_len 64'": "differ in training.seq_len",
     "'llama3_debugmodel --compile.mode eager'": "with its own eager step",
     "'llama3_debugmodel --passes.off buckets'": "there is no pass of that name",
-    f"'{PIPED} --parallelism.pipeline_schedule zbv'": "there is no second line",
+    f"'{PIPED} --parallelism.pipeline_schedule zbv'": "there is no second run",
     f"'{PIPED}' '{PIPED} --parallelism.pipeline_stages head'": "different pipeline stages",
 }
 

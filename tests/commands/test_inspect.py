@@ -52,7 +52,7 @@ def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     assert any("in a step" in note and "in an evaluation" in note for note in report["run"]["notes"])
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
     assert report["run"]["numerics"] == "bitwise identical to eager", "as a GPU would run it"
-    assert report["run"]["target"] == "cuda" and "The program is for a GPU, captured on cpu." in report["run"]["notes"]
+    assert report["run"]["target"] == "cuda" and "GPU program, traced without one." in report["run"]["notes"]
     assert report["final"]["cost"]["flops"] >= report["captured"]["cost"]["flops"] > 0
     assert len(report["final"]["memory"]["points"]) <= 2000
     saved = report["captured"]["saved"]
@@ -87,9 +87,9 @@ def test_a_peak_beyond_the_memory_of_the_machine_is_noted():
     cpu, machine = torch.device("cpu"), find_machine("h100")
     peaks = {"a step": 1 << 30, "an evaluation": machine.memory_bytes}
     notes = list_notes(cpu, machine, "", peaks, 0)
-    seen = "Estimated peak of memory: 1.00 GiB in a step, 74.5 GiB in an evaluation; with 0 B of optimizer state"
+    seen = "Estimated peak memory: 1.00 GiB in a step, 74.5 GiB in an evaluation; with 0 B of optimizer state"
     assert f"{seen}." in notes
-    assert "The program is for a GPU, captured on cpu." in notes
+    assert "GPU program, traced without one." in notes
     for changed, state in (({"a step": machine.memory_bytes + 1}, 0), ({}, 1)):
         more = list_notes(cpu, machine, "", peaks | changed, state)
         (note,) = [note for note in more if note not in notes]
@@ -151,7 +151,7 @@ def test_the_program_is_that_of_the_machine_named_wherever_it_is_captured(tmp_pa
     assert "chunked_cross_entropy" in texts["h200"] and "chunked_cross_entropy" not in texts["cpu"]
     saved = {name: sum(each["bytes"] for each in report["captured"]["saved"]) for name, report in reports.items()}
     assert saved["h200"] < saved["cpu"]
-    assert "The program is for a CPU." in reports["cpu"]["run"]["notes"]
+    assert "CPU program." in reports["cpu"]["run"]["notes"]
     assert reports["cpu"]["run"]["numerics"] == "bitwise identical to eager"
 
 

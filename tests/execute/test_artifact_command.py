@@ -119,8 +119,8 @@ def test_a_damaged_artifact_is_refused_whatever_is_to_happen_on_a_mismatch(tmp_p
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["artifact", "check"], "FOLDER is missing"),
-        (["artifact", "check", "--ranks", "2"], "FOLDER is missing"),
+        (["artifact", "check"], "artifact check needs FOLDER"),
+        (["artifact", "check", "--ranks", "2"], "artifact check needs FOLDER"),
         (["artifact", "check", "nowhere", RECIPE], "no artifact in nowhere"),
         (["artifact", "show", "nowhere"], "no artifact in nowhere"),
         (["precompile", RECIPE], "--out is missing"),

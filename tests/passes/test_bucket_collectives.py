@@ -36,7 +36,7 @@ def two_parameters():
 
 def test_gathers_start_with_the_first_and_scatters_with_the_last_in_the_order_of_the_table():
     graph = two_parameters()
-    assert run("bucket_collectives", graph, slots=SLOTS) == "4 collectives became 2"
+    assert run("bucket_collectives", graph, slots=SLOTS) == "4 collectives merged into 2"
     check_text(
         graph,
         """
@@ -90,7 +90,7 @@ def test_pieces_of_one_row_are_laid_out_like_the_originals():
         shards.append(hand.call(WAIT_TENSOR, started, **where))
     read = [hand.call(ATEN.mul.Tensor, shard, 2, path="layers.0", direction=BACKWARD) for shard in shards]
     graph = hand.done(hand.call(ATEN.sum.default, read[0]), layers__0__a=read[0], layers__0__b=read[1])
-    assert run("bucket_collectives", graph, slots=SLOTS) == "2 collectives became 1"
+    assert run("bucket_collectives", graph, slots=SLOTS) == "2 collectives merged into 1"
     assert [value_of(node.args[0]).stride() for node in read] == [(2, 1), (3, 1)]
 
 

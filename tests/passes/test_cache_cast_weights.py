@@ -35,7 +35,7 @@ def test_casts_of_parameters_are_marked_and_nothing_else():
     matmul = hand.call(ATEN.mm.default, both, narrow[0])
     wide = hand.call(ATEN._to_copy.default, matmul, dtype=torch.float32)
     graph = hand.done(hand.call(ATEN.sum.default, wide))
-    assert run("cache_cast_weights", graph, config=KEPT) == "2 parameters are cast once an update"
+    assert run("cache_cast_weights", graph, config=KEPT) == "2 parameters cast once per update"
     check_text(
         graph,
         """
@@ -56,7 +56,7 @@ def test_casts_of_parameters_are_marked_and_nothing_else():
 
 def test_a_step_without_casts_has_nothing_to_keep():
     graph, facts = capture_small("llama3", Mesh())
-    assert make_pass("cache_cast_weights", KEPT).run(graph, facts) == "0 parameters are cast once an update"
+    assert make_pass("cache_cast_weights", KEPT).run(graph, facts) == "0 parameters cast once per update"
 
 
 def test_casts_stay_out_of_compiled_regions():

@@ -50,7 +50,7 @@ def test_casts_of_a_weight_become_one_in_all_layouts_that_are_read():
     loss = hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, square(narrow, False), square(b, False)))
     graph = hand.done(loss, a=square(narrow, True, direction=BACKWARD))
     note = run("cache_float8_weights", graph, config=ON)
-    assert note == "2 weights are cast to float8 once an update, 1 of them in both layouts"
+    assert note == "2 weights cast to float8 once per update, 1 of them in both layouts"
     check_text(
         graph,
         """

@@ -105,7 +105,7 @@ def test_running_it_twice_changes_nothing_more():
     graph, facts = capture_stack()
     ChunkExperts().run(graph, facts)
     once = graph.text()
-    assert ChunkExperts().run(graph, facts) == "cut already"
+    assert ChunkExperts().run(graph, facts) == "chunked already"
     assert graph.text() == once
 
 

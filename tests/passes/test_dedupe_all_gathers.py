@@ -23,7 +23,7 @@ def test_equal_gathers_of_one_half_become_one():
     loss = hand.call(ATEN.sum.default, hand.call(ATEN.mul.Tensor, one, other))
     again = hand.call(ATEN.mul.Tensor, gather(hand, w, direction=BACKWARD), 2, direction=BACKWARD)
     graph = hand.done(loss, w=hand.call(ATEN.slice.Tensor, again, 0, 0, 4, direction=BACKWARD))
-    assert run("dedupe_all_gathers", graph) == "1 gathers shared"
+    assert run("dedupe_all_gathers", graph) == "1 duplicate all_gather removed"
     check_text(
         graph,
         """

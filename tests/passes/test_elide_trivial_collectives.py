@@ -47,7 +47,7 @@ def test_a_size_read_from_a_trivial_collective_is_read_from_its_argument():
     size = hand.call(ATEN.sym_size.int, sent, 0)
     rows = hand.call(ATEN.view.default, hand.call(WAIT_TENSOR, sent), [size, 2])
     graph = hand.done(hand.call(ATEN.sum.default, rows))
-    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "1 collectives removed"
+    assert run("elide_trivial_collectives", graph, group_sizes={"ep": 1}) == "1 collective removed"
     check_text(
         graph,
         """

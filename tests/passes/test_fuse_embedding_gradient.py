@@ -44,7 +44,7 @@ def write_tied(*, cast=True, padding=-1, scaled=False, reader="", kernels=True):
 
 def test_a_gradient_is_added_row_by_row_and_leaves_the_step_as_narrow_as_it_was_computed():
     graph = write_tied()
-    assert run(NAME, graph, is_single_pass=True) == "1 gradients of embeddings added row by row"
+    assert run(NAME, graph, is_single_pass=True) == "1 embedding gradient accumulated row by row"
     check_text(
         graph,
         """
@@ -84,7 +84,7 @@ def test_a_graph_for_evaluation_has_nothing_to_add():
     hidden, scale = hand.input("hidden", 6, 8), hand.input("scale", 8)
     normed = hand.call(operator.getitem, hand.call(NORM, hidden, scale, 1e-5), 0)
     graph = hand.done(hand.call(ATEN.sum.default, normed))
-    assert run(NAME, graph, is_single_pass=True) == "0 gradients of embeddings added row by row"
+    assert run(NAME, graph, is_single_pass=True) == "0 embedding gradients accumulated row by row"
 
 
 @pytest.mark.parametrize("numbers", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])

@@ -61,7 +61,7 @@ def test_gradients_of_joined_projections_are_written_side_by_side(mesh):
 def test_gradients_of_a_tied_embedding_are_added_without_casts():
     ops, record = count_ops("llama3", PassesConfig(), **{"model.tied_embeddings": True})
     assert ops[ADD_WIDE] == 1
-    assert record.note.endswith("1 with casts")
+    assert record.note.endswith("1 cast into adds")
 
 
 def test_a_step_without_ops_of_ours_stays_without():
@@ -121,7 +121,7 @@ def make_gated(*, has_transfer=False):
 
 def test_what_reads_the_second_gate_moves_behind_the_backward():
     graph = make_gated()
-    assert run("fuse_kernels", graph).startswith("1 recomputed")
+    assert run("fuse_kernels", graph).startswith("1 recomputation into")
     check_text(
         graph,
         """
@@ -144,7 +144,7 @@ def test_what_reads_the_second_gate_moves_behind_the_backward():
 
 def test_a_backward_that_needs_the_second_gate_stays_apart():
     graph = make_gated(has_transfer=True)
-    assert run("fuse_kernels", graph).startswith("0 recomputed")
+    assert run("fuse_kernels", graph) == "nothing to fuse"
     assert Counter(node.target for node in graph.nodes)[SWIGLU] == 2
 
 
@@ -159,7 +159,7 @@ def test_a_norm_with_another_eps_is_another_norm(eps):
     of_x, of_w = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     matmul = hand.call(ATEN.mm.default, again, grad, **back)
     graph = hand.done(hand.call(ATEN.sum.default, out), x=of_x, w=of_w, grad=matmul)
-    assert run("fuse_kernels", graph).startswith("1 recomputed" if eps == 1e-5 else "0 recomputed")
+    assert ("1 recomputation into" in run("fuse_kernels", graph)) == (eps == 1e-5)
 
 
 def test_nothing_moves_past_what_writes():
@@ -167,7 +167,7 @@ def test_nothing_moves_past_what_writes():
     (again,) = [node for node in graph.nodes if node.target is SWIGLU and tag_of(node).direction is BACKWARD]
     grad = next(node for node, spec in zip(graph.placeholders, graph.inputs, strict=True) if spec.name == "grad")
     call_after(graph.module.graph, again, ATEN.mul_.Tensor, (grad, 2.0), tag_of(again))
-    assert run("fuse_kernels", graph).startswith("0 recomputed")
+    assert run("fuse_kernels", graph) == "nothing to fuse"
 
 
 def test_a_gradient_that_is_put_there_twice_stays_apart():
@@ -180,4 +180,4 @@ def test_a_gradient_that_is_put_there_twice_stays_apart():
     graph = hand.done(
         hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=hand.call(ATEN.mm.default, grad, three, **back)
     )
-    assert "0 + 0 gradients joined" in run("fuse_kernels", graph)
+    assert run("fuse_kernels", graph) == "nothing to fuse"

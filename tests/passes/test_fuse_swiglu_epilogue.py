@@ -89,7 +89,7 @@ def make_gated(*, has_third=False, is_swapped=False, is_turned=True, is_read=Fal
 
 def test_what_it_writes():
     graph = make_gated()
-    assert run("fuse_swiglu_epilogue", graph, ASKED) == "1 matmuls with gates, 1 with backwards of gates"
+    assert run("fuse_swiglu_epilogue", graph, ASKED) == "SwiGLU fused into 1 forward and 1 backward matmul"
     check_text(
         graph,
         """
@@ -118,10 +118,10 @@ def test_what_it_writes():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"is_swapped": True}, "0 matmuls with gates, 1 with backwards of gates"),
-        ({"is_turned": False}, "0 matmuls with gates, 1 with backwards of gates"),
-        ({"is_read": True}, "1 matmuls with gates, 0 with backwards of gates"),
-        ({"has_third": True}, "0 matmuls with gates, 1 with backwards of gates"),
+        ({"is_swapped": True}, "SwiGLU fused into 0 forward and 1 backward matmul"),
+        ({"is_turned": False}, "SwiGLU fused into 0 forward and 1 backward matmul"),
+        ({"is_read": True}, "SwiGLU fused into 1 forward and 0 backward matmuls"),
+        ({"has_third": True}, "SwiGLU fused into 0 forward and 1 backward matmul"),
     ],
     ids=str,
 )
@@ -137,7 +137,7 @@ def test_a_matmul_is_computed_once_for_two_gates():
     halves = [hand.call(operator.getitem, split, index) for index in (0, 1)]
     gates = [hand.call(SWIGLU, *halves) for _ in range(2)]
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.add.Tensor, *gates)), x=x)
-    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("1 matmuls with gates")
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("SwiGLU fused into 1 forward")
     ops = Counter(node.target for node in graph.nodes)
     assert (ops[MATMUL_SWIGLU], ops[ATEN.mm.default], ops[SWIGLU]) == (1, 0, 1)
 
@@ -152,14 +152,14 @@ def test_rows_that_are_cut_otherwise_stay_apart():
     pair = hand.call(SWIGLU_BACKWARD_PACKED_RECOMPUTE, of_gate, x, up, **back)
     both, again = (hand.call(operator.getitem, pair, index, **back) for index in (0, 1))
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(SWIGLU, x, up)), x=both, up=again)
-    assert run("fuse_swiglu_epilogue", graph, ASKED).endswith("0 with backwards of gates")
+    assert run("fuse_swiglu_epilogue", graph, ASKED).endswith("0 backward matmuls")
 
 
 def test_nothing_moves_past_what_writes():
     graph = make_gated()
     matmul = next(node for node in graph.nodes if node.target is ATEN.mm.default)
     call_after(graph.module.graph, matmul, ATEN.mul_.Tensor, (matmul, 2.0), tag_of(matmul))
-    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("0 matmuls with gates")
+    assert run("fuse_swiglu_epilogue", graph, ASKED).startswith("SwiGLU fused into 0 forward")
 
 
 def test_matmuls_that_are_not_merged_are_an_error():

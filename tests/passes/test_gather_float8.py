@@ -62,7 +62,7 @@ def test_ranks_agree_on_a_scale_and_gather_bytes():
     w = gather(hand, "w", 16, 32)
     loss = hand.call(ATEN.sum.default, square(hand, w))
     graph = hand.done(loss, w=square(hand, w, is_transposed=True, direction=BACKWARD))
-    assert run("gather_float8", graph) == "1 parameters in 1 all_gathers are sent in float8"
+    assert run("gather_float8", graph) == "1 parameter in 1 all_gather sent in float8"
     check_text(
         graph,
         """
@@ -103,7 +103,7 @@ def test_weights_that_others_read_or_that_have_scales_of_rows_stay_in_bfloat16()
     loss = hand.call(ATEN.sum.default, hand.call(ATEN.cat.default, found[:2]))
     graph = hand.done(loss, v=found[2], u=found[3])
     before = graph.text()
-    assert run("gather_float8", graph) == "0 parameters in 0 all_gathers are sent in float8"
+    assert run("gather_float8", graph) == "0 parameters in 0 all_gathers sent in float8"
     assert graph.text() == before
 
 
@@ -126,7 +126,7 @@ def test_half_the_bytes_of_a_block_are_gathered_and_kept():
     assert sent - sent_now == weights // 2
     assert len([node for node in after.nodes if node.target is ALL_REDUCE and node.args[1] == "max"]) == 1
     record = records["gather_float8"]
-    assert record.note == "7 parameters in 1 all_gathers are sent in float8"
+    assert record.note == "7 parameters in 1 all_gather sent in float8"
     assert record.after.moved_bytes < record.before.moved_bytes
     kept = [find_memory(graph).live_bytes[list(map(is_backward, graph.nodes)).index(True)] for graph in (before, after)]
     assert kept[0] - kept[1] > 0.9 * weights / 2, "from forward to backward"

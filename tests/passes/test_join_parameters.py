@@ -36,7 +36,7 @@ def test_parameters_below_each_other_are_marked_and_each_once():
     twice = hand.call(ATEN.cat.default, [a, b], 0)
     parts = [hand.call(ATEN.sum.default, each) for each in (both, again, beside, twice)]
     graph = hand.done(hand.call(ATEN.stack.default, parts))
-    assert run("join_parameters", graph) == "2 parameters are stored in 1 buffers"
+    assert run("join_parameters", graph) == "2 parameters stored in 1 buffer"
     check_text(
         graph,
         """
@@ -61,7 +61,7 @@ def test_a_parameter_that_would_not_begin_at_a_multiple_of_16_bytes_is_left_alon
     hand = ByHand()
     a, b = hand.input("a", 3, 3), hand.input("b", 4, 3)
     graph = hand.done(hand.call(ATEN.sum.default, hand.call(ATEN.cat.default, [a, b], 0)))
-    assert run("join_parameters", graph) == "0 parameters are stored in 0 buffers"
+    assert run("join_parameters", graph) == "0 parameters stored in 0 buffers"
 
 
 def test_joined_parameters_are_views_of_a_buffer_and_stay_the_same_objects():

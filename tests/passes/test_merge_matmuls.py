@@ -37,7 +37,7 @@ def test_shared_left_operands_sums_and_shared_right_operands_become_one_matmul_e
         a=wgrads[0],
         b=wgrads[1],
     )
-    assert run("merge_matmuls", graph, config=ASKED) == "6 matmuls became 3"
+    assert run("merge_matmuls", graph, config=ASKED) == "6 matmuls merged into 3"
     check_text(
         graph,
         """
@@ -77,7 +77,7 @@ def test_a_second_run_finds_nothing_more_to_join():
     run("merge_matmuls", graph, config=ASKED)
     once = graph.text()
     assert count(graph) < before
-    assert run("merge_matmuls", graph, config=ASKED) == "0 matmuls became 0"
+    assert run("merge_matmuls", graph, config=ASKED) == "0 matmuls merged into 0"
     assert graph.text() == once
 
 

@@ -28,7 +28,7 @@ def test_only_a_cast_that_nothing_follows_is_left_out():
         v=hand.call(ATEN._to_copy.default, narrow, dtype=torch.float32, direction=BACKWARD),
         w=hand.call(ATEN.add.Tensor, wide, wide, direction=BACKWARD),
     )
-    assert run("narrow_gradients", graph, config=ASKED) == "1 gradients keep the dtype they were computed in"
+    assert run("narrow_gradients", graph, config=ASKED) == "1 gradient returned in the dtype of the backward"
     check_text(
         graph,
         """

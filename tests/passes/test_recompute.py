@@ -19,7 +19,7 @@ def test_a_value_lives_again_just_before_backward_reads_it():
     back = hand.call(ATEN.mm.default, active, early, path="layers.0.ffn", direction=BACKWARD)
     graph = hand.done(loss, w=hand.call(ATEN.mul.Tensor, back, active, path="layers.0.ffn", direction=BACKWARD))
     run("choose_saved", graph)
-    assert run("recompute", graph) == "1 nodes are recomputed, 0 are no longer needed in forward"
+    assert run("recompute", graph) == "1 node recomputed in backward, 0 dropped from forward"
     check_text(
         graph,
         """

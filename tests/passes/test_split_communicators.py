@@ -11,7 +11,7 @@ def test_counts_travel_beside_the_rows_and_nothing_else_changes():
     graph, facts = capture_small("qwen3_moe", Mesh(dp_shard=2, ep=2))
     before = graph.text(folded=False).splitlines()
     assert facts.degree(Axis.EP) == 2
-    assert make_pass("split_communicators").run(graph, facts) == "2 collectives moved to 1 groups"
+    assert make_pass("split_communicators").run(graph, facts) == "2 collectives moved to their own communicator"
     after = graph.text(folded=False).splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(changed) == 2

@@ -146,7 +146,7 @@ def test_a_plan_lists_the_best_and_how_to_run_each(tmp_path, capsys):
     check_runs(content, 1)
     assert {run["numerics"] for run in runs} == {"exact"}, "no run changes the recipe's numerics"
     assert [run["changes"] for run in content["other_numerics"]] == ["numerics fast", "numerics float8"]
-    assert content["not_searched"]["ep"] == "the model has no routed experts"
+    assert content["not_searched"]["ep"] == "no routed experts"
 
 
 PLANNED = {

@@ -55,8 +55,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     for words, reason in [
         ([step, pipeline, *out], "one report is of a pipeline"),
         ([step, str(tmp_path / "none"), *out], "monograph inspect writes it"),
-        ([step, old, *out], "is no report of this version"),
-        *(([step, each, *out], f"{each}/report.json is no report of this version") for each in broken),
+        ([step, old, *out], "is not a report of this version"),
+        *(([step, each, *out], f"{each}/report.json is not a report of this version") for each in broken),
         ([step, step], "--out is missing"),
         ([step, step, "--out", str(tmp_path / "page.txt")], "it is a .html file"),
         ([step, step, "--out", str(tmp_path / "none" / "page.html")], "there is no folder"),

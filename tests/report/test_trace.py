@@ -130,7 +130,7 @@ def test_odd_traces_are_refused_in_words(tmp_path, capsys, content):
     good, odd, out = (str(tmp_path / f"{name}.json") for name in ("good", "odd", "both"))
     for words in ([odd, good], [good, odd]):
         assert cli.main(["trace", "join", *words, "--out", out]) == 2
-        assert f"{odd} is no Chrome trace" in capsys.readouterr().err
+        assert f"{odd} is not a Chrome trace" in capsys.readouterr().err
 
 
 def test_a_fifo_is_no_trace(tmp_path, capsys):
@@ -146,7 +146,7 @@ def test_what_is_no_trace_or_has_no_step_is_refused(tmp_path, capsys):
     out = ["--out", str(tmp_path / "both.json")]
     for measured, reason in [
         ("empty", "has no step in it"),
-        ("other", "is no Chrome trace"),
+        ("other", "is not a Chrome trace"),
         ("none", "cannot be read"),
     ]:
         words = [str(tmp_path / "empty.json"), str(tmp_path / f"{measured}.json")]

@@ -78,7 +78,7 @@ def test_no_run_without_a_checkpoint_is_told_to_continue_from_one(empty, capsys)
 def test_a_run_with_nothing_left_to_do_names_the_checkpoint_it_continued_from(empty, capsys):
     run(f"{TRAIN} --training.steps 1", capsys)
     out = run(f"{TRAIN} --training.steps 1 --checkpoint.load latest", capsys)
-    assert "no step was left to do" in out and "step-00000001" in out
+    assert "no steps left: the run was complete" in out and "step-00000001" in out
     command = find_suggestions(out)["train on"]
     assert "step 2)" in run(command.removeprefix("monograph "), capsys)
 

@@ -106,7 +106,7 @@ def _read_file(key_file: str) -> bytes:
         if mode & 0o077 or found.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
                 f"the key file {key_file} has mode {mode:04o} and belongs to user {found.st_uid}",
-                why="whoever can read a key can sign with it, and whoever can write it can replace it",
+                why="a user who can read a key can sign with it, and one who can write it can replace it",
                 do=f"chmod 600 {key_file}, as its owner",
             )
         return os.read(file, _MAX_KEY_BYTES).strip()

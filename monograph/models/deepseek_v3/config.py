@@ -26,12 +26,12 @@ class DeepseekV3Config(DecoderConfig):
         if not 0 <= self.n_dense_layers <= self.n_layers:
             raise ConfigError(
                 f"n_dense_layers is {self.n_dense_layers} and n_layers is {self.n_layers}",
-                why="the first layers are dense, at most all of them",
+                why="it counts the first layers, at most all of them",
             )
         if self.n_dense_layers < self.n_layers and self.moe.n_experts < 1:
             raise ConfigError(
                 f"moe.n_experts is {self.moe.n_experts}",
-                why=f"the last {self.n_layers - self.n_dense_layers} layers are made of experts",
+                why=f"the last {self.n_layers - self.n_dense_layers} layers are MoE layers",
                 do=f"write a number of experts, or n_dense_layers {self.n_layers}",
             )
 

@@ -116,13 +116,13 @@ class GptOssConfig(DecoderConfig):
         if self.layer_kinds and len(self.layer_kinds) != self.n_layers:
             raise ConfigError(
                 f"layer_kinds has {len(self.layer_kinds)} entries and n_layers is {self.n_layers}",
-                why="it says for every layer what its queries see",
+                why="it names the attention of every layer",
                 do="write one entry for every layer, or none for windowed and full layers in turn",
             )
         if self.moe.n_experts < 1:
             raise ConfigError(
                 f"moe.n_experts is {self.moe.n_experts}",
-                why="every layer of this family is made of experts",
+                why="every layer of this family is an MoE layer",
                 do="write a number of experts",
             )
 

@@ -10,6 +10,7 @@ from monograph.graph.query import is_wait, wait_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass, Property
+from monograph.plurals import counted
 
 
 class DedupeAllGathers(Pass):
@@ -27,7 +28,7 @@ class DedupeAllGathers(Pass):
         for later, first in plan.items():
             redirect(later, first)
         erase(plan)
-        return f"{sum(is_wait(node) for node in plan)} gathers shared"
+        return f"{counted(sum(is_wait(node) for node in plan), 'duplicate all_gather')} removed"
 
 
 def plan_shared(graph: StepGraph) -> dict[Node, Node]:

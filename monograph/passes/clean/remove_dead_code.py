@@ -7,6 +7,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import is_compute, is_mutation, is_random
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 class RemoveDeadCode(Pass):
@@ -20,7 +21,7 @@ class RemoveDeadCode(Pass):
     def run(self, graph: StepGraph, facts: Facts) -> str:
         dead = plan_dead(graph)
         erase(dead)
-        return f"{len(dead)} nodes removed"
+        return f"{counted(len(dead), 'node')} removed"
 
 
 def plan_dead(graph: StepGraph) -> list[Node]:

@@ -14,6 +14,7 @@ from monograph.graph.query import find_storages, is_backward, value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 _ATEN = torch.ops.aten
 
@@ -40,7 +41,7 @@ class RemoveNoOps(Pass):
             redirect(node, same)
             stand_ins[node] = same
         erase(plan)
-        return f"{len(plan)} nodes removed"
+        return f"{counted(len(plan), 'node')} removed"
 
 
 def plan_no_ops(graph: StepGraph) -> dict[Node, Node]:

@@ -19,6 +19,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass, Property
 from monograph.passes.comm.bucket_collectives_options import BucketCollectivesConfig
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class BucketCollectives(Pass):
         maker = CallMaker(graph.module.graph)
         for bucket in plan:
             apply_bucket(maker, bucket)
-        return f"{sum(len(bucket.launches) for bucket in plan)} collectives became {len(plan)}"
+        return f"{counted(sum(len(bucket.launches) for bucket in plan), 'collective')} merged into {len(plan)}"
 
 
 def plan_buckets(graph: StepGraph, facts: Facts, max_bytes: int) -> list[Bucket]:

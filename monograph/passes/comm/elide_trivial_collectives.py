@@ -9,6 +9,7 @@ from monograph.graph.layouts import find_layout
 from monograph.graph.query import group_of, is_launch, value_of, wait_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 class ElideTrivialCollectives(Pass):
@@ -26,7 +27,7 @@ class ElideTrivialCollectives(Pass):
             redirect(wait, source)
             redirect(launch, source, users=[user for user in launch.users if user is not wait])  # sizes of its result
             erase([launch, wait])
-        return f"{len(plan)} collectives removed"
+        return f"{counted(len(plan), 'collective')} removed"
 
 
 def plan_elided(graph: StepGraph, facts: Facts) -> list[Node]:

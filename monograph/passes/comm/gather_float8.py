@@ -21,6 +21,7 @@ from monograph.kernels.float8_shards import FLOAT8_AMAX, FLOAT8_CAST_KNOWN
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.comm.float8_gather_plan import E4M3, Float8Gather, Piece, SharedScale, plan_gathers
+from monograph.plurals import counted
 
 
 class GatherFloat8(Pass):
@@ -45,7 +46,7 @@ class GatherFloat8(Pass):
             apply_gathers(graph, plan)
             erase(plan_dead(graph))
         count = sum(len(weight.pieces) for gather in plan for weight in gather.weights)
-        return f"{count} parameters in {len(plan)} all_gathers are sent in float8"
+        return f"{counted(count, 'parameter')} in {counted(len(plan), 'all_gather')} sent in float8"
 
 
 def apply_gathers(graph: StepGraph, plan: Sequence[Float8Gather]) -> None:

@@ -15,6 +15,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
 from monograph.passes.comm.prefetch_all_gathers_options import PrefetchAllGathersConfig
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class PrefetchAllGathers(Pass):
             move_before(move.anchor, move.nodes)
         for move in later:
             move_after(move.anchor, move.nodes)
-        return f"gathers of {len(earlier)} blocks start earlier, scatters of {len(later)} are waited for later"
+        started = f"all_gathers of {counted(len(earlier), 'block')} start earlier"
+        return f"{started}, reduce_scatters of {len(later)} are awaited later"
 
 
 def plan_gathers(graph: StepGraph, ahead: int) -> list[Move]:

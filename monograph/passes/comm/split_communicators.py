@@ -9,6 +9,7 @@ from monograph.graph.query import group_of, is_launch
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag, tag_of
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 DISPATCH = "dispatch"
 """The region in which rows leave for their experts."""
@@ -21,7 +22,7 @@ class SplitCommunicators(Pass):
     After:   n = exchange(counts, ep_counts);  r = exchange(rows, ep)
     Why:     collectives of one communicator wait for each other: a few counts would queue behind megabytes of rows that
              another chunk has in flight, and one chunk's dispatch behind another's combine. (Parameters and gradients
-             are captured on roads of their own already.)
+             are captured on communicators of their own already.)
     """
 
     def skip(self, facts: Facts) -> str:
@@ -31,7 +32,9 @@ class SplitCommunicators(Pass):
         plan = plan_communicators(graph, facts)
         for launch, group in plan.items():
             launch.args = (*launch.args[:-1], group)
-        return f"{len(plan)} collectives moved to {len(set(plan.values()))} groups"
+        groups = len(set(plan.values()))
+        own = "their own communicator" if groups == 1 else f"{groups} communicators of their own"
+        return f"{counted(len(plan), 'collective')} moved to {own}"
 
 
 def plan_communicators(graph: StepGraph, facts: Facts) -> dict[Node, str]:

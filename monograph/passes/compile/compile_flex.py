@@ -22,6 +22,7 @@ from monograph.passes.compile.regions import (
     make_region_key,
     replace_with_compiled,
 )
+from monograph.plurals import counted
 
 
 class CompileFlex(Pass):
@@ -49,7 +50,7 @@ class CompileFlex(Pass):
             # What a backward reads of its forward is the compiled forward's by now.
             replace_with_compiled(graph, find_region(region.nodes), *codes[key], made)
         graph.compiled += len(codes)
-        return f"{len(regions)} attentions, {len(codes)} compilations"
+        return f"{counted(len(regions), 'attention')}, {counted(len(codes), 'compilation')}"
 
 
 def plan_flex_regions(graph: StepGraph) -> list[tuple[str, Region]]:

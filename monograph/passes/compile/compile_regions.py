@@ -15,6 +15,7 @@ from monograph.passes.compile.regions import (
     make_region_key,
     replace_with_compiled,
 )
+from monograph.plurals import counted
 
 
 class CompileRegions(Pass):
@@ -44,4 +45,4 @@ class CompileRegions(Pass):
             made = replace(tag, path=path, slot="", role=None, compile="", keep=None, made_by=self.name())
             replace_with_compiled(graph, find_region(run), *codes[kind], made)
         graph.compiled += len(codes)
-        return f"{len(runs)} parts, {len(codes)} compilations"
+        return f"{counted(len(runs), 'region')}, {counted(len(codes), 'compilation')}"

@@ -8,6 +8,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import Tag
 from monograph.passes.base import Pass
 from monograph.passes.compile.regions import compile_region, find_region, replace_with_compiled
+from monograph.plurals import counted
 
 
 class CompileWhole(Pass):
@@ -33,4 +34,4 @@ class CompileWhole(Pass):
         replace_with_compiled(graph, region, "compiled", code, tag)
         graph.compiled += 1
         graph.properties = None  # checked up to here; compiled code cannot be checked
-        return f"{len(nodes)} nodes became one call"
+        return f"{counted(len(nodes), 'node')} compiled as one call"

@@ -14,6 +14,7 @@ from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass, Property
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
 from monograph.passes.compile.regions import can_compile, group_consecutive
+from monograph.plurals import counted
 
 BLOCKS = "blocks"
 OUTSIDE = "outside"
@@ -39,7 +40,8 @@ class MarkRegions(Pass):
         for mark, nodes in plan.items():
             for node in nodes:
                 set_tag(node, replace(tag_of(node), compile=mark))
-        return f"{len(plan)} parts with {sum(map(len, plan.values()))} nodes are to be compiled"
+        size = sum(map(len, plan.values()))
+        return f"{counted(len(plan), 'region')} with {counted(size, 'node')} marked for compilation"
 
 
 def bring_results_home(graph: StepGraph) -> None:

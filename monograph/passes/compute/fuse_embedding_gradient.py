@@ -16,6 +16,7 @@ from monograph.kernels.embedding_rows import ADD_EMBEDDING_ROWS
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.fusions import has_fusible_ops, is_plain_sum
+from monograph.plurals import counted
 
 
 class FuseEmbeddingGradient(Pass):
@@ -50,7 +51,7 @@ class FuseEmbeddingGradient(Pass):
             if graph.properties is not None:
                 found_dtypes = tuple(value_of(node).dtype for node in graph.results if node is not None)
                 graph.properties = replace(graph.properties, dtypes=found_dtypes)
-        return f"{count} gradients of embeddings added row by row"
+        return f"{counted(count, 'embedding gradient')} accumulated row by row"
 
 
 class RowSum(NamedTuple):

@@ -48,7 +48,7 @@ class FuseExpertMatmuls(Pass):
         for node, *args, _ in singles:
             redirect(node, call_before(inside, node, EXPERT_MATMUL, tuple(args), _made(node)))
         erase(plan_dead(graph))
-        return f"{len(gates)} gates, {len(sums)} sums and {len(singles)} further matmuls of experts"
+        return f"{len(gates)} SwiGLU, {len(sums)} sum and {len(singles)} plain grouped matmuls fused"
 
 
 class ExpertMatmul(NamedTuple):

@@ -22,6 +22,7 @@ from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.float8_columns import apply_columns, plan_columns, redirect_parts
 from monograph.passes.compute.float8_gathers import apply_gathers, plan_gathers
 from monograph.passes.compute.fusions import VIEWS, redirect_results
+from monograph.plurals import counted
 
 _NORMS = {NORM: (FLOAT8_NORM, 0), ADD_NORM: (FLOAT8_ADD_NORM, 1)}
 """A norm -> its float8 form, and which result the norm itself is; numbers, scales and amax come in its place."""
@@ -58,8 +59,8 @@ class FuseFloat8Casts(Pass):
         pairs = plan_columns(graph.module.graph)
         apply_columns(graph.module.graph, pairs, self.name())
         erase(plan_dead(graph))
-        known = f"{len(pairs)} transposed casts know their largest magnitudes"
-        return f"{len(plan)} ops write float8, {len(gathers)} gathers read it, {known}"
+        known = f"{counted(len(pairs), 'transposed cast')} with a known amax"
+        return f"fused: float8 output of {counted(len(plan), 'op')}, {counted(len(gathers), 'float8 gather')}, {known}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from monograph.passes.compute.fusions import (
     fuse_sum_before,
     has_fusible_ops,
 )
+from monograph.plurals import counted
 
 
 class FuseKernels(Pass):
@@ -47,5 +48,10 @@ class FuseKernels(Pass):
             counts.append(sum(fuse(graph.module.graph, node) for node in nodes))
             erase(plan_dead(graph))
         again, joined, turned, before, after, cast = counts
-        sums = f"{before} + {after} sums with norms, {cast} with casts"
-        return f"{again} recomputed with a backward, {joined} + {turned} gradients joined, {sums}"
+        fused = {
+            f"{before} forward and {counted(after, 'backward add')} into norms": before + after,
+            f"{counted(again, 'recomputation')} into backward kernels": again,
+            f"{joined} SwiGLU and {counted(turned, 'QKV gradient concat')}": joined + turned,
+            f"{counted(cast, 'cast')} into adds": cast,
+        }
+        return ", ".join(text for text, count in fused.items() if count) or "nothing to fuse"

@@ -17,6 +17,7 @@ from monograph.kernels.swiglu import SWIGLU, SWIGLU_BACKWARD_PACKED_RECOMPUTE
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.fusions import find_between, find_source, redirect_results
+from monograph.plurals import counted
 
 
 class FuseSwigluEpilogue(Pass):
@@ -41,7 +42,7 @@ class FuseSwigluEpilogue(Pass):
         for back in backs:
             apply_backward(inside, back)
         erase(plan_dead(graph))
-        return f"{len(gates)} matmuls with gates, {len(backs)} with backwards of gates"
+        return f"SwiGLU fused into {len(gates)} forward and {counted(len(backs), 'backward matmul')}"
 
 
 class Fusion(NamedTuple):

@@ -17,6 +17,7 @@ from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.matmuls import MatmulGroup, MatmulSum, plan_groups, plan_sums
 from monograph.passes.compute.merge_matmuls_options import MergeMatmulsConfig
+from monograph.plurals import counted
 
 
 class MergeMatmuls(Pass):
@@ -44,7 +45,7 @@ class MergeMatmuls(Pass):
             apply_group(inside, group, packs)
         erase(plan_dead(graph))
         joined = [each.matmuls for each in sums] + [each.matmuls for each in groups]
-        return f"{sum(map(len, joined))} matmuls became {len(joined)}"
+        return f"{counted(sum(map(len, joined)), 'matmul')} merged into {len(joined)}"
 
 
 @dataclass

@@ -7,6 +7,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 class CacheCastWeights(Pass):
@@ -37,4 +38,5 @@ class CacheCastWeights(Pass):
         }
         for node in found:
             set_tag(node, replace(tag_of(node), once=True))
-        return f"{len({slot for kept in found.values() for slot in kept.slots})} parameters are cast once an update"
+        slots = {slot for kept in found.values() for slot in kept.slots}
+        return f"{counted(len(slots), 'parameter')} cast once per update"

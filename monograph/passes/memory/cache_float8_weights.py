@@ -20,6 +20,7 @@ from monograph.kernels.float8 import FLOAT8_CAST, FLOAT8_CAST_BOTH
 from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.float8_columns import key_of_value
+from monograph.plurals import counted
 
 
 class CacheFloat8Weights(Pass):
@@ -47,7 +48,7 @@ class CacheFloat8Weights(Pass):
             apply_weight(graph.module.graph, each)
         erase(plan_dead(graph))
         both = len([each for each in plan if len(each.layouts) > 1])
-        return f"{len(plan)} weights are cast to float8 once an update, {both} of them in both layouts"
+        return f"{counted(len(plan), 'weight')} cast to float8 once per update, {both} of them in both layouts"
 
 
 @dataclass(frozen=True)

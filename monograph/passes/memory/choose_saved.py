@@ -20,6 +20,7 @@ from monograph.passes.memory.policies import (
     keep_within,
 )
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
+from monograph.plurals import counted
 
 
 class ChooseSaved(Pass):
@@ -48,7 +49,7 @@ class ChooseSaved(Pass):
         before = count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))) / GIB
         after = count_saved_bytes(graph, crossing) / GIB
         mode = facts.activations.mode
-        return f"{mode}: {before:.3f} GiB cross to backward, then {after:.3f}; {_describe(crossing.recomputed)}"
+        return f"{mode}: saved activations {before:.3f} -> {after:.3f} GiB; {_describe(crossing.recomputed)}"
 
     def plan(self, graph: StepGraph, facts: Facts) -> set[Node]:
         """The forward nodes that are kept."""
@@ -70,4 +71,4 @@ class ChooseSaved(Pass):
 
 def _describe(again: tuple[Node, ...]) -> str:
     blocks = Counter(tag_of(node).block for node in again)
-    return f"{len(again)} values of {len(blocks)} blocks are recomputed"
+    return f"{counted(len(again), 'value')} of {counted(len(blocks), 'block')} recomputed"

@@ -7,6 +7,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 class JoinParameters(Pass):
@@ -24,4 +25,5 @@ class JoinParameters(Pass):
         for node in plan:
             set_tag(node, replace(tag_of(node), once=True))
         buffers = set(plan.values())
-        return f"{sum(len(each.slots) for each in buffers)} parameters are stored in {len(buffers)} buffers"
+        parameters = sum(len(each.slots) for each in buffers)
+        return f"{counted(parameters, 'parameter')} stored in {counted(len(buffers), 'buffer')}"

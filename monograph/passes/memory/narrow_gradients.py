@@ -12,6 +12,7 @@ from monograph.graph.invariants import find_gradients
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 class NarrowGradients(Pass):
@@ -37,7 +38,7 @@ class NarrowGradients(Pass):
         if plan and graph.properties is not None:
             found = tuple(value_of(node).dtype for node in graph.results if node is not None)
             graph.properties = replace(graph.properties, dtypes=found)
-        return f"{len(plan)} gradients keep the dtype they were computed in"
+        return f"{counted(len(plan), 'gradient')} returned in the dtype of the backward"
 
 
 def plan_narrow(graph: StepGraph) -> dict[Node, Node]:

@@ -50,7 +50,9 @@ class OffloadActivations(Pass):
         sizes = LikelySizes(graph.module.graph)
         moved = sum(sizes.bytes(value_of(trip.value)) for trip in plan)
         copying = 1000 * facts.machine.host_copy_seconds(moved)
-        return f"{len(plan)} values, {moved / GIB:.3f} GiB, wait on the host; copying takes {copying:.3g} ms each way"
+        return (
+            f"{len(plan)} values ({moved / GIB:.3f} GiB) offloaded to the host; copies take {copying:.3g} ms each way"
+        )
 
 
 def plan_offload_copies(graph: StepGraph, config: OffloadActivationsConfig) -> list[OffloadCopy]:

@@ -13,6 +13,7 @@ from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass, Property
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.memory.saved import find_crossing
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Recompute(Pass):
         apply_recompute(plan)
         dead = plan_dead(graph)
         erase(dead)
-        return f"{len(plan)} nodes are recomputed, {len(dead)} are no longer needed in forward"
+        return f"{counted(len(plan), 'node')} recomputed in backward, {len(dead)} dropped from forward"
 
 
 def plan_recompute(graph: StepGraph) -> list[Recomputation]:

@@ -21,12 +21,13 @@ from monograph.graph.tags import Tag, set_tag, tag_of
 from monograph.log import get_log
 from monograph.passes.base import Pass, Property
 from monograph.passes.overlap.chunk_plan import ChunkPlan, plan_chunks
+from monograph.plurals import counted
 
 log = get_log("overlap")
 
 
 class ChunkExperts(Pass):
-    """Make the nodes of chosen modules once per chunk of the micro-batch.
+    """Split chosen modules into chunks of the micro-batch.
 
     Before:  r = exchange(x);  y = experts(r);  z = exchange(y)                  backward: g = mm(d, r)
     After:   x0, x1 = split(x);  r0 = exchange(x0);  r1 = exchange(x1);  y0 = ...;  z = cat(z0, z1)
@@ -41,15 +42,15 @@ class ChunkExperts(Pass):
 
     def skip(self, facts: Facts) -> str:
         if facts.chunking is None:
-            return "nothing runs chunk by chunk"
+            return "no modules are chunked"
         return "the step was captured in chunks" if facts.chunking.is_captured else ""
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):
-            return "evaluation runs whole"
+            return "evaluation is not chunked"
         if not any(find_chunk_node(node) for node in graph.nodes):
             if any(tag_of(node).chunk is not None for node in graph.nodes):
-                return "cut already"
+                return "chunked already"
             raise ConfigError(
                 "compile.expert_overlap.strategy is graph, and the step was not captured for one chunk",
                 why="constants and shapes of a chunk come from that capture",
@@ -64,8 +65,10 @@ class ChunkExperts(Pass):
                 graph.properties, lambda path: any(is_inside(path, root) for root in roots), plan.count
             )
         return (
-            f"{len(roots)} modules, {len(plan.body)} nodes became {plan.count} each; {len(plan.cuts)} values are cut, "
-            f"{len(plan.joins)} put together, {len(plan.sums)} gradients added"
+            f"{counted(len(roots), 'module')} ({counted(len(plan.body), 'node')}) split into "
+            f"{counted(plan.count, 'chunk')}: "
+            f"{counted(len(plan.cuts), 'split')}, {counted(len(plan.joins), 'concat')}, "
+            f"{counted(len(plan.sums), 'gradient sum')}"
         )
 
 

@@ -12,6 +12,7 @@ from monograph.graph.facts import Facts
 from monograph.graph.query import value_of
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
+from monograph.plurals import counted
 
 
 @dataclass
@@ -34,7 +35,7 @@ class MergeChunks(Pass):
 
     def skip(self, facts: Facts) -> str:
         if facts.chunking is None:
-            return "nothing runs chunk by chunk"
+            return "no modules are chunked"
         return "" if facts.chunking.is_captured else "chunk_experts makes the chunks"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
@@ -42,7 +43,7 @@ class MergeChunks(Pass):
         for part, source in plan.same.items():
             redirect(part, source)
         erase(plan.dropped)
-        return f"{len(plan.same)} chunks are read directly"
+        return f"{counted(len(plan.same), 'chunk')} read without a concat"
 
 
 def plan_joins(graph: StepGraph) -> MergePlan:

@@ -17,12 +17,13 @@ from monograph.passes.base import Pass
 from monograph.passes.overlap.overlap_experts_options import OverlapExpertsConfig
 from monograph.passes.overlap.overlap_plan import find_ancestors, plan_overlap
 from monograph.passes.overlap.simulate import MICROSECOND, SimulatedSchedule, is_exchange
+from monograph.plurals import counted
 
 log = get_log("overlap")
 
 
 class OverlapExperts(Pass):
-    """Let chunks take turns at every all_to_all of rows.
+    """Overlap one chunk's all_to_all with another's compute.
 
     Before:  d0 = exchange(x0);  d1 = exchange(x1);  y0 = experts(wait(d0));  y1 = experts(wait(d1));  ...
     After:   d0 = exchange(x0);  x1 = ...;  d1 = exchange(x1);  y0 = experts(wait(d0));  c0 = exchange(y0);
@@ -34,14 +35,14 @@ class OverlapExperts(Pass):
     Config = OverlapExpertsConfig
 
     def skip(self, facts: Facts) -> str:
-        return "nothing runs chunk by chunk" if facts.chunking is None else ""
+        return "no modules are chunked" if facts.chunking is None else ""
 
     def reads_machine(self, facts: Facts) -> bool:
         return True
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         if not any(is_backward(node) for node in graph.nodes):
-            return "evaluation runs whole"
+            return "evaluation is not chunked"
         plan = self.plan(graph, facts)
         for line in describe_plan(plan):
             log.debug("%s", line)
@@ -49,7 +50,7 @@ class OverlapExperts(Pass):
         total = sum(window.seconds for window in plan.windows)
         hidden = 100 * (1 - plan.exposed_seconds / total) if total else 100.0
         return (
-            f"{len(plan.windows)} exchanges take {total / MICROSECOND:.0f} us by the model, "
+            f"{counted(len(plan.windows), 'all_to_all')}: {total / MICROSECOND:.0f} us estimated, "
             f"{plan.exposed_seconds / MICROSECOND:.0f} us of them exposed ({hidden:.0f} % hidden)"
         )
 

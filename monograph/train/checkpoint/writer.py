@@ -198,7 +198,8 @@ def check_values(values: Mapping[str, Any]) -> dict[str, Any]:
     changed = sorted(name for name in copy if name not in values or copy[name] != values[name])
     if changed:
         raise CheckpointError(
-            f"the value {changed[0]} cannot be saved", why="JSON would change it (a tuple, or a key that is no string)"
+            f"the value {changed[0]} cannot be saved",
+            why="JSON would change it (a tuple, or a key that is not a string)",
         )
     return copy
 

@@ -55,8 +55,8 @@ def choose_lanes(asked: int, files: int, samples_per_update: float) -> int:
         fitting = [lanes for lanes in range(1, min(most, asked) + 1) if _is_even(samples, lanes)]
         raise DataError(
             f"dataloader.stream_lanes is {asked}",
-            why=f"the stream has {files} files and there are {per_update}: lanes have a file or more each, and equal "
-            "parts of every update",
+            why=f"the stream has {files} files and there are {per_update}: every lane needs a file, and all of them an "
+            "equal share of the update",
             do=f"--dataloader.stream_lanes {max(fitting, default=1)}, or 0 to have the number chosen",
         )
     return asked

@@ -260,7 +260,7 @@ class DataLoader(Configurable):
             raise DataError(
                 "the data is not the data of the saved run",
                 why=f"{'; '.join(changed)}; the saved position would mean other samples",
-                do=do or "restore the dataset and settings, or start a new run from the saved weights",
+                do=do or "restore the dataset and settings, or --model.from RUN --job.dump_folder NEW",
             )
 
 

@@ -84,7 +84,7 @@ def _open_at_once(path: str, flags: int) -> int:
 def _refuse_special(path: Path, mode: int) -> None:
     if stat.S_ISREG(mode):
         return
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
     raise DataError(
         f"cannot read '{show(path)}'",
         why=f"it is {kind}: data is read several times, by every rank",

@@ -55,7 +55,7 @@ def read_state(data: bytes) -> tuple[PeerState, dict[str, int]]:
     except (ValueError, LookupError, TypeError, safetensors.SafetensorError) as error:
         raise _refuse(f"it cannot be read: {error}") from None
     if not isinstance(state, dict) or not isinstance(counts, dict):
-        raise _refuse("its values are no objects")
+        raise _refuse("its values are not objects")
     return PeerState(tensors, state), counts
 
 

@@ -126,8 +126,8 @@ def open_reader(source: ModelSource) -> tuple[Path, SafetensorsReader]:
     """The weights of a source, checked: a Hugging Face folder's, or those of its newest good checkpoint."""
     if source.is_hf:
         return source.weights, HfStorageReader(HfWeights(source.weights))
-    path, manifest = choose(Store(source.weights), source.weights, Ranks())
-    return path, SafetensorsReader(path, manifest)
+    chosen = choose(Store(source.weights), source.weights, Ranks())
+    return chosen.path, SafetensorsReader(chosen.path, chosen.manifest, chosen.files)
 
 
 def find_main_dtype(records: Iterable[TensorRecord]) -> torch.dtype:

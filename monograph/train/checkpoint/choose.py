@@ -8,11 +8,11 @@ from typing import TypeVar
 from monograph.errors import CheckpointError
 from monograph.log import get_log
 from monograph.train.checkpoint.config import AUTO, LATEST
-from monograph.train.checkpoint.manifest import CheckpointManifest
-from monograph.train.checkpoint.manifest_file import DamagedError, read_head
+from monograph.train.checkpoint.manifest_file import DamagedError, GoneError
+from monograph.train.checkpoint.newest import order_newest_first
 from monograph.train.checkpoint.ranks import PeerError, Ranks
-from monograph.train.checkpoint.store import Store, describe_choices, find_step, is_checkpoint, refuse_path
-from monograph.train.checkpoint.verify import verify_checkpoint
+from monograph.train.checkpoint.store import LOOKS, Store, describe_choices, is_checkpoint, refuse_path
+from monograph.train.checkpoint.verify import VerifiedCheckpoint, verify_held
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Candidates:
 def find_candidates(store: Store, which: str | int | Path) -> Candidates:
     """What a request may mean; reads manifests, not tensors."""
     if which in (LATEST, AUTO):
-        return _order_newest_first(store)
+        return _find_newest(store)
     if isinstance(which, int) or (isinstance(which, str) and which.isascii() and which.isdigit()):
         path = store.step_path(int(which))
         if not path.is_dir():
@@ -41,18 +41,23 @@ def find_candidates(store: Store, which: str | int | Path) -> Candidates:
     path = Path(which)
     if is_checkpoint(path):
         return Candidates([path], True, [])
-    nested = _order_newest_first(Store(path))
+    nested = _find_newest(Store(path))
     if nested.paths or nested.rejected:
         return nested
     raise refuse_path(store, path)
 
 
-def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, CheckpointManifest]:
-    """The first candidate that proves to be whole, verified; damaged ones are named in the log."""
+def open_best(candidates: Candidates, ranks: Ranks) -> VerifiedCheckpoint:
+    """The first candidate that proves to be whole, verified; damaged ones are named in the log.
+
+    GoneError where a candidate was deleted meanwhile: there may be a newer one, which the candidates do not list.
+    """
     rejected = list(candidates.rejected)
     for path in candidates.paths:
         try:
-            return path, verify_checkpoint(path, ranks)
+            return verify_held(path, ranks)
+        except GoneError:
+            raise
         except DamagedError as damage:
             if candidates.explicit:
                 raise
@@ -65,22 +70,32 @@ def open_best(candidates: Candidates, ranks: Ranks) -> tuple[Path, CheckpointMan
     )
 
 
-def choose(store: Store, which: str | int | Path, ranks: Ranks) -> tuple[Path, CheckpointManifest]:
+def choose(store: Store, which: str | int | Path, ranks: Ranks) -> VerifiedCheckpoint:
     """Find, verify and agree on what `which` means; every rank gets the same answer or the same error."""
-    return open_best(_agree(lambda: find_candidates(store, which), ranks), ranks)
+    return _open_agreed(lambda: find_candidates(store, which), ranks)
 
 
 def find_latest(store: Store, ranks: Ranks) -> Path | None:
     """The newest good checkpoint; None when there is none at all. When all there are is damage, that is an error."""
-    candidates = _agree(lambda: _order_newest_first(store), ranks)
-    if not candidates.paths and not candidates.rejected:
-        return None
-    return open_best(candidates, ranks)[0]
+    return _open_agreed(lambda: _find_newest(store), ranks).path if has_any(store, ranks) else None
 
 
 def has_any(store: Store, ranks: Ranks) -> bool:
     """Whether there is a checkpoint, good or not, as the first rank sees it."""
     return bool(_agree(store.find_all, ranks))
+
+
+def _open_agreed(find: Callable[[], Candidates], ranks: Ranks) -> VerifiedCheckpoint:
+    """Open the best candidate; look again where a run has deleted it since it was listed."""
+    for look in range(LOOKS):
+        candidates = _agree(find, ranks)
+        try:
+            return open_best(candidates, ranks)
+        except GoneError as gone:
+            if candidates.explicit or look == LOOKS - 1:
+                raise
+            log.info("%s was deleted before it could be read; looking again", gone.path)
+    raise AssertionError("the last look returns or raises")
 
 
 def _agree(find: Callable[[], T], ranks: Ranks) -> T:
@@ -96,14 +111,6 @@ def _agree(find: Callable[[], T], ranks: Ranks) -> T:
     return found
 
 
-def _order_newest_first(store: Store) -> Candidates:
-    """By the order in which they were committed. A step is no measure: a run may have gone back to an earlier one."""
-    ordered: list[tuple[int, int, Path]] = []
-    rejected: list[str] = []
-    for path in store.find_all():
-        try:
-            ordered.append((read_head(path).sequence, find_step(path) or 0, path))
-        except DamagedError as damage:
-            rejected.append(f"{path.name}/{damage.file}: {damage.reason}")
-            log.warning("%s is damaged and passed over: %s: %s", path, damage.file, damage.reason)
-    return Candidates([path for *_, path in sorted(ordered, reverse=True)], False, rejected)
+def _find_newest(store: Store) -> Candidates:
+    found = order_newest_first(store)
+    return Candidates([path for path, _ in found.heads], False, found.rejected)

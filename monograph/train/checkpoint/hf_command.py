@@ -36,14 +36,14 @@ def export_command(arguments: HfExportArguments) -> int:
     """Make a Hugging Face folder of a checkpoint's weights."""
     set_up_log()
     path = find_checkpoints(Path(arguments.checkpoint))
-    checkpoint, _ = choose(Store(path), path, Ranks())
+    checkpoint = choose(Store(path), path, Ranks())
     with locked_output(Path(arguments.out)):
         moved = export_hf(
             checkpoint,
             Path(arguments.out),
             config=read_model_config(Path(arguments.config)) if arguments.config else None,
             dtype=_choose_dtype(arguments.dtype),
-            tokenizer=choose_tokenizer(arguments.tokenizer, checkpoint),
+            tokenizer=choose_tokenizer(arguments.tokenizer, checkpoint.path),
             max_file_bytes=round(arguments.max_file_gb * 1e9),
         )
     _report(moved)

@@ -37,9 +37,10 @@ from monograph.train.checkpoint.tensor_file import TensorSpec, find_dtype, split
 from monograph.train.checkpoint.verify import (
     MODEL_PREFIX,
     LoadRequest,
+    VerifiedCheckpoint,
     check_request,
     check_unit_count,
-    verify_checkpoint,
+    verify_held,
 )
 from monograph.train.data.tokenizer_config import TokenizerConfig
 
@@ -50,7 +51,7 @@ log = get_log(__name__)
 
 
 def export_hf(
-    checkpoint: Path,
+    checkpoint: Path | VerifiedCheckpoint,
     target: Path,
     *,
     config: ModelConfig | None = None,
@@ -64,7 +65,8 @@ def export_hf(
     The model's configuration comes from the checkpoint unless `config` is given.
     """
     disk = disk or Disk()
-    manifest = verify_checkpoint(checkpoint)
+    verified = verify_held(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    checkpoint, manifest = verified.path, verified.manifest
     config = config or read_model_value(checkpoint, manifest.values.get(MODEL_VALUE))
     check_unit_count(checkpoint, manifest, config, wanted_by="the model that is to be exported")
     family = find_family_of(config)
@@ -82,7 +84,7 @@ def export_hf(
         made = make_tokenizer_files(tokenizer, max_length=limit.tokens if limit else None)
         assets, settings = made.files, settings | {"bos_token_id": made.bos_id, "eos_token_id": made.eos_id}
     check_absent(target)
-    regions = RegionReader(checkpoint, manifest)
+    regions = RegionReader(verified)
     with new_folder(disk, target) as prepared:
         index: dict[str, str] = {}
         for number, part in enumerate(files, start=1):

@@ -161,7 +161,8 @@ class CheckpointManager(Configurable):
         start = time.perf_counter()
         model_only = self.config.load_model_only if model_only is None else model_only
         wanted = {name: tensor for name, tensor in tensors.items() if not model_only or name.startswith(MODEL_PREFIX)}
-        path, manifest = choose(self._store, which, self._ranks)
+        chosen = choose(self._store, which, self._ranks)
+        path, manifest = chosen.path, chosen.manifest
         self._warn_of_writers(path.parent, path, *(path / name for name in manifest.files))
         requests = self._merge_requests(wanted)
         check_request(path, manifest, requests, model_only=model_only)
@@ -169,7 +170,7 @@ class CheckpointManager(Configurable):
             check(manifest.values, path, model_only=model_only)
         for text in find_casts(manifest, requests):
             log.warning("%s", text)
-        self._fill(path, SafetensorsReader(path, manifest), wanted)
+        self._fill(path, SafetensorsReader(path, manifest, chosen.files), wanted)
         log.info("loaded %s%s in %.1f s", path, " (weights only)" if model_only else "", time.perf_counter() - start)
         if model_only:
             return Loaded(0, {}, path, True)

@@ -1,5 +1,6 @@
 """The manifest of a checkpoint on disk, read and proved to be intact. Loads without torch."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,22 @@ class DamagedError(CheckpointError):
         return made, (self.path, self.file, self.reason)
 
 
+class GoneError(DamagedError):
+    """A checkpoint that was there a moment ago: the run that wrote it has deleted it, or somebody else has."""
+
+    def __init__(self, path: Path) -> None:
+        CheckpointError.__init__(
+            self,
+            f"checkpoint {path} was deleted while it was read",
+            why="a run that trains keeps only its newest checkpoints (checkpoint.keep_last)",
+            do="name the run's folder instead: its newest checkpoint is read",
+        )
+        self.path, self.file, self.reason, self.is_missing = path, MANIFEST_NAME, "it was deleted meanwhile", True
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path,)
+
+
 def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint at `path`, once it has proved to be intact."""
     return _read(path, parse_manifest)
@@ -59,6 +76,8 @@ def _read(path: Path, parse: Callable[[bytes], M]) -> M:
     except UnusableFile as error:
         raise DamagedError(path, MANIFEST_NAME, error.why) from None
     except (FileNotFoundError, IsADirectoryError, ManifestError) as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            raise GoneError(path) from None
         raise DamagedError(path, MANIFEST_NAME, describe_damage(error)) from None
     except OSError as error:
         raise UnreadableError(path, f"{MANIFEST_NAME}: {error.strerror or error}") from None

@@ -20,15 +20,16 @@ from monograph.system.foreign_json import UnusableFile
 from monograph.system.foreign_text import show
 from monograph.train.checkpoint.hf_assets import ASSETS_FOLDER, CONFIG_NAME, TOKENIZER_NAME, find_assets, read_asset
 from monograph.train.checkpoint.hf_source import name_model, resolve_source
-from monograph.train.checkpoint.manifest import MANIFEST_NAME
+from monograph.train.checkpoint.manifest import MANIFEST_NAME, ManifestHead
 from monograph.train.checkpoint.manifest_file import read_head
+from monograph.train.checkpoint.newest import order_newest_first
+from monograph.train.checkpoint.store import Store
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
 
 MODEL_VALUE = "model"
 """Key among a checkpoint's values of the model's configuration, as `to_json` writes it."""
 SETTINGS_VALUE = "settings"
 """Key among them of the run's other settings, by section."""
-_SAVED = "step-[0-9]*"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def open_source(word: str) -> ModelSource:
     if (path / MANIFEST_NAME).is_file():
         return open_checkpoint(path)
     if not (path / CONFIG_NAME).is_file():
-        if any(path.glob(f"{_SAVED}/{MANIFEST_NAME}")):
+        if Store(path).find_all():
             return open_checkpoints(path)
         raise ConfigError(
             f"{path} holds no model",
@@ -74,9 +75,9 @@ def open_source(word: str) -> ModelSource:
     return ModelSource(name_model(path), model, find_tokenizer(path), path, is_hf=True)
 
 
-def open_checkpoint(path: Path) -> ModelSource:
+def open_checkpoint(path: Path, head: ManifestHead | None = None) -> ModelSource:
     """A checkpoint by its manifest; its tokenizer lies in it (imports) or in the folder of its run."""
-    values = read_head(path).values
+    values = (head or read_head(path)).values
     model = read_model_value(path, values.get(MODEL_VALUE))
     run = path.absolute().parent.resolve().parent  # the step itself may be a link to where it is archived
     if not (run / CONFIG_NAME).is_file():
@@ -92,8 +93,10 @@ def open_checkpoints(path: Path) -> ModelSource:
     if (run / CONFIG_NAME).is_file() and "$class" in (data := read_json(run / CONFIG_NAME)):
         source = open_run(run, data)
         return replace(source, weights=path)
-    newest = max(path.glob(_SAVED), key=lambda each: each.name)
-    source = open_checkpoint(newest)
+    found = order_newest_first(Store(path))
+    if not found.heads:
+        raise CheckpointError(f"there is no intact checkpoint in {show(path)}", why="; ".join(found.rejected[:5]))
+    source = open_checkpoint(*found.heads[0])
     return replace(source, name=path.resolve().name, weights=path)
 
 
@@ -105,7 +108,7 @@ def open_run(path: Path, data: dict[str, Any]) -> ModelSource:
         raise ConfigError(f"{path / CONFIG_NAME} does not describe a model", why=f"it holds a {type(config).__name__}")
     check_described(model, path / CONFIG_NAME)
     kept = find_checkpoints(path)
-    if not any(kept.glob(f"{_SAVED}/{MANIFEST_NAME}")):
+    if not Store(kept).find_all():
         raise ConfigError(
             f"{path} is the folder of a run without a checkpoint",
             why=f"there is none in {kept}",

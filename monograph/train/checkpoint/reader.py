@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.futures import Future
 
 from monograph.train.checkpoint.finite import check_finite, find_non_finite
+from monograph.train.checkpoint.held_files import HeldFiles
 from monograph.train.checkpoint.manifest import CheckpointManifest, Chunk
 from monograph.train.checkpoint.ranks import Ranks
 from monograph.train.checkpoint.staging import find_shard
 from monograph.train.checkpoint.tensor_file import find_dtype
-from monograph.train.checkpoint.verify import MODEL_PREFIX
+from monograph.train.checkpoint.verify import MODEL_PREFIX, VerifiedCheckpoint
 
 
 class ShardLoadPlanner(DefaultLoadPlanner):
@@ -43,8 +44,8 @@ class ShardLoadPlanner(DefaultLoadPlanner):
 class SafetensorsReader(StorageReader):
     """Reads a checkpoint that has been verified. Works with `dcp.load` as well as with `load_plan`."""
 
-    def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
-        self._path = path
+    def __init__(self, path: Path, manifest: CheckpointManifest, files: HeldFiles | None = None) -> None:
+        self._path, self._files = path, files or HeldFiles(path)
         self.manifest = manifest
         self._chunks = {
             MetadataIndex(name, chunk.offsets): chunk
@@ -88,7 +89,7 @@ class SafetensorsReader(StorageReader):
         for item in plan.items:
             by_file[self._chunks[item.storage_index].file].append(item)
         for name, items in by_file.items():
-            with safe_open(self._path / name, framework="pt") as file:
+            with safe_open(self._files.locate(name), framework="pt") as file:
                 for item in items:
                     self._copy(file, item, planner)
         done: Future[None] = Future()
@@ -133,9 +134,9 @@ def load_plan(tensors: Mapping[str, torch.Tensor], reader: SafetensorsReader, ra
 class RegionReader:
     """The tensors of a verified checkpoint as whole tensors, read box by box."""
 
-    def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
-        self.path = path
-        self._manifest = manifest
+    def __init__(self, checkpoint: VerifiedCheckpoint) -> None:
+        self.path = checkpoint.path
+        self._manifest, self._held = checkpoint.manifest, checkpoint.files
         self._files: dict[str, safe_open] = {}
 
     def read(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
@@ -154,7 +155,7 @@ class RegionReader:
 
     def _read_chunk(self, chunk: Chunk, start: tuple[int, ...], end: tuple[int, ...]) -> torch.Tensor:
         if chunk.file not in self._files:
-            self._files[chunk.file] = safe_open(self.path / chunk.file, framework="pt")
+            self._files[chunk.file] = safe_open(self._held.locate(chunk.file), framework="pt")
         corner = tuple(low - own for low, own in zip(start, chunk.offsets, strict=True))
         sizes = tuple(high - low for low, high in zip(start, end, strict=True))
         return read_box(self._files[chunk.file], chunk, corner, sizes)

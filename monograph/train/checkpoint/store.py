@@ -28,6 +28,8 @@ from monograph.train.checkpoint.manifest import MANIFEST_NAME
 from monograph.train.checkpoint.patient_read import UnreadableError, read_again
 from monograph.train.set_aside import find_free
 
+LOOKS = 20
+"""How often a folder is listed again when a run has deleted all that was listed."""
 _STEP_NAME = re.compile(r"step-([0-9]{8,})")
 _OLD_NAME = re.compile(r"\.old-(step-[0-9]{8,})")
 _LEFTOVER_NAME = re.compile(r"\.(tmp|trash)-(old-)?step-[0-9]{8,}-[0-9a-f]{8}")
@@ -113,13 +115,17 @@ class Store:
 
     def find_all(self) -> list[Path]:
         """The committed checkpoints by step, lowest first; whether each is good is another question."""
-        try:
-            names = read_again(self.folder, lambda: os.listdir(self.folder))
-            found = [path for name in names if find_step(path := self.folder / name) is not None and _is_folder(path)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise UnreadableError(self.folder, error.strerror or str(error)) from None
+        for _ in range(LOOKS):
+            try:
+                names = read_again(self.folder, lambda: os.listdir(self.folder))
+                listed = [path for name in names if find_step(path := self.folder / name) is not None]
+                found = [path for path in listed if _is_folder(path)]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            except OSError as error:
+                raise UnreadableError(self.folder, error.strerror or str(error)) from None
+            if found or all(map(os.path.lexists, listed)):
+                break
         return sorted(found, key=lambda path: (find_step(path) or 0, path.name))
 
     def prepare(self, step: int) -> Path:

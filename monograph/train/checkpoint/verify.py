@@ -17,9 +17,11 @@ from monograph.manifest.fields import FileRecord
 from monograph.models.model_config import ModelConfig
 from monograph.system.foreign_json import UnusableFile
 from monograph.train.checkpoint.disk import hash_file
+from monograph.train.checkpoint.held_files import HeldFiles
 from monograph.train.checkpoint.manifest import MANIFEST_NAME, TENSOR_FILE_ENDING, CheckpointManifest, TensorRecord
 from monograph.train.checkpoint.manifest_file import (
     DamagedError,
+    GoneError,
     describe_damage,
     read_manifest,
     read_manifest_bytes,
@@ -46,25 +48,45 @@ class LoadRequest:
     shape: tuple[int, ...]
 
 
-def verify_checkpoint(path: Path, ranks: Ranks | None = None) -> CheckpointManifest:
+@dataclass(frozen=True)
+class VerifiedCheckpoint:
+    """A checkpoint whose bytes were compared with its manifest."""
+
+    path: Path
+    manifest: CheckpointManifest
+    files: HeldFiles
+    """Where a process is alone, its files are open: they can be read even if a run deletes them now."""
+
+
+def verify_held(path: Path, ranks: Ranks | None = None) -> VerifiedCheckpoint:
+    """Open the files of a checkpoint and verify it. Of several ranks each would open all files, so none does."""
+    ranks = ranks or Ranks()
+    files = HeldFiles(path)
+    return VerifiedCheckpoint(path, verify_checkpoint(path, ranks, files), files)
+
+
+def verify_checkpoint(path: Path, ranks: Ranks | None = None, files: HeldFiles | None = None) -> CheckpointManifest:
     """Read every byte of a checkpoint and compare it with the manifest; raises the same error on all ranks:
     DamagedError, or UnreadableError where storage does not show the bytes and nothing else is wrong.
 
-    Each rank reads its share of the files, several at a time.
+    Each rank reads its share of the files, several at a time. A process alone opens all of them first (`files`).
     """
     ranks = ranks or Ranks()
-    opened = ranks.broadcast_object(_attempt_manifest(path) if ranks.is_first else None)
+    files = files or HeldFiles(path)
+    opened = ranks.broadcast_object(_attempt_manifest(files, holds=ranks.size == 1) if ranks.is_first else None)
     if isinstance(opened, CheckpointError) or opened is None:
         raise opened or AssertionError("the first rank shares what it found")
     check_same_weights(path, _digest_manifest(path), ranks)
     mine = sorted(opened.files)[ranks.rank :: ranks.size]
     contents = _find_contents(opened)
     with ThreadPoolExecutor(min(_HASH_THREADS, max(1, len(mine)))) as pool:
-        found = list(pool.map(lambda name: _find_problem(path, name, opened.files[name], contents[name]), mine))
+        found = list(pool.map(lambda name: _find_problem(files, name, opened.files[name], contents[name]), mine))
     problems = [problem for part in ranks.all_gather_object(found) for problem in part if problem is not None]
     if problems:
         worst = min(problems, key=lambda problem: isinstance(problem, UnreadableError))
         if isinstance(worst, DamagedError) and worst.is_missing:
+            if not any(ranks.all_gather_object(os.path.lexists(path))):
+                raise GoneError(path)
             seen = ranks.all_gather_object((path / worst.file).is_file())
             if any(seen):
                 raise UnreadableError(path, f"rank {seen.index(True)} sees {worst.file}, and another rank does not")
@@ -154,13 +176,18 @@ def list_some(title: str, entries: Iterable[str]) -> str:
     return f"{title}: {', '.join(entries[:_SHOWN])}{more}" if entries else ""
 
 
-def _attempt_manifest(path: Path) -> CheckpointManifest | CheckpointError:
+def _attempt_manifest(files: HeldFiles, *, holds: bool) -> CheckpointManifest | CheckpointError:
     """The manifest and the list of names; hashing is shared out once these are known."""
+    path = files.folder
     try:
         manifest = read_manifest(path)
+        if holds:
+            files.hold(manifest.files)
         names = set(read_again(path, lambda: os.listdir(path))) - {MANIFEST_NAME}
     except CheckpointError as error:
         return error
+    except FileNotFoundError:
+        names = set()  # deleted meanwhile; what is held can be read all the same
     except OSError as error:
         return UnreadableError(path, error.strerror or str(error))
     if strays := sorted(names - set(manifest.files)):
@@ -176,17 +203,20 @@ def _digest_manifest(path: Path) -> str:
         return ""
 
 
-def _find_problem(path: Path, name: str, record: FileRecord, content: dict[str, TensorSpec]) -> CheckpointError | None:
+def _find_problem(
+    files: HeldFiles, name: str, record: FileRecord, content: dict[str, TensorSpec]
+) -> CheckpointError | None:
     """How a file differs from what was saved, or why that cannot be told."""
+    path, located = files.folder, files.locate(name)
     try:
-        size, sha256 = read_again(path, lambda: hash_file(path / name, size=record.size), may_be_late=True)
+        size, sha256 = read_again(path, lambda: hash_file(located, size=record.size), may_be_late=True)
         if size != record.size:
             return DamagedError(path, name, f"it has {size} bytes instead of {record.size}")
         if sha256 != record.sha256:
             return DamagedError(path, name, "its content has changed (sha256 differs)")
         if not name.endswith(TENSOR_FILE_ENDING):
             return None
-        stored = read_again(path, lambda: read_specs(path / name))
+        stored = read_again(path, lambda: read_specs(located))
     except FileNotFoundError as error:
         return DamagedError(path, name, describe_damage(error), is_missing=True)
     except UnusableFile as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,7 @@ from monograph.capture.step import OutputProbe, buffers_of
 from monograph.compat.compiler import start_workers
 from monograph.config.configurable import check_config
 from monograph.config.json_form import dump_json
+from monograph.config.references import import_on_call
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.artifact.open import WantedGraph, open_artifact, read_graphs
 from monograph.execute.base import MeshStep, MetricSums, StepSettings, find_sequence_part
@@ -30,7 +32,6 @@ from monograph.execute.device import (
     warn_of_slow_matmuls,
 )
 from monograph.execute.facts import make_facts
-from monograph.execute.fsdp2 import Fsdp2Step
 from monograph.execute.graph_step import Evaluation, GraphStep
 from monograph.execute.outputs import LossBuffer, StepOutputBuffers
 from monograph.execute.pipeline.build import (
@@ -79,6 +80,10 @@ from monograph.train.summary import Summary, print_summary
 from monograph.train.trainer import Trainer
 from monograph.watch.training_page import training_page
 
+if TYPE_CHECKING:
+    from monograph.execute.fsdp2 import Fsdp2Step
+else:  # DTensor and FSDP2 take a second
+    Fsdp2Step = import_on_call("monograph.execute.fsdp2:Fsdp2Step")
 log = get_log("run")
 
 
@@ -89,7 +94,7 @@ def build_model(config: TrainerConfig, device: torch.device) -> Model:
     freeze(model, config.training.freeze)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty_like(buffer, device=device))
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
     reset(model)
     return model
 

@@ -42,6 +42,8 @@ IMPORTS_BY_NAME = "monograph/config/references.py"
 """The one file that imports a module by its name, for users' references and for the tables below."""
 TABLES_OF_NAMES = {"monograph/commands/table.py", "monograph/passes/order.py"}
 """What is named here needs torch, and the names are read without it."""
+IMPORT_ON_CALL = "import_on_call"
+"""Takes a name, too, of what is imported late; the same file imports it for type checkers."""
 OUR_MODULE = re.compile(r"monograph(\.\w+)+:\w+$")
 PROPER_NAMES = {"deepseek_v3"}
 BANNED_NAMES = re.compile(r"^(utils?|common|helpers?|misc|stuff)$|_(utils?|helpers?|v\d+)$")
@@ -154,6 +156,19 @@ def find_owner_names(tree):
             yield node.value
 
 
+def find_names_on_call(tree):
+    """The names in `if TYPE_CHECKING: from module import Name; else: Name = import_on_call("module:Name")`."""
+    for branch in ast.walk(tree):
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING":
+            checked = {f"{module}:{what}": what for module, what, _ in find_imports(ast.Module(branch.body, []))}
+            for line in branch.orelse:
+                call = getattr(line, "value", None)
+                if isinstance(call, ast.Call) and find_chain(call.func) == [IMPORT_ON_CALL]:
+                    target = getattr(line, "targets", [None])[0]
+                    if checked.get(call.args[0].value) == ast.unparse(target):
+                        yield call.args[0]
+
+
 def test_modules_are_imported_by_name_only_where_references_are_read():
     """So that go-to-definition works; `compat` names private modules of torch, which may not exist."""
     report(
@@ -169,7 +184,7 @@ def test_modules_are_imported_by_name_only_where_references_are_read():
 def test_names_of_our_modules_stand_only_in_the_tables_and_each_exists():
     complaints = []
     for path in PACKAGE:
-        owners = list(find_owner_names(parse(path)))
+        owners = [*find_owner_names(parse(path)), *find_names_on_call(parse(path))]
         for node in ast.walk(parse(path)):
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and OUR_MODULE.match(node.value)):
                 continue

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import sympy
 from torch import Tensor
 from torch.fx import Node
 
@@ -37,7 +36,7 @@ class SymbolMap:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.symbols = find_names(nodes)
-        self._numbers = {symbol: sympy.Symbol(f"n{index}") for index, symbol in enumerate(self.symbols)}
+        self._numbers = {symbol: type(symbol)(f"n{index}") for index, symbol in enumerate(self.symbols)}
 
     def describe(self, value: Any) -> Any:
         """A value's layout in terms of numbers; a symbol of another block is as unlike as can be."""

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from monograph.bench import plan_modes, run_modes, write_json
-from monograph.commands.room import check_bench_room
+from monograph.commands.table import BENCH_ROOM
 from monograph.config.configurable import check_config
 from monograph.config.origins import Origin
+from monograph.config.references import load_reference
+from monograph.execute.device import find_device
 from monograph.train.config import TrainerConfig
 from monograph.train.unused_settings import reset_unused
 
@@ -40,7 +42,8 @@ def bench(
     configs = {mode: reset_unused(each, flags=()) for mode, each in plan_modes(config, modes).items()}
     for each in configs.values():
         check_config(each)
-    check_bench_room(configs, words, origins)
+    if (device := find_device(config.debug.device)).type == "cuda":
+        load_reference(BENCH_ROOM)(configs, device, words, origins)
     counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
     rows = run_modes(configs, **counts, profile=Path(profile) if profile else None)
     console = Console(width=max(WIDTH, Console().width))

@@ -1,31 +1,27 @@
-"""Commands that run on one rank or many, as one of the ranks runs them; monograph/launch/local.py starts several."""
+"""`monograph train`, as one of the ranks runs it; monograph/launch/local.py starts several."""
 
 import os
 from collections.abc import Mapping
 
-from monograph.commands.room import check_run_room
+from monograph.commands.table import RUN_ROOM
 from monograph.commands.terminal import print_plain
 from monograph.config.origins import Origin
+from monograph.config.references import load_reference
 from monograph.crash import print_stacks_on_crash
+from monograph.execute.device import find_device
 from monograph.recipes.pretrained import MODEL_FROM, name_recipe, render_run
 from monograph.run import train_command
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.config import TrainerConfig
-from monograph.verify.run import verify_command
 
 
 def train(config: TrainerConfig, *, ranks: int, words: list[str], origins: Mapping[str, Origin]) -> int:
     """`monograph train`."""
     print_stacks_on_crash()
-    check_run_room(config, words, origins)
+    if (device := find_device(config.debug.device)).type == "cuda":
+        load_reference(RUN_ROOM)(config, device, words, origins)
     print_generated(config, words)
     return train_command(config, find_line(words))
-
-
-def verify(config: TrainerConfig, *, ranks: int, words: list[str]) -> int:
-    """`monograph verify`."""
-    print_stacks_on_crash()
-    return verify_command(config)
 
 
 def print_generated(config: TrainerConfig, words: list[str]) -> None:

@@ -1,4 +1,7 @@
-"""train, bench: whether a GPU has the memory for what is asked for, before anything is allocated there."""
+"""train, bench: whether a GPU has the memory for what is asked for, before anything is allocated there.
+
+Loaded for GPUs only (`table.ROOM`): the planner is as large as the trainer.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,7 +10,6 @@ import torch
 
 from monograph.config.origins import Origin
 from monograph.errors import MonographError
-from monograph.execute.device import find_device
 from monograph.log import get_log
 from monograph.machine.choose import choose_machine
 from monograph.parallel.mesh import Mesh
@@ -21,14 +23,18 @@ from monograph.train.layout import plan_run_mesh
 log = get_log("run")
 
 
-def check_run_room(config: TrainerConfig, words: list[str], origins: Mapping[str, Origin]) -> None:
+def check_run_room(
+    config: TrainerConfig, device: torch.device, words: list[str], origins: Mapping[str, Origin]
+) -> None:
     """Refuse a run that cannot fit: rank 0 looks, before it meets the others."""
     if os.environ.get("RANK", "0") == "0":
         mesh = plan_run_mesh(config, int(os.environ.get("WORLD_SIZE", "1")))
-        _check_on_gpu(config, mesh, find_fixed(config, origins), lambda run: make_command(run, words))
+        _check_on_gpu(config, device, mesh, find_fixed(config, origins), lambda run: make_command(run, words))
 
 
-def check_bench_room(configs: Mapping[str, TrainerConfig], words: list[str], origins: Mapping[str, Origin]) -> None:
+def check_bench_room(
+    configs: Mapping[str, TrainerConfig], device: torch.device, words: list[str], origins: Mapping[str, Origin]
+) -> None:
     """Refuse a mode whose step, of one micro-batch, cannot fit."""
     for mode, config in configs.items():
         alone = config.replace(training=config.training.replace(global_batch_size=-1))
@@ -36,11 +42,12 @@ def check_bench_room(configs: Mapping[str, TrainerConfig], words: list[str], ori
         def suggest(run: PlannedRun, mode: str = mode) -> str:
             return f"monograph bench {add_flags(words, run)} --modes {mode}"
 
-        _check_on_gpu(alone, Mesh(), find_fixed(alone, origins), suggest, may_grow=False)
+        _check_on_gpu(alone, device, Mesh(), find_fixed(alone, origins), suggest, may_grow=False)
 
 
 def _check_on_gpu(
     config: TrainerConfig,
+    device: torch.device,
     mesh: Mesh,
     fixed: Fixed,
     command: Callable[[PlannedRun], str],
@@ -51,9 +58,6 @@ def _check_on_gpu(
 
     An estimate that cannot be made stops nothing.
     """
-    device = find_device(config.debug.device)
-    if device.type != "cuda":
-        return
     machine = choose_machine(config.machine, torch.cuda.get_device_name(device)).machine
     _, total = torch.cuda.mem_get_info(device)
     try:

@@ -86,6 +86,8 @@ class Command:
 
 LAUNCHER = "monograph.launch.local:launch"
 """Starts the ranks of a command."""
+RUN_ROOM, BENCH_ROOM = "monograph.commands.room:check_run_room", "monograph.commands.room:check_bench_room"
+"""Estimate whether a run, or the modes of a bench, fit into the memory of a GPU."""
 
 COMMANDS = (
     Command(
@@ -103,7 +105,7 @@ COMMANDS = (
         name="verify",
         usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
         summary="Prove that a parallel plan computes what one device computes.",
-        function="monograph.commands.on_ranks:verify",
+        function="monograph.commands.verify_run:verify",
         check="monograph.commands.check_train:check_verify",
         has_ranks=True,
         takes_recipe=True,

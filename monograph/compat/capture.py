@@ -1,16 +1,15 @@
 """Capture: make_fx on fake tensors, with the metadata that tells where each node comes from."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 TRACER_MODULES = ("torch._dynamo",)
@@ -19,8 +18,13 @@ TRACER_MODULES = ("torch._dynamo",)
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Tensors made inside have shapes but no memory; unbacked sizes become symbols."""
-    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+    """Tensors made inside have shapes but no memory; unbacked sizes become symbols.
+
+    Symbols are sympy's, which takes a second to import, as does the compiler that the mode brings in: a run whose step
+    was captured before needs neither.
+    """
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    with FakeTensorMode(shape_env=shapes.ShapeEnv()) as mode:
         yield mode
 
 
@@ -70,7 +74,8 @@ def trace_function(
 def mark_backward(loss: Tensor) -> None:
     """Before gradients of `loss` are taken in a capture: let backward nodes know which forward node they undo."""
     if loss.grad_fn is not None:
-        setup_stacktrace_preservation_hooks([loss.grad_fn])
+        hooks = importlib.import_module("torch._functorch._aot_autograd.logging_utils")  # brings sympy
+        hooks.setup_stacktrace_preservation_hooks([loss.grad_fn])
 
 
 def is_gradient_sum(node: fx.Node, last_number: int) -> bool:

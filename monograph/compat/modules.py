@@ -1,38 +1,12 @@
-"""torch.compile in place and FSDP2, where they are private or differ between versions."""
+"""torch.compile: in place, without graph breaks, with settings that end with the block that set them."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed.fsdp._fully_shard._fsdp_common as fsdp_common
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
-
-# --- FSDP2 with parameters of one module on two meshes: torch 2.12 and later (absent in 2.11). ---
-
-
-def has_parameter_meshes() -> bool:
-    """Whether `fully_shard` can put some of a module's parameters on another mesh."""
-    return hasattr(fsdp_common, "ShardPlacementResult")
-
-
-def placements_on(mesh: DeviceMesh) -> Callable[[int], Any]:
-    """dim -> what a `shard_placement_fn` returns to shard a parameter along `dim` over `mesh` (replicas by) shards."""
-    if mesh.ndim == 1:
-        info = fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
-    else:
-        info = fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
-    return lambda dim: fsdp_common.ShardPlacementResult(placement=Shard(dim), mesh_info=info)
-
-
-def release_groups(mesh: DeviceMesh) -> None:
-    """Let a mesh forget its process groups: DTensor caches meshes for as long as the process lives (2.11 to 2.13)."""
-    mesh._pg_registry.clear()
-
-
-# --- torch.compile: in place, without graph breaks, with settings that end with the block that set them. ---
 
 
 def is_capture_error(error: Exception) -> bool:
@@ -117,3 +91,17 @@ def bypass_dynamo_disable(function: Any) -> Iterator[None]:
     finally:
         if is_ours:
             delattr(plain, mark)
+
+
+def make_optimizer_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """One of torch's optimizers' own update, without what is wrapped around it for its compiler and for hooks.
+
+    The wrapper imports the compiler at the first step, which takes a second, also where nothing is ever compiled.
+    """
+    plain, name = inspect.unwrap(type(optimizer).step), f"Optimizer.step#{type(optimizer).__name__}.step"
+
+    def step() -> None:
+        with torch.no_grad(), torch.autograd.profiler.record_function(name):
+            plain(optimizer)
+
+    return step

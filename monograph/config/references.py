@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 from monograph.errors import ConfigError, MonographError, find_nearest
@@ -66,6 +67,18 @@ def load_reference(reference: str) -> Any:
     """What one of our own tables names, imported when it is needed: what needs torch loads after the input is read."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def import_on_call(reference: str) -> Callable[..., Any]:
+    """One of our classes or functions, imported by its first call: what few runs need and takes long to import.
+
+    The file that names it imports it `if TYPE_CHECKING`, for type checkers and go-to-definition.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return load_reference(reference)(*args, **kwargs)
+
+    return call
 
 
 def describe_exception(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from monograph.axes import Axis, Group
-from monograph.compat.modules import has_parameter_meshes, placements_on, release_groups
+from monograph.compat.fsdp2 import has_parameter_meshes, placements_on, release_groups
 from monograph.execute.activation_checkpoint import find_runner
 from monograph.execute.base import ModuleStep, StepSettings
 from monograph.execute.gradients import add_to_sum, allow_any_gradient, find_sum_dtype

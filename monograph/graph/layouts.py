@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import sympy
 import torch
 from torch import Tensor
 
@@ -64,10 +63,10 @@ def number_symbols(layout: Layout) -> Layout:
     def renamed(part: Layout) -> Layout:
         if isinstance(part, tuple):
             return tuple(map(renamed, part))
-        if not isinstance(part, sympy.Expr) or not part.free_symbols:
+        if not getattr(part, "free_symbols", None):
             return part
         for symbol in sorted(part.free_symbols - numbers.keys(), key=lambda each: (len(each.name), each.name)):
-            numbers[symbol] = sympy.Symbol(f"n{len(numbers)}")
+            numbers[symbol] = type(symbol)(f"n{len(numbers)}")
         return part.xreplace(numbers)
 
     return renamed(layout)
@@ -77,7 +76,7 @@ def rename_symbols(layout: Layout, names: Mapping[Any, Any]) -> Layout:
     """The layout with other symbols."""
     if isinstance(layout, tuple):
         return tuple(rename_symbols(each, names) for each in layout)
-    return layout.xreplace(names) if isinstance(layout, sympy.Expr) else layout
+    return layout.xreplace(names) if hasattr(layout, "xreplace") else layout
 
 
 def name_layout(layout: Layout) -> str:

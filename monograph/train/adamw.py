@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monograph.compat.modules import bypass_dynamo_disable, compile_function
+from monograph.compat.modules import bypass_dynamo_disable, compile_function, make_optimizer_step
 from monograph.errors import ConfigError
 from monograph.execute.cast_weight_cache import CastWeightCache
 from monograph.kernels.update import Update, make_reference_update, make_update
@@ -50,7 +50,7 @@ class AdamW(Optimizer):
                 fused=self.is_fused,
                 foreach=config.implementation == "foreach" and not self.is_fused,
             )
-        self._update: Callable[..., Any] = self._adamw.step
+        self._update: Callable[..., Any] = make_optimizer_step(self._adamw)
         for parameter in self.parameters.values():
             counter_device = parameter.device if self.is_fused else torch.device("cpu")
             self._adamw.state[parameter] = {

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
 
 from monograph.config.configurable import Configurable
+from monograph.config.references import import_on_call
 from monograph.errors import CheckpointError
 from monograph.line_file import Steps
 from monograph.log import get_log
@@ -27,13 +28,11 @@ from monograph.train.checkpoint.config import AUTO, CheckpointConfig
 from monograph.train.checkpoint.disk import Disk
 from monograph.train.checkpoint.finite import NonFiniteError
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
-from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import ManifestHead
 from monograph.train.checkpoint.manifest_file import DamagedError, read_head
 from monograph.train.checkpoint.patient_read import UnreadableError
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
-from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
 from monograph.train.checkpoint.slow_writers import WriterWatch
 from monograph.train.checkpoint.staging import Staging
 from monograph.train.checkpoint.store import Store, describe_choices, is_checkpoint
@@ -44,7 +43,20 @@ from monograph.train.checkpoint.verify import (
     check_same_weights,
     find_casts,
 )
-from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
+
+if TYPE_CHECKING:
+    from monograph.train.checkpoint.hf_storage_reader import HfStorageReader
+    from monograph.train.checkpoint.reader import SafetensorsReader, load_plan
+    from monograph.train.checkpoint.writer import Label, SafetensorsWriter, StagedSavePlanner, check_values, save_plan
+else:  # torch.distributed.checkpoint takes a second, which the first step does not wait for
+    HfStorageReader = import_on_call("monograph.train.checkpoint.hf_storage_reader:HfStorageReader")
+    SafetensorsReader = import_on_call("monograph.train.checkpoint.reader:SafetensorsReader")
+    load_plan = import_on_call("monograph.train.checkpoint.reader:load_plan")
+    Label = import_on_call("monograph.train.checkpoint.writer:Label")
+    SafetensorsWriter = import_on_call("monograph.train.checkpoint.writer:SafetensorsWriter")
+    StagedSavePlanner = import_on_call("monograph.train.checkpoint.writer:StagedSavePlanner")
+    check_values = import_on_call("monograph.train.checkpoint.writer:check_values")
+    save_plan = import_on_call("monograph.train.checkpoint.writer:save_plan")
 
 log = get_log(__name__)
 

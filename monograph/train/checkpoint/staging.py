@@ -1,10 +1,12 @@
 """Copies of the state in host memory, so that it can be written while training changes the original."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
+
+if TYPE_CHECKING:  # torch.distributed.checkpoint takes a second
+    from torch.distributed.checkpoint.metadata import MetadataIndex
 
 
 class Staging:
@@ -34,7 +36,7 @@ class Staging:
         return torch.empty(local.shape, dtype=local.dtype, pin_memory=local.device.type == "cuda")
 
 
-def find_shard(tensors: Mapping[str, Any], index: MetadataIndex) -> torch.Tensor:
+def find_shard(tensors: Mapping[str, Any], index: "MetadataIndex") -> torch.Tensor:
     """The part of a tensor that a plan's index means: a placed shard (or DTensor) knows its own chunk."""
     tensor = tensors[index.fqn]
     shard_of = getattr(tensor, "__get_tensor_shard__", None)

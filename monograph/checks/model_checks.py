@@ -25,6 +25,7 @@ from monograph.parallel.check_plan import check_plan
 from monograph.parallel.groups import find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
+from monograph.plurals import counted
 from monograph.run import build_model, build_source, build_step, make_example
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
@@ -95,7 +96,8 @@ def check_description(config: TrainerConfig) -> str:
     blocks = sum(unit.is_block for unit in units)
     count = sum(parameter.numel() for parameter in model.parameters())
     flops = model.flops(config.training.seq_len).full_attention
-    return f"{count:,} parameters, {len(units)} units of which {blocks} are blocks, {flops / 1e6:.3g} MFLOP a token"
+    parts = f"{counted(len(units), 'unit')} of which {blocks} are blocks"
+    return f"{count:,} parameters, {parts}, {flops / 1e6:.3g} MFLOP per token"
 
 
 def check_parallel_plan(config: TrainerConfig) -> str:
@@ -118,7 +120,8 @@ def check_capture(config: TrainerConfig) -> str:
             texts.append(capture(source, make_example(config, source)).text(folded=False))
     if texts[0] != texts[1]:
         raise ModelRefused(f"ranks capture different steps: {find_first_difference(*texts)}")
-    return f"{len(texts[0].splitlines()):,} lines, the same on ranks 0 and {mesh.world_size - 1} of {mesh.world_size}"
+    lines = counted(len(texts[0].splitlines()), "line")
+    return f"{lines}, the same on ranks 0 and {mesh.world_size - 1} of {mesh.world_size}"
 
 
 def check_bits(config: TrainerConfig) -> str:
@@ -175,7 +178,7 @@ def check_hf_map(config: TrainerConfig) -> str:
             f"to_hf_config writes model_type {written.get('model_type')!r}",
             why=f"MODEL_TYPES is {', '.join(family.MODEL_TYPES)}, so it could not be imported again",
         )
-    return f"{len(entries)} tensors and config.json there and back"
+    return f"{counted(len(entries), 'tensor')} and config.json there and back"
 
 
 CHECKS: dict[str, Callable[[TrainerConfig], str]] = {

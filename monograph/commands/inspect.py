@@ -32,6 +32,7 @@ from monograph.parallel.groups import Groups, fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import PassRecord, build_passes, run_passes
+from monograph.plurals import counted
 from monograph.report.collect import collect_graph, collect_pass
 from monograph.report.folder import CAPTURED, PAGE, PREDICTED, ReportFolder
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
@@ -127,7 +128,7 @@ def inspect_step(
         seconds = time.perf_counter() - start
         facts = make_facts(source.table, groups, settings)
         reason = reason or find_run_machine(config, groups).note
-        _say(f"captured {len(graph.nodes):,} nodes in {format_seconds(seconds)}")
+        _say(f"captured {counted(len(graph.nodes), 'node')} in {format_seconds(seconds)}")
         ideal = find_ideal_seconds(config, groups)
         captured = collect_graph(graph, facts, ideal_seconds=ideal)
         writer = PassWriter(folder, graph)

@@ -17,6 +17,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.parallel.pipeline.simulate import Simulation, StageCost, simulate
 from monograph.passes.overlap.overlap_experts import OverlapExperts
 from monograph.passes.runner import build_passes, run_passes
+from monograph.plurals import counted
 from monograph.report.collect_pipeline import collect_pipeline
 from monograph.report.folder import PAGE, PREDICTED, SCHEDULE, ReportFolder
 from monograph.report.graph_texts import GraphTexts, collect_excerpts
@@ -63,7 +64,7 @@ def inspect_pipeline(
                 graphs.add(f"stage {number}", graph.text_parts(), graph.inner_texts())
                 cost = estimate_stage(graph, facts, span=span, state_ratio=config.find_state_ratio())
                 known[kind] = cost, done
-                print_plain(f"stage {number}: {len(graph.nodes):,} nodes, {plan.stages[number][0]} and on")
+                print_plain(f"stage {number}: {counted(len(graph.nodes), 'node')}, {plan.stages[number][0]} and on")
                 if OVERLAP in done:
                     print_plain(f"  {OVERLAP}: {done[OVERLAP]}")
             costs.append(known[kind][0])

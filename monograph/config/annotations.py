@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from monograph.errors import ConfigError
+from monograph.plurals import counted
 
 _COMMAS = "commas separate them too"
 Names = Annotated[tuple[str, ...], _COMMAS]
@@ -164,7 +165,7 @@ def describe(annotation: Any) -> str:
     if container is dict:
         return f"pairs of {_describe_many(arguments[0])} and {_describe_many(arguments[1])}" if arguments else "pairs"
     if container is tuple and arguments and arguments[-1] is not Ellipsis:
-        return f"{len(arguments)} values: {', '.join(describe(argument) for argument in arguments)}"
+        return f"{counted(len(arguments), 'value')}: {', '.join(describe(argument) for argument in arguments)}"
     if container is not None:
         return f"a list of {_describe_many(arguments[0])}" if arguments else "a list"
     if annotation in _WORDS:

@@ -35,6 +35,7 @@ from monograph.config.parse import UnparsableTypeError, is_nothing, parse_words,
 from monograph.config.text import format_words
 from monograph.elsewhere.answer import explain_flags
 from monograph.errors import ConfigError, find_nearest
+from monograph.plurals import counted
 from monograph.renamed import find_new_name, find_replacement
 
 _SYNONYMS = {"gpu": "cuda", "nvidia": "cuda", "fp32": "float32", "bf16": "bfloat16", "half": "bfloat16"}
@@ -237,7 +238,7 @@ def _make_too_many(override: Override, leaf: Leaf) -> ConfigError:
     takes_text = str in find_members(leaf.annotation)
     return ConfigError(
         f"--{leaf.path} {joined}",
-        why=f"{leaf.path} takes one value ({describe(leaf.annotation)}), and {len(override.words)} words follow it",
+        why=f"{leaf.path} takes one value ({describe(leaf.annotation)}), got {counted(len(override.words), 'word')}",
         do=f"--{leaf.path} {shlex.quote(joined)}" if takes_text else f"for example: {_make_example(leaf)}",
     )
 

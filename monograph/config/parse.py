@@ -19,6 +19,7 @@ from tyro.constructors import (
 
 from monograph.config.annotations import find_container, find_element, find_members, is_callable_type
 from monograph.config.references import import_reference
+from monograph.plurals import counted
 
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _NOTHING = ("None", "none", "null")
@@ -121,7 +122,7 @@ def _fit(value: Any, annotation: Any) -> Any:
         key_type, value_type = arguments or (str, Any)
         return {_fit(key, key_type): _fit(item, value_type) for key, item in value.items()}
     if container is tuple and arguments and arguments[-1] is not Ellipsis and len(value) != len(arguments):
-        raise ValueError(f"needs {len(arguments)} values, not {len(value)}")
+        raise ValueError(f"needs {counted(len(arguments), 'value')}, not {len(value)}")
     return container(_fit(item, find_element(annotation, index)) for index, item in enumerate(value))
 
 

@@ -27,6 +27,7 @@ from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import TensorMeta
 from monograph.log import get_log
+from monograph.plurals import counted
 
 log = get_log("graph")
 SHOWN = 8
@@ -63,7 +64,7 @@ def refuse(obstacles: list[str]) -> ConfigError:
     """The error of `require`."""
     more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
     return ConfigError(
-        f"compile.cuda_graph is require, and {len(obstacles)} nodes of the step cannot be recorded",
+        f"compile.cuda_graph is require, and {counted(len(obstacles), 'node')} of the step cannot be recorded",
         why="; ".join(obstacles[:SHOWN]) + more,
         do="--compile.cuda_graph auto; or, with experts, --parallelism.expert_parallel_degree 1 "
         "--model.moe.experts.backend grouped_mm",

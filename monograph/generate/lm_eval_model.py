@@ -13,6 +13,7 @@ from monograph.generate.load import LoadedModel
 from monograph.generate.loop import Generation, generate
 from monograph.generate.perplexity import check_loss, cut_windows
 from monograph.generate.sampling import Sampling
+from monograph.plurals import counted
 
 USUAL_NEW_TOKENS = 256
 """What a task gets that does not say how long its answers may be."""
@@ -41,7 +42,7 @@ def run_tasks(
     if unknown:
         raise ConfigError(
             f"lm-eval has no task {', '.join(unknown)}",
-            why=f"it knows {len(manager.all_tasks)} tasks" + (f", with those in {folder}" if folder else ""),
+            why=f"it knows {counted(len(manager.all_tasks), 'task')}" + (f", with those in {folder}" if folder else ""),
             do="lm-eval ls tasks shows them; --task_folder FOLDER adds your own",
         )
     found = simple_evaluate(

@@ -11,6 +11,7 @@ from monograph.errors import ConfigError, MonographError
 from monograph.generate.sampling import Sampler, Sampling
 from monograph.models.model import Model
 from monograph.models.model_config import ModelConfig
+from monograph.plurals import counted
 
 PADDING = 0
 """Fills rows of shorter prompts; nothing sees it."""
@@ -68,7 +69,7 @@ def check_logits(logits: Tensor, rows: Sequence[Generation], first_row: int) -> 
         if not good and not row.is_ended:
             is_narrow = logits.dtype.itemsize < 4
             raise MonographError(
-                f"the model computes NaN or inf after {len(row.tokens)} new tokens of prompt {number}",
+                f"the model computes NaN or inf after {counted(len(row.tokens), 'new token')} of prompt {number}",
                 why=f"its weights are finite; a value in between is too large for {str(logits.dtype)[6:]}",
                 do="--dtype float32" if is_narrow else "use a checkpoint from before the model diverged",
             )

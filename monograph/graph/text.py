@@ -17,6 +17,7 @@ from monograph.annotate import Direction
 from monograph.compat.capture import is_op
 from monograph.graph.tags import Tag, has_tag, make_generic, tag_of
 from monograph.graph.tensor_meta import SymIntMeta, TensorMeta
+from monograph.plurals import counted
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -194,7 +195,7 @@ def _type(node: Node) -> str:
         sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, list | tuple):
-        return f"{len(value)} values"
+        return f"{counted(len(value), 'value')}"
     return "size" if isinstance(value, torch.SymInt | SymIntMeta) else "value"
 
 

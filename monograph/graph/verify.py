@@ -25,6 +25,7 @@ from monograph.graph.tags import Tag, has_tag, tag_of
 from monograph.graph.tensor_meta import TensorMeta
 from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_values import check_symbols, check_values
+from monograph.plurals import counted
 
 __all__ = ["GraphError", "check_graph"]
 FROM_BATCH = (InputKind.BATCH, InputKind.CARRY, InputKind.CARRY_GRADIENT)
@@ -64,7 +65,7 @@ def check_inputs(graph: StepGraph, nodes: Sequence[Node]) -> None:
     placeholders = graph.placeholders
     if len(placeholders) != len(graph.inputs):
         raise GraphError(
-            f"the graph has {len(placeholders)} inputs and names for {len(graph.inputs)}",
+            f"the graph has {counted(len(placeholders), 'input')} and names for {len(graph.inputs)}",
             why="inputs are bound by name, each to its place",
             do="passes keep the inputs as they are",
         )
@@ -140,7 +141,7 @@ def check_outputs(graph: StepGraph, nodes: Sequence[Node], facts: Facts) -> None
         )
     if len(graph.results) != len(graph.outputs):
         raise GraphError(
-            f"the graph returns {len(graph.results)} values and has names for {len(graph.outputs)}",
+            f"the graph returns {counted(len(graph.results), 'value')} and has names for {len(graph.outputs)}",
             why="results are handed out by name, each from its place",
             do="passes keep the outputs as they are",
         )

@@ -29,6 +29,7 @@ from monograph.graph.signature import PARAMETERS
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import tag_of
 from monograph.graph.tensor_meta import SymIntMeta
+from monograph.plurals import counted
 
 _PIPELINE_GROUPS = tuple(group.value for group in SEND_GROUPS)
 _TRANSFER_OPS = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
@@ -65,7 +66,7 @@ def _check_waited(launch: Node) -> None:
     if len(waits) != 1:
         raise broken(
             launch,
-            f"a collective is waited for {len(waits)} times",
+            f"a collective is waited for {counted(len(waits), 'time')}",
             why="without a wait its result is read too early or its memory is never freed; a second one has no meaning",
         )
     for user in launch.users:
@@ -139,7 +140,7 @@ def _check_splits(launch: Node) -> None:
     if len(received) != len(sent):
         raise broken(
             launch,
-            f"an all_to_all has {len(received)} output splits and {len(sent)} input splits",
+            f"an all_to_all has {counted(len(received), 'output split')} and {counted(len(sent), 'input split')}",
             why="it needs one of each for every rank of its group",
         )
     for splits in (received, sent):

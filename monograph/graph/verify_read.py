@@ -32,6 +32,7 @@ from monograph.graph.tensor_meta import ScalarMeta, SymIntMeta, TensorMeta
 from monograph.graph.verify import check_inputs, check_order, check_outputs, check_purity, check_tags
 from monograph.graph.verify_collectives import check_collectives
 from monograph.graph.verify_meta import check_forms, find_bytes
+from monograph.plurals import counted
 
 _SLACK = 2
 """A step may be estimated to need this many times the memory there is: estimates are not exact."""
@@ -100,7 +101,7 @@ def check_arguments(nodes: Sequence[Node], facts: Facts) -> None:
             continue
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
         if len(node.args) > len(names):
-            raise broken(node, f"an operator has {len(node.args)} arguments", why=f"it takes {len(names)}")
+            raise broken(node, f"an operator has {counted(len(node.args), 'argument')}", why=f"it takes {len(names)}")
         op = name_of(node.target)
         for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
             for text in _texts(value):
@@ -150,7 +151,7 @@ def check_cached_casts(graph: StepGraph) -> None:
     castings = {*find_castings(graph), *find_float8_castings(graph)}
     for node in graph.nodes:
         if node.op == "call_function" and tag_of(node).once and node not in castings:
-            raise broken(node, "a node is to run once an update", why="it does more than to cast parameters")
+            raise broken(node, "a node is to run once per update", why="it does more than to cast parameters")
 
 
 def check_memory(graph: StepGraph, limits: MemoryLimits) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from monograph.models.hf_quantization import SCALE_BLOCK
+from monograph.plurals import counted
 
 SCALE_SUFFIX = "_scale_inv"
 """The scales of a weight are stored under the weight's name with this suffix."""
@@ -32,7 +33,7 @@ def find_problem(name: str, weight: Stored, scale: Stored | None) -> str:
         if scale is None:
             return f"{name} is stored in {_say(weight.dtype)} without {name}{SCALE_SUFFIX}"
         if len(weight.shape) != 2:
-            return f"{name} is stored in {_say(weight.dtype)} and has {len(weight.shape)} dims, not 2"
+            return f"{name} is stored in {_say(weight.dtype)} and has {counted(len(weight.shape), 'dim')}, not 2"
         blocks = tuple(math.ceil(size / SCALE_BLOCK) for size in weight.shape)
         if scale.shape != blocks:
             return f"{name}{SCALE_SUFFIX} has shape {list(scale.shape)} instead of {list(blocks)}"

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig
 from monograph.models.model_config import ModelConfig
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def expand(rules: Iterable[NameRule], *, layers: range = range(1), n_experts: in
     count = len(layers) * sum(n_experts if "{expert}" in rule.theirs else 1 for rule in rules)
     if count > MAX_TENSORS:
         raise ConfigError(
-            f"{len(layers)} layers with {n_experts} experts are {count} tensors",
+            f"{counted(len(layers), 'layer')} with {n_experts} experts are {count} tensors",
             why=f"no checkpoint has more than {MAX_TENSORS}",
             do="repair num_hidden_layers or the number of experts in config.json",
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 from monograph.errors import DataError
 from monograph.models.attention_kind import AttentionKind
 from monograph.models.sequence_part import SequencePart
+from monograph.plurals import counted
 
 LEAST_DOCUMENTS, TOKENS_PER_DOCUMENT = 16, 32
 """For kernels that pay for room: one document for every 32 tokens of a sequence, and 16 in any case."""
@@ -70,7 +71,7 @@ def find_starts(documents: np.ndarray | None, length: int, limit: int) -> np.nda
     starts = np.concatenate(([0], np.flatnonzero(documents[1:] != documents[:-1]) + 1))
     if len(starts) > limit:
         raise DataError(
-            f"a sequence of {length} tokens has {len(starts)} documents, more than the {limit} that the step was "
+            f"a sequence of {length} tokens has {counted(len(starts), 'document')}, more than the {limit} the step was "
             "built for",
             why="the tables of packed documents have a fixed size, which the workspace of the flash kernel grows with",
             do="--model.max_documents 0 with --model.attention.kernel auto, which have room for any number; "

@@ -15,6 +15,7 @@ from monograph.axes import POINT_TO_POINT, Group
 from monograph.parallel.communicators import EXCHANGES, Communicator, plan_communicators
 from monograph.parallel.deadline import deadline
 from monograph.parallel.groups import Groups
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ def describe_connected(connected: Collection[Connected]) -> str:
     largest = sorted(connected, key=lambda each: -each.bytes)[:3]
     named = ", ".join(f"{each.name} {each.bytes / 2**30:.2f} GiB" for each in largest)
     total, seconds = sum(each.bytes for each in connected), sum(each.seconds for each in connected)
-    return f"{len(connected)} communicators: {total / 2**30:.2f} GiB of GPU memory, {seconds:.1f} s ({named})"
+    return (
+        f"{counted(len(connected), 'communicator')}: {total / 2**30:.2f} GiB of GPU memory, {seconds:.1f} s ({named})"
+    )
 
 
 def _connect_one(groups: Groups, planned: Communicator, used: Collection[Group], *, is_ulysses: bool) -> Connected:

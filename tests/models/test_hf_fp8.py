@@ -63,7 +63,7 @@ def test_scales_that_are_missing_or_cannot_be_right_are_refused_by_name(name):
         (torch.ones(200, 300).to(torch.float8_e5m2), torch.ones(2, 3), "which is stored in float8_e5m2"),
         (torch.ones(200, 300).to(torch.float8_e5m2), None, "w.weight is stored in float8_e5m2"),
         (torch.ones(200, 300, dtype=torch.int8), None, "w.weight is stored in int8"),
-        (torch.ones(200).to(torch.float8_e4m3fn), torch.ones(2), "has 1 dims, not 2"),
+        (torch.ones(200).to(torch.float8_e4m3fn), torch.ones(2), "has 1 dim, not 2"),
     ],
 )
 def test_weights_of_other_types_are_refused_by_name(weight, scales, complaint):

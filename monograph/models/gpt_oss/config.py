@@ -20,6 +20,7 @@ from monograph.models.config import (
     check_positive,
 )
 from monograph.models.model_config import DividedSize
+from monograph.plurals import counted
 
 LayerKind = Literal["window", "full"]
 
@@ -115,7 +116,7 @@ class GptOssConfig(DecoderConfig):
         check_positive(self, "window", most=MAX_TOKENS)
         if self.layer_kinds and len(self.layer_kinds) != self.n_layers:
             raise ConfigError(
-                f"layer_kinds has {len(self.layer_kinds)} entries and n_layers is {self.n_layers}",
+                f"layer_kinds has {counted(len(self.layer_kinds), 'entry', 'entries')} and n_layers is {self.n_layers}",
                 why="it names the attention of every layer",
                 do="write one entry for every layer, or none for windowed and full layers in turn",
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from monograph.errors import ConfigError
 from monograph.parallel.pipeline.actions import Action, parse_action
 from monograph.parallel.pipeline.schedule import Schedule
+from monograph.plurals import counted
 from monograph.system.foreign_json import UnusableFile, read_text
 from monograph.system.foreign_text import split_lines
 
@@ -25,7 +26,7 @@ def read_schedule(path: str, *, ranks: int, micro_batches: int) -> Schedule:
     rows = _read_rows(path)
     if len(rows) != ranks:
         raise ConfigError(
-            f"the pipeline schedule {path} has {len(rows)} lines for {ranks} ranks",
+            f"the pipeline schedule {path} has {counted(len(rows), 'line')} for {ranks} ranks",
             why="each line is the list of one rank along pp",
             do=f"write {ranks} lines, or --parallelism.pipeline_parallel_degree {len(rows)}",
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from monograph.errors import ConfigError
 from monograph.models.model import Model, Unit, UnitCall
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ class StageRunner:
         wanted = len(unit.carry) + unit.others
         if len(results) != wanted or not all(isinstance(value, Tensor) for value in results[: len(unit.carry)]):
             raise ConfigError(
-                f"the unit {unit.path} returns {len(results)} results and units() says {len(unit.carry)} carried ones "
-                f"({', '.join(unit.carry)}) and {unit.others} others",
+                f"the unit {unit.path} returns {counted(len(results), 'result')} and units() says "
+                f"{len(unit.carry)} carried ({', '.join(unit.carry)}) and {unit.others} others",
                 why="a pipeline stage ends there, and its carry is sent to the next one",
                 do="name all that goes to the next unit in carry=, and count the rest in others=",
             )

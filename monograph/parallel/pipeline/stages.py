@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from monograph.errors import ConfigError, did_you_mean
+from monograph.plurals import counted
 
 AUTO = "auto"
 
@@ -38,7 +39,7 @@ def plan_stages(units: Sequence[str], costs: Sequence[float], count: int, firsts
     """The stages of a model; `firsts` is (auto,) or the first unit of every stage after the first one."""
     if count > len(units):
         raise ConfigError(
-            f"{count} pipeline stages are asked for and the model has {len(units)} units",
+            f"{count} pipeline stages are asked for and the model has {counted(len(units), 'unit')}",
             why="a stage runs at least one unit",
             do="use a smaller pipeline_parallel_degree or fewer pipeline_virtual_stages",
         )
@@ -50,7 +51,7 @@ def plan_stages(units: Sequence[str], costs: Sequence[float], count: int, firsts
 def _find_starts(units: Sequence[str], count: int, firsts: Sequence[str]) -> list[int]:
     if len(firsts) != count - 1:
         raise ConfigError(
-            f"pipeline_stages names {len(firsts)} units and there are {count} stages",
+            f"pipeline_stages names {counted(len(firsts), 'unit')} and there are {count} stages",
             why="it lists the first unit of every stage but the first",
             do=f"name {count - 1} units, or auto",
         )

@@ -23,6 +23,7 @@ from monograph.passes.base import Pass
 from monograph.passes.clean.remove_dead_code import plan_dead
 from monograph.passes.compute.float8_plan import Key, Operand, QuantizedMatmul, plan_float8
 from monograph.passes.compute.quantize_matmuls_options import QuantizeMatmulsConfig
+from monograph.plurals import counted
 
 
 class QuantizeMatmuls(Pass):
@@ -62,7 +63,9 @@ def describe_plan(plan: Sequence[QuantizedMatmul], recipe: str) -> str:
     reasons = Counter(_without_numbers(each.reason) for each in plan if each.reason)
     done = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     left = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
-    return f"{recipe}: {sum(kinds.values())} of {len(plan)} matmuls ({done or 'none'})" + (f"; {left}" if left else "")
+    return f"{recipe}: {sum(kinds.values())} of {counted(len(plan), 'matmul')} ({done or 'none'})" + (
+        f"; {left}" if left else ""
+    )
 
 
 def _without_numbers(reason: str) -> str:

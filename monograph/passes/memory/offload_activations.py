@@ -16,6 +16,7 @@ from monograph.graph.tags import tag_of
 from monograph.passes.base import Pass
 from monograph.passes.memory.offload_activations_options import OffloadActivationsConfig
 from monograph.passes.memory.policies import GIB
+from monograph.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,8 @@ class OffloadActivations(Pass):
         sizes = LikelySizes(graph.module.graph)
         moved = sum(sizes.bytes(value_of(trip.value)) for trip in plan)
         copying = 1000 * facts.machine.host_copy_seconds(moved)
-        return (
-            f"{len(plan)} values ({moved / GIB:.3f} GiB) offloaded to the host; copies take {copying:.3g} ms each way"
-        )
+        values = f"{counted(len(plan), 'value')} ({moved / GIB:.3f} GiB)"
+        return f"{values} offloaded to the host; copies take {copying:.3g} ms each way"
 
 
 def plan_offload_copies(graph: StepGraph, config: OffloadActivationsConfig) -> list[OffloadCopy]:

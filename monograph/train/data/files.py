@@ -11,6 +11,7 @@ from typing import Any
 
 from monograph.errors import DataError, did_you_mean
 from monograph.log import get_log
+from monograph.plurals import counted
 from monograph.system.foreign_text import show
 from monograph.train.data.config import LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
 from monograph.train.data.document import Document, DocumentSource, find_text, missing_field
@@ -57,7 +58,7 @@ def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentS
         for file in files:
             yield from read_file(file, text_field, separator)
 
-    return DocumentSource(f"{show(path)} ({len(files)} files)" if path.is_dir() else show(path), read)
+    return DocumentSource(f"{show(path)} ({counted(len(files), 'file')})" if path.is_dir() else show(path), read)
 
 
 def find_files(folder: Path) -> list[Path]:

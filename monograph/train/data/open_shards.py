@@ -8,6 +8,7 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
+from monograph.plurals import counted
 from monograph.train.data.corpus import CHUNK_DOCUMENTS, TokenCorpus, find_piece_starts
 from monograph.train.data.file_checks import FileCheck, FileChecker, check_here, damaged
 from monograph.train.data.shards import FORMAT, INDEX, OFFSETS, VERSION, FileEntry, ShardIndex
@@ -59,7 +60,7 @@ def open_shards(
         piece_starts=find_piece_starts(sizes),
         max_token_id=index.max_token_id,
         content_hash=index.content_hash,
-        description=f"{folder} ({len(sizes)} token shards of {index.description})",
+        description=f"{folder} ({counted(len(sizes), 'token shard')} of {index.description})",
     )
     check_table(folder, index, corpus, sizes)
     return corpus
@@ -104,7 +105,10 @@ def check_table(folder: Path, index: ShardIndex, corpus: TokenCorpus, sizes: lis
     path = folder / index.offsets.name
     offsets = corpus.offsets
     if len(offsets) != index.documents + 1 or len(corpus.keys) != index.documents or index.documents == 0:
-        raise damaged(path, f"{len(offsets)} offsets and {len(corpus.keys)} keys for {index.documents} documents")
+        raise damaged(
+            path,
+            f"{counted(len(offsets), 'offset')} and {counted(len(corpus.keys), 'key')} for {index.documents} documents",
+        )
     if offsets[0] != 0 or int(offsets[-1]) != index.tokens or sum(sizes) != index.tokens or has_empty_document(offsets):
         raise damaged(path, f"its documents do not fill the {index.tokens} tokens one after the other")
     indices = np.searchsorted(offsets, corpus.piece_starts)

@@ -54,7 +54,7 @@ def test_an_explicit_list_names_the_first_units_of_all_stages_but_the_first():
     ("count", "firsts", "words"),
     [
         (9, ("auto",), "has 8 units"),
-        (3, ("layers.1",), "names 1 units and there are 3 stages"),
+        (3, ("layers.1",), "names 1 unit and there are 3 stages"),
         (2, ("layer.1",), "did you mean 'layers.1'"),
         (3, ("layers.3", "layers.1"), "does not come after"),
         (2, ("embedding",), "does not come after"),

@@ -99,8 +99,8 @@ def check_folder(engine: str, folder: str, mount: str) -> None:
 
 
 def make_name(recipe: str) -> str:
-    """A recipe's name as all engines accept it: lower case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", recipe.rpartition(":")[2].lower()).strip("-") or "monograph"
+    """A recipe's name as all engines accept it: lower case letters, digits and dashes, at most 52."""
+    return re.sub(r"[^a-z0-9]+", "-", recipe.rpartition(":")[2].lower()).strip("-")[:52].rstrip("-") or "monograph"
 
 
 def submit(engine: str, text: str, job: Job) -> int:

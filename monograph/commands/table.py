@@ -17,7 +17,6 @@ from monograph.commands.arguments import (
     DataPackArguments,
     GoodputArguments,
     InspectOptions,
-    LaunchOptions,
     PassesArguments,
     PrecompileOptions,
     RankOptions,
@@ -42,6 +41,7 @@ from monograph.commands.insight_arguments import (
     TraceJoinArguments,
     WatchArguments,
 )
+from monograph.commands.launch_arguments import LaunchOptions
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate, check_import
 from monograph.config.configurable import BaseConfig

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from monograph.launch.job import Job
+from monograph.system.foreign_text import show
 
 STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """torch's name for how long an agent waits for ranks that it asked to end, before it kills them."""
@@ -19,7 +20,7 @@ CHOICES = (
 def describe_head(job: Job) -> list[str]:
     """Comments at the top of a job file: how it was made, and the notes."""
     lines = [job.command, *(f"note: {note}" for note in job.notes)]
-    return [f"# {line}" for each in lines for line in each.splitlines()]
+    return [f"# {show(line, max_length=len(line))}" for each in lines for line in each.splitlines()]
 
 
 def make_choices(form: str) -> list[str]:

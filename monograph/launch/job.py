@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from monograph.axes import Group
 from monograph.errors import ConfigError
-from monograph.launch.quote import quote_word
+from monograph.launch.quote import quote_command, quote_word
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
 from monograph.parallel.mesh import Mesh
@@ -82,7 +82,7 @@ class Job:
     def agent(self, *, endpoint: str, run_id: str, extra: Sequence[str] = ()) -> list[list[str]]:
         """The command of one node's agent, as lines of words; `endpoint` and `run_id` may hold shell variables."""
         return [
-            [self.python, "-P", "-m", "monograph.launch.agent"],
+            [quote_command(self.python), "-P", "-m", "monograph.launch.agent"],
             ["--nnodes", self.nnodes, "--nproc-per-node", str(self.ranks_per_node), *extra],
             ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run_id],
             ["--max-restarts", str(self.max_restarts), "--log-dir", quote_word(f"{self.folder}/logs")],

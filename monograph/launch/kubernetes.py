@@ -1,9 +1,8 @@
 """A TrainingRuntime and a TrainJob for Kubeflow Trainer v2; its JobSet starts one pod with one agent a node."""
 
-import shlex
-
 from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
 from monograph.launch.job import EXIT_REQUEUE, Job
+from monograph.launch.quote import quote_word, quote_yaml
 
 API = "trainer.kubeflow.org/v1alpha1"
 
@@ -18,14 +17,14 @@ def _runtime(job: Job) -> list[str]:
     claim = [
         "                    - name: shared",
         "                      persistentVolumeClaim:",
-        f"                        claimName: {job.volume_claim}",
+        f"                        claimName: {quote_yaml(job.volume_claim)}",
     ]
-    mount = ["                        - name: shared", f"                          mountPath: {job.mount}"]
+    mount = ["                        - name: shared", f"                          mountPath: {quote_yaml(job.mount)}"]
     return [
         f"apiVersion: {API}",
         "kind: TrainingRuntime",
         "metadata:",
-        f"  name: {job.name}",
+        f"  name: {quote_yaml(job.name)}",
         "  labels:",
         "    trainer.kubeflow.org/framework: torch",
         "spec:",
@@ -62,7 +61,7 @@ def _runtime(job: Job) -> list[str]:
         f"                  terminationGracePeriodSeconds: {job.seconds_to_save}",
         "                  containers:",
         "                    - name: node",
-        f"                      image: {job.image}",
+        f"                      image: {quote_yaml(job.image)}",
         "                      volumeMounts:",
         "                        - name: shm",
         "                          mountPath: /dev/shm",
@@ -77,7 +76,7 @@ def _runtime(job: Job) -> list[str]:
 
 def _train_job(job: Job) -> list[str]:
     """The job itself. The runtime's torch policy sets PET_MASTER_ADDR and PET_MASTER_PORT in every pod."""
-    agent = job.agent(endpoint='"$PET_MASTER_ADDR:$PET_MASTER_PORT"', run_id=shlex.quote(job.name))
+    agent = job.agent(endpoint='"$PET_MASTER_ADDR:$PET_MASTER_PORT"', run_id=quote_word(job.name))
     shell = [" ".join(words) for words in agent]
     body = [f"{text} \\" for text in shell[:-1]] + [shell[-1]]
     gpus = [
@@ -91,14 +90,14 @@ def _train_job(job: Job) -> list[str]:
         f"apiVersion: {API}",
         "kind: TrainJob",
         "metadata:",
-        f"  name: {job.name}",
+        f"  name: {quote_yaml(job.name)}",
         "spec:",
         "  runtimeRef:",
         "    apiGroup: trainer.kubeflow.org",
         "    kind: TrainingRuntime",
-        f"    name: {job.name}",
+        f"    name: {quote_yaml(job.name)}",
         "  trainer:",
-        f"    image: {job.image}",
+        f"    image: {quote_yaml(job.image)}",
         f"    numNodes: {job.nodes}",
         *(gpus if job.has_gpus else []),
         "    env:",

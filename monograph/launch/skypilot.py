@@ -2,7 +2,7 @@
 
 from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
 from monograph.launch.job import EXIT_REQUEUE, Job
-from monograph.launch.quote import quote_word
+from monograph.launch.quote import quote_word, quote_yaml
 
 
 def _volumes(job: Job) -> list[str]:
@@ -13,21 +13,22 @@ def _volumes(job: Job) -> list[str]:
         f"# The run's folder, {folder}, must be on a file system that all nodes share and that outlives",
         "# them: a volume that many nodes may write to (sky volumes apply). A bucket is none; it may hold the data.",
         f"{mark}volumes:",
-        f"{mark}  {job.mount or '/shared'}: {job.volume_claim or 'my-volume'}",
+        f"{mark}  {quote_yaml(job.mount or '/shared')}: {quote_yaml(job.volume_claim or 'my-volume')}",
     ]
 
 
 def render(job: Job) -> str:
     """The task, for `sky jobs launch`."""
     agent = [" ".join(words) for words in job.agent(endpoint=f'"$HEAD:{job.port}"', run_id='"$SKYPILOT_TASK_ID"')]
+    gpus = f"{job.accelerators}:{job.ranks_per_node}"
     lines = [
         *describe_head(job),
-        f"name: {job.name}",
+        f"name: {quote_yaml(job.name)}",
         f"num_nodes: {job.nodes}",
         "workdir: .",
         "resources:",
-        *([f"  accelerators: {job.accelerators}:{job.ranks_per_node}"] if job.has_gpus else ["  cpus: 8+"]),
-        *([f"  infra: {job.infra}"] if job.infra else []),
+        f"  accelerators: {quote_yaml(gpus)}" if job.has_gpus else "  cpus: 8+",
+        *([f"  infra: {quote_yaml(job.infra)}"] if job.infra else []),
         "  network_tier: best",
         "  # use_spot: true                # cheaper, and taken away at any time; the job goes on elsewhere",
         "  job_recovery:",

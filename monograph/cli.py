@@ -138,7 +138,7 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
     if command.check is not None:
         check = load(command.check) if isinstance(command.check, str) else command.check
         check(*positional, **keywords)
-    if command.has_ranks and keywords["ranks"] > 0:
+    if command.has_ranks and keywords["ranks"] > 0 and not keywords.get("simulate"):
         return load(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
     return load(command.function)(*positional, **keywords) or 0
 

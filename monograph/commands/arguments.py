@@ -34,6 +34,26 @@ class TrainOptions(RankOptions):
 
 
 @dataclass(kw_only=True, slots=True)
+class VerifyOptions(RankOptions):
+    """`monograph verify`."""
+
+    simulate: bool = False
+    """Compute a small twin of the run for all ranks of the mesh in this process, in fp64; starts no ranks. `--ranks` is
+    then the size of the mesh, by default what the degrees say."""
+    each_pass: bool = False
+    """With --simulate: compare the graph after each pass instead of the captured one and the last."""
+
+    def check(self) -> None:
+        if not self.simulate:
+            RankOptions.check(self)
+            if self.each_pass:
+                why = "only a simulation looks at single passes"
+                raise ConfigError("--each_pass without --simulate", why=why, do="add --simulate")
+        elif self.ranks < 0:
+            raise ConfigError(f"--ranks must be >= 0, got {self.ranks}", why="it counts ranks", do="--ranks 256")
+
+
+@dataclass(kw_only=True, slots=True)
 class CompareArguments(Configurable.Config):
     """`monograph compare`."""
 

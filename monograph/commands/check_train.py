@@ -6,6 +6,7 @@ from typing import Any
 
 from monograph.commands.checks import check_ranks
 from monograph.train.config import TrainerConfig
+from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.preflight import check_before_start, check_checkpoint
 from monograph.whole_file import check_output
 
@@ -17,8 +18,12 @@ def check_train(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
         check_before_start(config)
 
 
-def check_verify(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
+def check_verify(config: TrainerConfig, *, ranks: int, simulate: bool, **others: Any) -> None:
     """The mesh fits, the checkpoint is there, and the verdict can be written."""
+    if simulate:
+        plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+        check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "simulate.json"), makes_folder=True)
+        return
     check_ranks(config, ranks=ranks, **others)
     check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "verify.json"), makes_folder=True)
     if "LOCAL_RANK" not in os.environ:

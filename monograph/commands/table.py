@@ -19,9 +19,9 @@ from monograph.commands.arguments import (
     InspectOptions,
     PassesArguments,
     PrecompileOptions,
-    RankOptions,
     TrainOptions,
     TuneOptions,
+    VerifyOptions,
 )
 from monograph.commands.bisect_lines import check_bisect
 from monograph.commands.checks import (
@@ -103,14 +103,14 @@ COMMANDS = (
     ),
     Command(
         name="verify",
-        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--section.field value ...]",
-        summary="Prove that a parallel plan computes what one device computes.",
+        usage="[RECIPE] [--model.from FOLDER] [--ranks N] [--simulate] [--section.field value ...]",
+        summary="Prove that a parallel plan computes what one device computes; on a simulated mesh of any size, too.",
         function="monograph.commands.verify_run:verify",
         check="monograph.commands.check_train:check_verify",
         has_ranks=True,
         takes_recipe=True,
         needs=("words",),
-        arguments=RankOptions,
+        arguments=VerifyOptions,
     ),
     Command(
         name="inspect",

@@ -84,6 +84,7 @@ WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
 READ_SIZE = ATEN._local_scalar_dense.default
 """Brings a number from data to the host, where it becomes a size."""
 UNSAFE_VIEW = ATEN._unsafe_view.default
+GROUPED_MM = ATEN._grouped_mm.default
 
 
 def costly_ops() -> frozenset[Any]:

@@ -39,14 +39,7 @@ def in_fp32(config: TrainerConfig) -> TrainerConfig:
 
     The grouped kernel takes bf16 only; its place is taken by the grouped algorithm that takes any dtype.
     """
-    if is_quantized(config):
-        on = tuple(name for name in config.passes.on if name != "quantize_matmuls")
-        numerics = "fast" if config.compile.numerics == "float8" else config.compile.numerics
-        config = config.replace(
-            compile=config.compile.replace(numerics=numerics),
-            passes=config.passes.replace(on=on, quantize_matmuls=QuantizeMatmulsConfig()),
-        )
-    config = from_weights(config).replace(
+    config = from_weights(without_float8(config)).replace(
         training=config.training.replace(dtype="float32", compute_dtype="float32"),
         optimizer=config.optimizer.for_fp32(),
         parallelism=config.parallelism.replace(reduce_dtype="float32"),
@@ -56,6 +49,18 @@ def in_fp32(config: TrainerConfig) -> TrainerConfig:
         return config
     experts = moe.experts.replace(backend="grouped_loop")
     return config.replace(model=config.model.replace(moe=moe.replace(experts=experts)))
+
+
+def without_float8(config: TrainerConfig) -> TrainerConfig:
+    """The config with the matmuls of numerics `fast` in place of float8 ones."""
+    if not is_quantized(config):
+        return config
+    on = tuple(name for name in config.passes.on if name != "quantize_matmuls")
+    numerics = "fast" if config.compile.numerics == "float8" else config.compile.numerics
+    return config.replace(
+        compile=config.compile.replace(numerics=numerics),
+        passes=config.passes.replace(on=on, quantize_matmuls=QuantizeMatmulsConfig()),
+    )
 
 
 def on_one_device(config: TrainerConfig) -> TrainerConfig:

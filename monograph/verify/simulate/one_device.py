@@ -1,0 +1,79 @@
+"""The same update on one device in fp64: plain modules and autograd, with nothing of the parallel code in them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from monograph.models.model import SEED, find_scalars
+from monograph.train.config import TrainerConfig
+from monograph.train.data.batch import Batch
+from monograph.train.data.cursor import Cursor
+from monograph.verify.reference import Reference
+from monograph.verify.simulate.precision import in_fp64
+from monograph.verify.simulate.start import randomize
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass
+class Expected:
+    """What an update yields on one device."""
+
+    loss: float = 0.0
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """By the first name of each parameter."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over all micro-batches."""
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+
+
+class OneDevice:
+    """A model of plain modules with random weights, and what it computes."""
+
+    def __init__(self, config: TrainerConfig, *, seed: int = 0) -> None:
+        self.config = config
+        self.reference = Reference(config, torch.device("cpu"))
+        self.model = self.reference.model
+        randomize(self.model, seed)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights by name."""
+        return {name: value.detach() for name, value in self.model.named_parameters()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers by name: tables and biases."""
+        return dict(self.model.named_buffers())
+
+    def compute_scalars(self, batches: Sequence[Tensors]) -> dict[str, Tensor]:
+        """The counts of an update that reads these micro-batches, and the seed."""
+        counts = [self.model.count_normalizers(batch) for batch in batches]
+        known = {name: sum(count[name] for count in counts) for name in self.model.normalizers}
+        known[SEED] = self.config.debug.seed
+        return {name: torch.tensor(known[name]) for name in find_scalars(self.model)}
+
+    def run(self, drawn: Sequence[Tensors], dealt: Sequence[int]) -> Expected:
+        """Loss, metrics and gradients of one round, in which data-parallel rank i reads `drawn[dealt[i]]`.
+
+        A micro-batch that several ranks read is computed once, and counted as often as it is read.
+        """
+        expected = Expected(scalars=self.compute_scalars([drawn[number] for number in dealt]))
+        batches = [Batch(dict(drawn[number]), Cursor()) for number in dealt]
+        with in_fp64():
+            reductions = self.reference.count_globally(batches, expected.scalars, len(dealt))
+            for number in dict.fromkeys(dealt):
+                times, first = dealt.count(number), dealt.index(number)
+                output = self.reference.forward(batches[first], expected.scalars, reductions[first])
+                (output.objective * times).backward()
+                expected.loss += output.loss.item() * times
+                for name, value in output.metrics.items():
+                    share = value.detach().double() * times
+                    expected.metrics[name] = expected.metrics[name] + share if name in expected.metrics else share
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                expected.gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = None
+        return expected

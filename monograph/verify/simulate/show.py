@@ -1,0 +1,79 @@
+"""A simulation in words: what was compared, what differs, what was not simulated."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from monograph.parallel.mesh import Mesh
+from monograph.train.config import TrainerConfig
+from monograph.verify.float8 import is_quantized
+from monograph.verify.simulate.outcome import TOLERANCE
+from monograph.verify.simulate.run import Simulation
+
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+SHOWN = 8
+"""Wrong outputs that are listed."""
+
+
+def print_simulation(found: Simulation, config: TrainerConfig) -> None:
+    """Every graph with its largest difference, the verdict, and what the verdict is about."""
+    console = Console()
+    title = f"{describe_mesh(found.mesh)} against one device in fp64, largest relative difference"
+    table = Table(title=f"{title} (tolerance {TOLERANCE:.0e})", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("graph")
+    for name in ("nodes", "ops computed", "shared", "outputs", "difference"):
+        table.add_column(name, justify="right")
+    for graph in found.graphs:
+        style = "red" if graph.comparison.wrong else "default"
+        counts = (graph.nodes, graph.execution.calls, graph.execution.shared, graph.comparison.compared)
+        table.add_row(graph.after, *(f"{count:,}" for count in counts), f"[{style}]{graph.comparison.worst:.1e}[/]")
+    console.print(table)
+    if found.is_equal:
+        console.print(f"[green]equal[/green]: {escape(describe_equal(found))}", highlight=False)
+    else:
+        console.print(f"[red]different[/red], {escape(find_blame(found))}", highlight=False)
+        for entry in next(graph.comparison.wrong for graph in found.graphs if graph.comparison.wrong)[:SHOWN]:
+            console.print(f"  {escape(str(entry))}", highlight=False)
+    simulated, *missing = describe_scope(found, config)
+    console.print(f"simulated: {escape(simulated)}", highlight=False)
+    for line in missing:
+        console.print(f"[yellow]not simulated[/yellow]: {escape(line)}", highlight=False)
+    console.print(
+        f"{found.seconds:.1f} s, values of all ranks took at most {found.peak_bytes / 2**20:,.0f} MiB at a time",
+        highlight=False,
+    )
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """The ranks of a mesh with its degrees above 1."""
+    degrees = " ".join(f"{name} {getattr(mesh, name)}" for name in _AXES if getattr(mesh, name) > 1)
+    return f"{mesh.world_size:,} ranks" + (f" ({degrees})" if degrees else "")
+
+
+def describe_equal(found: Simulation) -> str:
+    """The verdict on a plan without faults."""
+    return f"the plan on {found.mesh.world_size:,} ranks computes what one device computes"
+
+
+def find_blame(found: Simulation) -> str:
+    """The first graph that differs, with its first wrong output; empty where all are equal."""
+    graph = next((graph for graph in found.graphs if graph.comparison.wrong), None)
+    if graph is None:
+        return ""
+    where = "in the captured graph" if graph is found.graphs[0] else f"in the graph after {graph.after}"
+    return f"first {where}: {graph.comparison.wrong[0]}"
+
+
+def describe_scope(found: Simulation, config: TrainerConfig) -> list[str]:
+    """What was simulated, then one line for each part of a run that was not."""
+    twin, rounds = found.config, found.different_batches
+    layers = f"{getattr(twin.model, 'n_layers', 'all')} of {getattr(config.model, 'n_layers', 'all')} blocks, "
+    lines = [
+        f"forward, loss and backward of one micro-batch on every rank, of a twin with {layers}"
+        f"sequences of {twin.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
+    ]
+    lines.append("real sizes, GPU kernels, and rounding in bfloat16")
+    lines.append("gradient norm, clipping, accumulation, the update of weights and of expert biases, evaluation")
+    if is_quantized(config):
+        lines.append("float8 matmuls: the matmuls of numerics fast took their place")
+    return lines

@@ -1,0 +1,149 @@
+"""A small twin of a run: the same mesh, passes and kinds of blocks at sizes that one process computes in seconds.
+
+Sizes that ranks divide stay divisible by what divides them. Fields are known by name, in whatever part of a model's
+config they stand; what a family adds under other names keeps its size.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from monograph.capture.block_repeats import describe_module
+from monograph.config.configurable import BaseConfig, check_config, walk_configs
+from monograph.config.leaves import replace_leaf
+from monograph.models.model import Model
+from monograph.models.model_config import ModelConfig
+from monograph.parallel.mesh import Mesh
+from monograph.train.config import TrainerConfig
+
+BLOCKS = 2
+"""Blocks of each kind in a twin: one that follows another of its kind is in it."""
+COMPILED = ("compile_whole", "compile_regions", "mark_regions")
+"""Passes that put compiled code in the place of ops; they run where they are asked for only."""
+Rule = Callable[[BaseConfig, int, Mesh], int]
+
+
+def make_twin(config: TrainerConfig, mesh: Mesh) -> TrainerConfig:
+    """The twin of a run on this mesh, as a graph of ops; a config that its own checks accept."""
+    on = tuple(name for name in config.passes.on if name not in COMPILED)
+    passes = config.passes.replace(on=on, mark_regions=config.passes.mark_regions.replace(regions=()))
+    compiled = config.compile.replace(mode="graph", cuda_graph="off", artifact="")
+    config = config.replace(passes=passes, compile=compiled, model=shrink_model(config.model, mesh))
+    rows = min(config.training.local_batch_size, 2)
+    rounds = 1 if config.training.global_batch_size == -1 else find_rounds(config, mesh)
+    config = config.replace(
+        training=config.training.replace(
+            seq_len=min(config.training.seq_len, find_length(mesh)),
+            local_batch_size=rows,
+            global_batch_size=-1 if rounds == 1 else rows * mesh.data_parts * rounds,
+        )
+    )
+    check_config(config)
+    return config
+
+
+def find_rounds(config: TrainerConfig, mesh: Mesh) -> int:
+    """Micro-batches of an update on each rank: one, two, or as many as a pipeline needs to be full."""
+    training = config.training
+    rounds = max(1, training.global_batch_size // (training.local_batch_size * mesh.data_parts))
+    return rounds if mesh.pp > 1 else min(rounds, 2)
+
+
+def find_length(mesh: Mesh) -> int:
+    """Tokens of a sequence: at least 16, at least two on every rank, and divisible as context parallelism needs it."""
+    step = mesh.cp * math.lcm(2, mesh.tp) * 2
+    return step * math.ceil(16 / step)
+
+
+def shrink_model(config: ModelConfig, mesh: Mesh) -> ModelConfig:
+    """The model with as few blocks, and as small sizes, as show everything that the mesh does to it."""
+    for path, part in walk_configs(config):
+        known = {name for name in _RULES if isinstance(getattr(part, name, None), int)}
+        changed = {name: _RULES[name](part, getattr(part, name), mesh) for name in known}
+        changed |= _shrink_heads(part, mesh) | _shrink_experts(part, mesh)
+        for name, value in changed.items():
+            if value != getattr(part, name):
+                config = replace_leaf(config, f"{path}.{name}".lstrip("."), value)
+    return shorten(config)
+
+
+def shorten(config: ModelConfig) -> ModelConfig:
+    """The shortest prefix of the blocks that has two of every kind, or all there are."""
+    with torch.device("meta"):
+        model: Model = config.build()
+    kinds = [repr(describe_module(block)) for block in model.blocks().values()]
+    if getattr(config, "n_layers", None) != len(kinds):
+        return config
+    wanted = {kind: min(BLOCKS, kinds.count(kind)) for kind in kinds}
+    count = next(size for size in range(len(kinds) + 1) if all(kinds[:size].count(k) >= n for k, n in wanted.items()))
+    changes: dict[str, Any] = {"n_layers": count}
+    for name in ("layer_kinds", "layer_types"):
+        if getattr(config, name, ()):
+            changes[name] = getattr(config, name)[:count]
+    for name in ("no_rope_layers", "moe_layers"):
+        if getattr(config, name, ()):
+            changes[name] = tuple(number for number in getattr(config, name) if number < count)
+    return config.replace(**changes)
+
+
+def _width(part: BaseConfig, now: int, mesh: Mesh) -> int:
+    return min(now, 2 * mesh.tp * math.ceil(16 / (2 * mesh.tp)))
+
+
+def _vocabulary(part: BaseConfig, now: int, mesh: Mesh) -> int:
+    """One that tensor-parallel ranks divide evenly, or not, as the real one."""
+    even = 16 * mesh.tp * math.ceil(48 / (16 * mesh.tp))
+    return min(now, even if now % mesh.tp == 0 else even - 3)
+
+
+_RULES: Mapping[str, Rule] = {
+    "dim": lambda _part, now, _mesh: min(now, 32),
+    "vocab_size": _vocabulary,
+    "hidden_dim": _width,
+    "head_dim": lambda _part, now, _mesh: min(now, 8),
+    "q_lora_rank": lambda _part, now, _mesh: min(now, 12),
+    "kv_lora_rank": lambda _part, now, _mesh: min(now, 16),
+    "qk_nope_head_dim": lambda _part, now, _mesh: min(now, 8),
+    "qk_rope_head_dim": lambda _part, now, _mesh: min(now, 4),
+    "v_head_dim": lambda _part, now, _mesh: min(now, 8),
+    "window": lambda _part, now, _mesh: min(now, 5),
+    "chunk": lambda _part, now, _mesh: min(now, 9),
+    "floor_scale": lambda _part, now, _mesh: min(now, 5),
+    "n_dense_layers": lambda _part, now, _mesh: min(now, 1),
+    "chunk_tokens": lambda _part, now, _mesh: min(now, 8),
+    "max_documents": lambda _part, now, _mesh: min(now, 6),
+}
+
+
+def _shrink_heads(part: BaseConfig, mesh: Mesh) -> dict[str, int]:
+    """Fewer heads: what tensor- and context-parallel ranks divide, and up to two queries for a key."""
+    heads, keys = getattr(part, "n_heads", None), getattr(part, "n_kv_heads", None)
+    if not isinstance(heads, int):
+        return {}
+    few = _divide(keys if isinstance(keys, int) else heads, mesh)
+    if not isinstance(keys, int):
+        return {"n_heads": few}
+    found = {"n_kv_heads": few, "n_heads": few * min(heads // keys, 2)}
+    return found | ({"head_dim": 8} if getattr(part, "head_dim", None) == 0 else {})
+
+
+def _divide(count: int, mesh: Mesh) -> int:
+    each = count // math.gcd(count, mesh.tp)
+    return math.gcd(count, mesh.tp) * math.gcd(each, 2 * mesh.cp)
+
+
+def _shrink_experts(part: BaseConfig, mesh: Mesh) -> dict[str, Any]:
+    """Up to two experts on each rank, in up to two groups, of which a token chooses up to two."""
+    experts, router = getattr(part, "n_experts", 0), getattr(part, "router", None)
+    if not experts or router is None:
+        return {}
+    groups = min(router.n_groups, 2)
+    chosen, top_groups = min(router.top_k, 2), 1 if router.top_groups < router.n_groups else groups
+    least = math.lcm(mesh.ep, groups)
+    count = next((n for n in range(least, experts + 1, least) if n // mesh.ep >= 2 and n // groups >= 2), experts)
+    return {
+        "n_experts": count,
+        "router": router.replace(top_k=chosen, n_groups=groups, top_groups=top_groups),
+    }

@@ -1,0 +1,120 @@
+"""The step of any mesh in one process computes what one device computes, and a fault in it is seen."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from monograph.axes import Group
+from monograph.cli import main
+from monograph.compat.ops import ALL_REDUCE, ALL_TO_ALL
+from monograph.parallel.mesh import Mesh
+from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.verify.simulate.collectives import SimulationError, run_collective
+from monograph.verify.simulate.coordinates import Coordinates
+from monograph.verify.simulate.run import simulate
+from tests.kit.tiny import tiny
+from tests.verify.plantings import missing_sum
+
+EVERY_AXIS = {"replicate": 2, "shard": 2, "cp": 2, "tp": 2}
+MESHES = {
+    "llama3": {**EVERY_AXIS, "shard": 4},
+    "qwen3": {"shard": 2, "cp": 2, "tp": 2, "method": "ulysses"},
+    "qwen3_moe": {**EVERY_AXIS, "ep": 4, "etp": 2},
+    "deepseek_v3": {**EVERY_AXIS, "ep": 8, "gather": "latent"},
+    "gpt_oss": {"shard": 2, "tp": 2, "ep": 4},
+    "llama4": {"shard": 2, "tp": 2, "ep": 2, "etp": 2},
+}
+
+
+def simulate_tiny(model, folder, changes=None, **degrees):
+    config = tiny(model, folder, changes, **degrees)
+    return simulate(config, plan_run_mesh(config, count_ranks(config.parallelism)))
+
+
+@pytest.mark.parametrize("model", MESHES)
+def test_a_mesh_of_every_family_computes_what_one_device_computes(model, tmp_path):
+    found = simulate_tiny(model, tmp_path, **MESHES[model])
+    assert found.is_equal, [str(entry) for graph in found.graphs for entry in graph.comparison.wrong]
+    assert [graph.after for graph in found.graphs] == ["captured", "all passes"]
+    assert 0 < found.worst < 1e-9
+    assert all(graph.comparison.compared >= 14 for graph in found.graphs)
+
+
+def test_documents_are_kept_apart_on_every_rank(tmp_path):
+    found = simulate_tiny("deepseek_v3", tmp_path, {"model.mask": "document"}, shard=2, cp=2)
+    assert found.is_equal, [str(entry) for graph in found.graphs for entry in graph.comparison.wrong]
+
+
+@pytest.mark.parametrize("name", ["layers.1.ffn_norm.weight", "head.norm.weight"])
+def test_a_gradient_that_is_not_summed_over_tensor_parallel_ranks_differs(name, tmp_path):
+    with missing_sum(name, Group.TP_GRADS)():
+        found = simulate_tiny("llama3", tmp_path, shard=2, tp=2)
+    assert [entry.name for entry in found.graphs[0].comparison.wrong] == [name]
+
+
+def test_replicas_of_a_parameter_are_computed_once(tmp_path):
+    one, four = (simulate_tiny("llama3", tmp_path, replicate=count).graphs[0] for count in (1, 4))
+    assert four.execution.calls + four.execution.shared == 4 * four.nodes - 4
+    assert one.execution.calls < four.execution.calls < 4 * one.execution.calls
+
+
+def test_partitions_follow_what_groups_exchange():
+    mesh = Mesh(dp_shard=2, tp=2)
+    coordinates = Coordinates(mesh)
+    by_tp = coordinates.by_key([rank % 2 for rank in range(4)])
+    by_rank = coordinates.by_key(range(4))
+    assert coordinates.join([by_tp, coordinates.one]) is by_tp
+    assert coordinates.join([by_tp, by_rank]) is by_rank
+    assert coordinates.exchange(by_tp, Group.TP, by_place=False) is coordinates.one
+    assert coordinates.exchange(by_rank, Group.FSDP_GATHER, by_place=False).labels.tolist() == [0, 1, 0, 1]
+    assert coordinates.exchange(by_rank, Group.FSDP_SCATTER, by_place=True) is by_rank
+    assert np.array_equal(coordinates.members(Group.TP), [[0, 1], [0, 1], [2, 3], [2, 3]])
+
+
+def test_a_sum_is_over_the_members_of_each_group():
+    coordinates = Coordinates(Mesh(dp_shard=2, tp=2))
+    part = coordinates.by_key(range(4))
+    arguments = [(torch.tensor([float(rank)]), "sum", "tp") for rank in range(4)]
+    found, values = run_collective(ALL_REDUCE, part, arguments, coordinates)
+    assert [values[label].item() for label in found.labels] == [1.0, 1.0, 5.0, 5.0]
+
+
+def test_an_exchange_whose_members_disagree_on_sizes_is_refused():
+    coordinates = Coordinates(Mesh(tp=2))
+    rows = torch.zeros(3, 1)
+    arguments = [(rows, [1, 1], [1, 2], "tp"), (rows, [1, 1], [1, 2], "tp")]
+    with pytest.raises(SimulationError, match="member 0 sends 2 rows to member 1, which expects 1"):
+        run_collective(ALL_TO_ALL, coordinates.by_key(range(2)), arguments, coordinates)
+
+
+MESH_FLAGS = ["--parallelism.tensor_parallel_degree", "2", "--parallelism.data_parallel_shard_degree", "2"]
+
+
+def test_the_command_starts_no_ranks_and_says_what_was_simulated(tmp_path, capsys):
+    assert main(["verify", "llama3_debugmodel", "--simulate", *MESH_FLAGS, "--job.dump_folder", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "equal: the plan on 4 ranks computes what one device computes" in shown
+    assert "simulated: forward, loss and backward of one micro-batch on every rank" in shown
+    assert "not simulated: real sizes" in shown
+    assert json.loads((tmp_path / "simulate.json").read_text())["is_equal"] is True
+
+
+def test_a_plan_that_differs_ends_with_exit_code_1(tmp_path, capsys):
+    with missing_sum("head.norm.weight", Group.TP_GRADS)():
+        code = main(["verify", "llama3_debugmodel", "--simulate", *MESH_FLAGS, "--job.dump_folder", str(tmp_path)])
+    assert code == 1
+    assert "the gradient head.norm.weight differs" in " ".join(capsys.readouterr().out.split())
+
+
+def test_single_passes_are_simulated_on_demand(tmp_path):
+    config = tiny("llama3", tmp_path, shard=2, tp=2)
+    found = simulate(config, plan_run_mesh(config, 4), every_pass=True)
+    assert found.is_equal
+    assert {"recompute", "bucket_collectives", "prefetch_all_gathers"} <= {graph.after for graph in found.graphs}
+
+
+def test_each_pass_needs_a_simulation(capsys):
+    assert main(["verify", "llama3_debugmodel", "--each_pass"]) == 2
+    assert "--each_pass without --simulate" in capsys.readouterr().err

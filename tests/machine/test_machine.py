@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 from monograph.machine.choose import choose_machine, find_machine
 from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
@@ -223,8 +223,9 @@ def test_hostile_files_are_refused_in_words(tmp_path):
         find_machine(str(path))
 
 
-def test_a_machine_is_written_beside_a_link_and_not_through_it(tmp_path):
+def test_a_machine_is_not_written_in_place_of_a_link(tmp_path):
     (tmp_path / "notes").write_text("mine")
     (tmp_path / "out.json").symlink_to("notes")
-    write_machine(MACHINES["H100"], tmp_path / "out.json")
-    assert (tmp_path / "notes").read_text() == "mine" and find_machine(str(tmp_path / "out.json")) == MACHINES["H100"]
+    with pytest.raises(MonographError, match="it is a link to notes"):
+        write_machine(MACHINES["H100"], tmp_path / "out.json")
+    assert (tmp_path / "notes").read_text() == "mine" and (tmp_path / "out.json").is_symlink()

@@ -46,7 +46,7 @@ def test_every_other_outcome_is_a_failure(ended, problem):
     assert re.search(problem, said)
 
 
-def test_a_changed_file_of_the_user_is_a_failure(fuzzer, monkeypatch):
+def test_a_changed_file_of_the_user_is_a_failure(fuzzer, monkeypatch, tmp_path):
     def harm(command, home):
         if home.name.startswith("case"):
             (home / "precious" / "a.txt").write_text("")
@@ -54,6 +54,7 @@ def test_a_changed_file_of_the_user_is_a_failure(fuzzer, monkeypatch):
 
     monkeypatch.setattr(file_fuzz, "run_command", harm)
     monkeypatch.setattr(fuzzer, "usual", {})
+    monkeypatch.setattr(fuzzer, "folder", tmp_path)  # where other processes read what is usual
     with pytest.raises(Failed, match=r"precious/a\.txt was changed"):
         list(fuzzer.check_seed(1))
 

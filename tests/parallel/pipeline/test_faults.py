@@ -1,6 +1,7 @@
 """A stage's rank that dies or hangs: the others end within the timeout, say where they waited, and the run resumes."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -38,7 +39,8 @@ def break_one(folder, victim, action, number, timeout_seconds):
 
 def test_a_killed_stage_ends_the_others_with_the_waiting_action_and_the_run_resumes(tmp_path):
     said = break_one(tmp_path, 1, "1B1", signal.SIGKILL, 30)
-    assert said.startswith("PipelineStalled: pipeline rank 0 (rank 0) waited in 0B1 for 1SEND_B1 of pipeline rank 1")
+    waits = "(0B1 for 1SEND_B1|the send for 1RECV_F2)"  # the second where rank 1 died before it had read its input
+    assert re.match(rf"PipelineStalled: pipeline rank 0 \(rank 0\) waited in {waits} of pipeline rank 1", said)
     config = tiny("llama3", tmp_path, STEPS, pipeline_parallel_degree=2)
     pool.run(2, train_once, config)
     pool.run(1, train_once, tiny("llama3", tmp_path / "alone", STEPS))

@@ -1,4 +1,4 @@
-"""Watches the loss: a run that unlearns ends like one that learns, unless somebody looks. Loads without torch."""
+"""Watch the loss and the gradient norm for divergence. Loads without torch."""
 
 import math
 import statistics
@@ -15,48 +15,88 @@ SPREADS = 2
 """Standard deviations of one step's loss: means of a window that are nearer to each other are not told apart."""
 LEAST_SHARE = 0.1
 """Of the first loss: changes that are smaller are taken for noise."""
+SHORT_WINDOW = 3
+"""Last steps whose median counts in a run of less than a window."""
+SHORT_FACTOR = 3.0
+"""A run of less than a window has diverged where its loss ends so many times above the first (or above 1)."""
+NORM_FACTOR = 100.0
+"""A gradient norm has exploded where it stays so many times above the largest of the first steps."""
+_ADVICE = "a lower optimizer.lr, more warm-up steps or a lower training.max_norm usually help"
 
 
 class LossMonitor:
-    """Says once when the loss is clearly above where it began, or has lost half of what it had gained; and when it is
-    not any more."""
+    """Warn once when the loss is clearly above its start or has lost half of what it had gained, when the gradient norm
+    stays far above that of the first steps, and say when this is over."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=WINDOW)
+        self._norms: deque[float] = deque(maxlen=WINDOW)
         self._begin: float | None = None
         self._first: float | None = None
+        self._first_norm = 0.0
         self._best, self._best_step = math.inf, 0
-        self._is_bad = False
+        self._steps = 0
+        self._reason = ""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take one step's record."""
+        """Add one step's record."""
+        self._steps += 1
         self._last.append(record["loss"])
+        self._norms.append(record.get("grad_norm", 0.0))
         self._begin = record["loss"] if self._begin is None else self._begin
+        if self._steps <= WINDOW:
+            self._first_norm = max(self._first_norm, self._norms[-1])
         if len(self._last) < WINDOW:
             return
         self._first = self.now if self._first is None else self._first
         if self.now < self._best:
             self._best, self._best_step = self.now, record["step"]
-        was_bad, self._is_bad = self._is_bad, self._is_worse()
-        if self._is_bad and not was_bad:
-            log.warning("step %d: %s", record["step"], self.describe())
-        elif was_bad and not self._is_bad:
+        before, self._reason = self._reason, self._find_reason()
+        if self._reason and not before:
+            log.warning("step %d: %s", record["step"], self._reason)
+        elif before and not self._reason:
             log.info("step %d: the loss has come down again, to %.4f", record["step"], self.now)
 
     @property
     def now(self) -> float:
-        """The mean of the last steps."""
+        """Mean loss of the last steps."""
         return sum(self._last) / len(self._last)
 
-    def describe(self) -> str:
-        """What is wrong with the loss, and what usually helps; empty where nothing is."""
-        if not self._is_bad:
+    def conclude(self) -> str:
+        """Divergence at the end of a run and what usually helps, or an empty text; a short run is judged only here."""
+        if self._steps < WINDOW and not self._reason:
+            self._reason = self._judge_short_run()
+            if self._reason:
+                log.warning("%s", self._reason)
+        return self._reason
+
+    def _find_reason(self) -> str:
+        """What has diverged, with its numbers."""
+        if self._is_worse():
+            return (
+                f"the loss has diverged: {self._begin:.4g} at first, {self._best:.4g} at best (around step "
+                f"{self._best_step}), {self.now:.4g} over the last {WINDOW} steps; {_ADVICE}"
+            )
+        norm = statistics.median(self._norms)
+        if self._steps > WINDOW and norm > NORM_FACTOR * self._first_norm > 0:
+            return (
+                f"the gradient norm has exploded: at most {self._first_norm:.4g} in the first {WINDOW} steps, "
+                f"{norm:.4g} over the last {WINDOW}; {_ADVICE}"
+            )
+        return ""
+
+    def _judge_short_run(self) -> str:
+        """What has diverged in fewer steps than a window; one hard batch at the end is not enough."""
+        if len(self._last) < SHORT_WINDOW:
             return ""
-        return (
-            f"the loss has diverged: {self._begin:.4g} at first, {self._best:.4g} at best (around step "
-            f"{self._best_step}), {self.now:.4g} over the last {WINDOW} steps; a lower optimizer.lr, more warm-up "
-            "steps or a lower training.max_norm usually help"
-        )
+        losses, norms = list(self._last), list(self._norms)
+        loss = statistics.median(losses[-SHORT_WINDOW:])
+        if loss > SHORT_FACTOR * max(losses[0], 1.0):
+            return f"the loss has diverged: {losses[0]:.4g} at first, {loss:.4g} over the last steps; {_ADVICE}"
+        norm = statistics.median(norms[-SHORT_WINDOW:])
+        if norm > NORM_FACTOR * norms[0] > 0:
+            return f"the gradient norm has exploded: {norms[0]:.4g} at first, {norm:.4g} over the last steps; {_ADVICE}"
+        return ""
 
     def _is_worse(self) -> bool:
         """Whether it is twice the very first loss, well above the first mean, or half of what was gained is lost."""

@@ -32,7 +32,7 @@ class Summary:
     """What could not be written, on any rank, and why."""
     is_rank_zero: bool
     divergence: str = ""
-    """What is wrong with the loss, if anything is."""
+    """Divergence of the loss or the gradient norm, with what to try; empty for a healthy run."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time of this process went, by kind (goodput.KINDS)."""
     goodput: GoodputSummary | None = None

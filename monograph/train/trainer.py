@@ -388,7 +388,7 @@ class Trainer(Configurable):
             validation=self.validation,
             checkpoint=self._checkpoint,
             metrics=self.metrics.path,
-            divergence=self.loss_monitor.describe(),
+            divergence=self.loss_monitor.conclude(),
             missing=[
                 text if rank == 0 else f"rank {rank}: {text}"
                 for rank, texts in enumerate(self.groups.all_gather_object(self._missing))

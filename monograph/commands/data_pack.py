@@ -12,6 +12,7 @@ from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.pack import pack
+from monograph.train.data.shards import remove_leftovers
 from monograph.train.unused_settings import find_unused
 
 
@@ -44,6 +45,7 @@ def data_pack(arguments: DataPackArguments) -> int:
             do=f"leave --{name} out",
         )
     with flags_without_section(), locked_output(Path(arguments.out)):
+        remove_leftovers(Path(arguments.out))
         summary = pack(
             dataset,
             arguments.tokenizer,

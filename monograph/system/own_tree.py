@@ -29,10 +29,13 @@ def remove_made(path: Path) -> None:
 
 
 def find_foreign(folder: Path, listed: Collection[str]) -> list[str]:
-    """Names below a folder that are not listed, links and special files included; folders of listed files are."""
+    """Names below a folder that are not listed, links and special files included; folders of listed files are.
+
+    Raises OSError for folders that cannot be read: nobody knows what they hold.
+    """
     parents = {parent.as_posix() for name in listed for parent in Path(name).parents}
     foreign = []
-    for path, folders, files in os.walk(folder, followlinks=False):
+    for path, folders, files in os.walk(folder, followlinks=False, onerror=_raise):
         inside = Path(path).relative_to(folder)
         for name in files:
             relative = (inside / name).as_posix()
@@ -46,6 +49,10 @@ def find_foreign(folder: Path, listed: Collection[str]) -> list[str]:
     return sorted(foreign)
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Collection[str]]) -> None:
     """Raise ConfigError unless `target` is a folder of ours and holds nothing else.
 
@@ -57,11 +64,11 @@ def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Col
         kind = "a link" if target.is_symlink() else "not a folder"
         raise ConfigError(f"will not overwrite {target}", why=f"it is {kind}; only {what} is replaced", do=do)
     try:
-        listed = read_listed(target)
+        foreign = find_foreign(target, read_listed(target))
     except (ValueError, OSError, LookupError, TypeError, MonographError) as error:
         reason = ": ".join(filter(None, (error.what, error.why))) if isinstance(error, MonographError) else str(error)
         raise ConfigError(f"will not overwrite {target}", why=f"it is not {what}: {reason}", do=do) from None
-    if foreign := find_foreign(target, listed):
+    if foreign:
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise ConfigError(f"will not overwrite {target}", why=f"it holds what is not {what}: {names}", do=do)
 

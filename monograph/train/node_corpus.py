@@ -22,7 +22,8 @@ from monograph.system.own_tree import remove_made
 from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.encode import tokenize_into
 from monograph.train.data.open_shards import open_shards
-from monograph.train.data.shards import INDEX, ShardWriter
+from monograph.train.data.shard_index import INDEX
+from monograph.train.data.shards import ShardWriter
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
 

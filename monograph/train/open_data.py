@@ -9,7 +9,7 @@ from monograph import strict_json
 from monograph.errors import MonographError
 from monograph.parallel.groups import Groups
 from monograph.train.config import TrainerConfig
-from monograph.train.data.file_checks import FileCheck, find_damage, identify
+from monograph.train.data.file_checks import Check, find_damage, identify
 from monograph.train.data.loader import DataLoader
 from monograph.train.data.revisions import Revisions, find_commit
 from monograph.train.data.sample import Sample
@@ -60,7 +60,7 @@ def find_once(groups: Groups, find: Callable[[], T]) -> T:
     return found
 
 
-def check_together(groups: Groups, files: Sequence[FileCheck]) -> None:
+def check_together(groups: Groups, files: Sequence[Check]) -> None:
     """Let each file be read by one of the ranks that see it; where nodes have copies, by one rank of each node."""
     seen = groups.all_gather_object(identify(files))
     peers = [rank for rank, each in enumerate(seen) if each == seen[groups.rank]]

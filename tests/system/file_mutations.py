@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.manifest.sealed import seal
-from monograph.train.data.shards import CHECKSUM, find_checksum
+from monograph.train.data.shard_index import CHECKSUM, find_checksum
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308, 1e-320),

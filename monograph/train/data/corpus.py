@@ -2,8 +2,9 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,12 +14,23 @@ CHUNK_DOCUMENTS = 1 << 20
 """Documents looked at together where all of them are looked at."""
 
 
+class Tokens(Protocol):
+    """A row of uint16 or uint32 tokens: an array, or a file that is read when it is sliced."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> np.ndarray: ...
+
+
+def _no_check() -> None:
+    """Tables in memory cannot be cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCorpus:
     """Documents one after the other. A document lies whole in one piece."""
 
-    pieces: Sequence[np.ndarray]
-    """uint16 or uint32 tokens; several arrays so that no file or allocation must hold everything."""
+    pieces: Sequence[Tokens]
+    """Several, so that no file or allocation must hold everything."""
     offsets: np.ndarray
     """int64 [documents + 1]: where each document starts, counted through all pieces."""
     keys: np.ndarray
@@ -31,6 +43,8 @@ class TokenCorpus:
     """sha256 over tokens and borders: two corpora with the same hash train the same."""
     description: str
     """What it is, in words."""
+    check_tables: Callable[[], None] = _no_check
+    """Raises DataError when `offsets` are mapped from a file that has been cut."""
 
     @property
     def document_count(self) -> int:
@@ -42,6 +56,7 @@ class TokenCorpus:
 
     def find_lengths(self, documents: np.ndarray) -> np.ndarray:
         """Tokens in each of these documents."""
+        self.check_tables()
         documents = documents.astype(np.int64)
         return self.offsets[documents + 1] - self.offsets[documents]
 
@@ -52,6 +67,7 @@ class TokenCorpus:
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
         """Tokens `start` to `stop` of one document."""
+        self.check_tables()
         offset = int(self.offsets[document])
         piece = int(np.searchsorted(self.piece_starts, offset, side="right")) - 1
         offset -= int(self.piece_starts[piece])
@@ -67,6 +83,17 @@ class ContentHash:
     def add(self, tokens: np.ndarray) -> None:
         self._hash.update(len(tokens).to_bytes(8, "little"))
         self._hash.update(tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes())
+
+    def add_block(self, tokens: np.ndarray, start: int, offsets: np.ndarray) -> None:
+        """Append tokens from place `start` on, which may begin and end in the middle of documents.
+
+        `offsets` says where each document of the corpus starts.
+        """
+        first, last = np.searchsorted(offsets[:-1], (start, start + len(tokens)))
+        dtype = tokens.dtype.newbyteorder("<")
+        lengths = (offsets[first + 1 : last + 1] - offsets[first:last]).astype("<i8").view(dtype)
+        places = np.repeat(offsets[first:last] - start, 8 // dtype.itemsize)
+        self._hash.update(np.insert(tokens.astype(dtype, copy=False), places, lengths).data)
 
     def finish(self) -> str:
         return self._hash.hexdigest()

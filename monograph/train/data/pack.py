@@ -1,5 +1,6 @@
 """`monograph data pack`: tokenize a dataset once, so that every later run on any number of ranks opens it at once."""
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,13 @@ from monograph.config.leaves import find_leaves
 from monograph.config.origins import find_defaults
 from monograph.config.references import name_of
 from monograph.errors import DataError
+from monograph.system.foreign_text import show
+from monograph.system.own_tree import check_replaceable
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import choose_source
 from monograph.train.data.encode import count, tokenize_into
-from monograph.train.data.shards import SHARD_TOKENS, ShardWriter, check_replaceable
+from monograph.train.data.shard_index import list_files
+from monograph.train.data.shards import KIND, SHARD_TOKENS, ShardWriter
 from monograph.train.data.text_source import TextSource
 from monograph.train.data.tokenizer import Tokenizer
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
@@ -72,14 +76,14 @@ def pack(
         raise DataError(
             f"shard_tokens is {shard_tokens}", why="a shard holds at least one token", do=f"try {SHARD_TOKENS}"
         )
-    if out_folder.exists():
+    if os.path.lexists(out_folder):
         if not overwrite:
             raise DataError(
-                f"'{out_folder}' exists already",
+                f"'{show(out_folder)}' exists already",
                 why="packing does not add to a folder",
                 do="choose another, or --overwrite",
             )
-        check_replaceable(out_folder)
+        check_replaceable(out_folder, KIND, list_files)
     built: Tokenizer = tokenizer.build()
     source = source or choose_documents(dataset)
     with ShardWriter(out_folder, built, shard_tokens=shard_tokens) as writer:

@@ -1,4 +1,4 @@
-"""Token shards: a tokenized corpus on disk, read by mapping it into memory. Written once, opened at once by all.
+"""Token shards: a tokenized corpus on disk, of which each sample reads its part. Written once, opened at once by all.
 
 A folder holds
 
@@ -14,119 +14,29 @@ The folder is written under another name and renamed when everything is on the d
 import hashlib
 import json
 import os
-import shutil
+import re
 import uuid
 from array import array
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from monograph.errors import DataError
+from monograph.log import get_log
+from monograph.system.foreign_text import show
+from monograph.system.own_file import create_own, naming
+from monograph.system.own_tree import find_foreign, is_plain_folder, remove_made, replace_folder
 from monograph.train.data.corpus import ContentHash
+from monograph.train.data.shard_index import INDEX, KEYS, OFFSETS, FileEntry, ShardIndex, is_token_file, list_files
 from monograph.train.data.tokenizer import Tokenizer
 
-INDEX = "index.json"
-FORMAT = "monograph-tokens"
-VERSION = 1
-CHECKSUM = "checksum"
-OFFSETS, KEYS = "offsets.bin", "keys.bin"
 SHARD_TOKENS = 1 << 28
 """Tokens after which a new file is begun."""
 WAITING_DOCUMENTS = 1 << 16
 """Documents whose offset and key are written together."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file beside the index."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """Everything index.json says."""
-
-    dtype: str
-    """uint16 or uint32."""
-    documents: int
-    tokens: int
-    max_token_id: int
-    content_hash: str
-    description: str
-    tokenizer_fingerprint: str
-    tokenizer_description: str
-    token_files: tuple[FileEntry, ...]
-    offsets: FileEntry
-    keys: FileEntry
-
-    def to_json(self) -> dict[str, Any]:
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return content | {CHECKSUM: find_checksum(content)}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """The index that `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if content[CHECKSUM] != find_checksum(content):
-            raise ValueError(f"its {CHECKSUM} does not fit what it says")
-        values = {name: kind(content[name]) for name, kind in FIELD_KINDS.items()}
-        index = cls(**values)
-        if index.dtype not in ("uint16", "uint32"):
-            raise ValueError(f"dtype is {index.dtype!r}")
-        for entry in (*index.token_files, index.offsets, index.keys):
-            if Path(entry.name).name != entry.name or entry.name == INDEX:
-                raise ValueError(f"'{entry.name}' is not the name of a file in this folder")
-        return index
-
-
-def find_checksum(content: dict[str, Any]) -> str:
-    """The hash of an index without its own checksum, so that a change in the index is found like one in the tokens."""
-    rest = {name: value for name, value in content.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("utf-8")).hexdigest()
-
-
-def as_text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def as_count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is not a count")
-    return value
-
-
-def as_file(value: object) -> FileEntry:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} does not describe a file")
-    return FileEntry(as_text(value["name"]), as_count(value["bytes"]), as_text(value["sha256"]))
-
-
-def as_files(value: object) -> tuple[FileEntry, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list of files")
-    return tuple(as_file(entry) for entry in value)
-
-
-FIELD_KINDS: dict[str, Any] = {
-    "dtype": as_text,
-    "documents": as_count,
-    "tokens": as_count,
-    "max_token_id": as_count,
-    "content_hash": as_text,
-    "description": as_text,
-    "tokenizer_fingerprint": as_text,
-    "tokenizer_description": as_text,
-    "token_files": as_files,
-    "offsets": as_file,
-    "keys": as_file,
-}
+KIND = "a folder of token shards"
+log = get_log(__name__)
 
 
 class HashedFile:
@@ -136,19 +46,21 @@ class HashedFile:
         self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
-        self._file = stack.enter_context(path.open("xb"))
+        self._file = stack.enter_context(os.fdopen(create_own(path), "wb"))
 
     def write(self, values: np.ndarray) -> None:
         data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-        self._file.write(data)
+        with naming(self.path):
+            self._file.write(data)
         self._hash.update(data)
         self.size += len(data)
 
     def close(self) -> FileEntry:
         """Put it on the disk for good."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with naming(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
         return FileEntry(self.path.name, self.size, self._hash.hexdigest())
 
 
@@ -176,7 +88,7 @@ class ShardWriter:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_made(self._temporary)
 
     def add(self, tokens: np.ndarray, key: int) -> None:
         """Append one document."""
@@ -211,22 +123,15 @@ class ShardWriter:
             offsets=self._offsets.close(),
             keys=self._keys.close(),
         )
-        with (self._temporary / INDEX).open("x", encoding="utf-8") as file:
+        path = self._temporary / INDEX
+        with naming(path), open(create_own(path), "w", encoding="utf-8") as file:
             json.dump(index.to_json(), file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._temporary)
-        self._put_in_place()
-        return index
-
-    def _put_in_place(self) -> None:
-        old = self._temporary.with_name(f"{self._temporary.name}.old")
-        if self.folder.exists():
-            check_replaceable(self.folder)
-            self.folder.rename(old)
-        self._temporary.rename(self.folder)
+        replace_folder(self._temporary, self.folder, KIND, list_files)
         sync_folder(self.folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        return index
 
     def _write_waiting(self) -> None:
         self._offsets.write(np.array(self._waiting_offsets, np.int64))
@@ -252,14 +157,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_replaceable(folder: Path) -> None:
-    """Only token shards, or nothing, may be overwritten by token shards."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {str(folder)}
-    known = {INDEX, OFFSETS, KEYS}
-    foreign = sorted(name for name in names if name not in known and not name.startswith("tokens-"))
-    if foreign:
-        raise DataError(
-            f"will not overwrite '{folder}'",
-            why=f"it holds other files too: {', '.join(foreign[:5])}",
-            do="choose another folder",
-        )
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed writers of `folder` left beside it. The caller holds the lock of its name: no other writes.
+
+    A replaced folder is deleted once the new one has its name; until then it is the only copy.
+    """
+    name = re.escape(folder.name)
+    names = [rf"\.{name}\.writing-[0-9a-f]{{8}}", *([rf"\.old-{name}-[0-9a-f]{{8}}"] if folder.exists() else [])]
+    for path in sorted(folder.parent.iterdir()):
+        if not re.fullmatch("|".join(names), path.name) or not is_plain_folder(path):
+            continue
+        try:
+            known = {each for each in os.listdir(path) if each in (INDEX, OFFSETS, KEYS) or is_token_file(each)}
+            foreign = find_foreign(path, known)
+        except OSError as error:
+            foreign = [str(error)]
+        if foreign:
+            log.warning("data: %s is left as it is: %s is not ours", show(path), show(", ".join(foreign)))
+        else:
+            remove_made(path)
+            log.info("data: removed %s, which a writer that was killed had left", show(path))

@@ -14,8 +14,8 @@ from monograph.train.data.corpus import TokenCorpus
 from monograph.train.data.document import Document, DocumentSource
 from monograph.train.data.file_checks import FileChecker, check_here
 from monograph.train.data.files import open_files
-from monograph.train.data.open_shards import open_shards, read_index
-from monograph.train.data.shards import INDEX
+from monograph.train.data.open_shards import open_shards
+from monograph.train.data.shard_index import list_files
 from monograph.train.data.source import SamplePlan
 from monograph.train.data.source_configs import (
     BuiltinSourceConfig,
@@ -108,8 +108,7 @@ class ShardSource(TextSource):
 
 def find_unlisted(folder: Path) -> list[str]:
     """Names in a folder of token shards that do not belong to them."""
-    index = read_index(folder)
-    listed = {INDEX, *(entry.name for entry in (*index.token_files, index.offsets, index.keys))}
+    listed = list_files(folder)
     return sorted(path.name for path in folder.iterdir() if path.name not in listed)
 
 

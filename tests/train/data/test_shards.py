@@ -1,17 +1,20 @@
 import hashlib
 import json
 import logging
+import mmap
 
 import numpy as np
 import pytest
 
-from monograph.errors import DataError
+from monograph.errors import ConfigError, DataError
 from monograph.train.data import encode
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import find_source
 from monograph.train.data.open_shards import open_shards
 from monograph.train.data.pack import pack
-from monograph.train.data.shards import ShardWriter, find_checksum
+from monograph.train.data.shard_index import find_checksum
+from monograph.train.data.shards import ShardWriter
+from monograph.train.data.token_file import TokenFile
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from tests.kit.data import as_rows, build_loader, make_texts, write_texts
 
@@ -40,7 +43,7 @@ def test_shards_hold_what_was_read(texts, packed):
     in_memory = find_source(str(texts), DataLoaderConfig()).build().load_corpus(TOKENIZER)
     on_disk = find_source(str(packed), DataLoaderConfig()).build().load_corpus(TOKENIZER)
     assert len(on_disk.pieces) > 1 and on_disk.pieces[0].dtype == np.uint16
-    assert np.array_equal(np.concatenate(in_memory.pieces), np.concatenate(on_disk.pieces))
+    assert np.array_equal(np.concatenate(in_memory.pieces), np.concatenate([piece[:] for piece in on_disk.pieces]))
     for name in ("offsets", "keys"):
         assert np.array_equal(getattr(in_memory, name), getattr(on_disk, name))
     for name in ("content_hash", "max_token_id", "token_count", "document_count"):
@@ -55,11 +58,13 @@ def test_training_on_shards_is_training_on_the_texts(texts, packed, split):
     assert loaders[0].samples.content_hash == loaders[1].samples.content_hash
 
 
-def test_shards_are_mapped_and_not_read_into_memory(packed):
-    base = open_shards(packed, TOKENIZER).pieces[0]
-    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-        base = base.base
-    assert isinstance(base, np.memmap)
+def test_shards_are_read_or_mapped_and_not_read_into_memory(packed):
+    corpus = open_shards(packed, TOKENIZER)
+    assert all(isinstance(piece, TokenFile) for piece in corpus.pieces)
+    for table in (corpus.offsets, corpus.keys):
+        while isinstance(table, np.ndarray):
+            table = table.base
+        assert isinstance(table, memoryview | mmap.mmap), table
 
 
 def test_a_document_larger_than_a_shard_is_kept_whole(tmp_path):
@@ -124,9 +129,28 @@ def test_an_existing_folder_is_replaced_only_on_request(tmp_path, texts, packed)
 def test_other_peoples_files_are_never_overwritten(tmp_path, texts):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("dear")
-    with pytest.raises(DataError, match="will not overwrite"):
+    with pytest.raises(ConfigError, match="will not overwrite"):
         pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "dear"
+
+
+@pytest.mark.parametrize("name", ["tokens-9.txt", "tokens-00007.bin", "tokens-raw"])
+def test_files_that_the_index_does_not_list_are_never_overwritten(texts, packed, name):
+    (packed / name).mkdir() if name == "tokens-raw" else (packed / name).write_text("dear")
+    with pytest.raises(ConfigError, match="will not overwrite") as error:
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), packed, overwrite=True)
+    assert name in error.value.why and (packed / name).exists()
+
+
+def test_a_link_to_shards_is_not_overwritten(tmp_path, texts, packed):
+    (tmp_path / "link").symlink_to(packed)
+    before = sorted(packed.iterdir())
+    with pytest.raises(ConfigError, match=r"will not overwrite .*\n.*link"):
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "link", overwrite=True)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    with pytest.raises(DataError, match="exists already"):
+        pack(DataLoaderConfig(dataset=str(texts)), StandardTokenizerConfig(), tmp_path / "nowhere")
+    assert sorted(packed.iterdir()) == before and (tmp_path / "link").is_symlink()
 
 
 def test_shards_cannot_be_packed_again(tmp_path, packed):

@@ -101,7 +101,7 @@ class WatchArguments(Configurable.Config):
     """`monograph watch`."""
 
     folder: str = ""
-    """Folder of a run (its job.dump_folder): training, finished or killed."""
+    """Folder of a run (its job.dump_folder): training, finished or killed; or a folder of runs."""
     also: tuple[str, ...] = ()
     """Folders of further runs, shown side by side."""
     out: str = ""

@@ -7,7 +7,7 @@ from monograph.commands.insight_arguments import WatchArguments
 from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.report.page import make_run_page
-from monograph.system.foreign_json import open_regular
+from monograph.watch.find_runs import choose_runs, name_runs
 from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer
 from monograph.whole_file import check_output, write_output
@@ -16,13 +16,7 @@ from monograph.whole_file import check_output, write_output
 def check_watch(arguments: WatchArguments) -> None:
     """There are runs in these folders, and a folder for the file."""
     for name in (arguments.folder, *arguments.also):
-        folder = Path(name)
-        if not folder.is_dir():
-            raise ConfigError(f"{name} is not a folder", why="a run leaves its metrics in its job.dump_folder")
-        if not any([is_readable(folder / "metrics.jsonl"), is_readable(folder / "config.json")]):
-            raise ConfigError(
-                f"{name} has neither metrics.jsonl nor config.json", why="no run wrote there", do="see job.dump_folder"
-            )
+        choose_runs(name)
     if arguments.out:
         check_output("--out", arguments.out)
 
@@ -35,22 +29,14 @@ def open_server(folders: Sequence[Path], port: int) -> RunServer:
         raise ConfigError(f"--port {port}", why=str(error.strerror), do="leave it out for a free port") from None
 
 
-def is_readable(path: Path) -> bool:
-    """Whether a file is there; ConfigError says what else has its name."""
-    try:
-        open_regular(path).close()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}", why=str(error.strerror), do="name another run, or move it away"
-        ) from None
-    return True
-
-
 def watch(arguments: WatchArguments) -> int:
     """Write the page, or serve it until interrupted."""
-    folders = [Path(arguments.folder), *map(Path, arguments.also)]
+    folders: list[Path] = []
+    for name in (arguments.folder, *arguments.also):
+        runs, note = choose_runs(name)
+        folders += [run for run in runs if run not in folders]
+        if len(runs) > 1:
+            print_plain(note or f"runs in {name}: {name_runs(runs)}")
     if arguments.out:
         write_output(Path(arguments.out), make_run_page(collect_runs(make_readers(folders), is_live=False)))
         print_plain(f"page: {arguments.out}")

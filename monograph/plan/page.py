@@ -1,6 +1,7 @@
 """Data of the page of a plan: its runs with the time, memory, collectives and command of each."""
 
 import shlex
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ from monograph.plan.show import (
 )
 
 MAX_MISFITS = 10
-"""Captured runs beyond the memory limit that the chart shows."""
+MOST_OF_MEMORY = 1.5
+"""Runs that do not fit are shown if they need no more than this of the device's memory."""
 
 
 def collect_plan(result: PlanResult, words: Sequence[str], gpus: int, options: Sequence[str]) -> dict[str, Any]:
@@ -29,8 +31,9 @@ def collect_plan(result: PlanResult, words: Sequence[str], gpus: int, options: S
     best = result.runs[0]
     runs = [(str(number), "best", run) for number, run in enumerate(result.runs, 1)]
     runs += [(name_numerics(run), "other", run) for run in result.others]
-    misfits = sorted(result.misfits, key=lambda run: -run.tokens_per_second)[:MAX_MISFITS]
-    runs += [("does not fit", "misfit", run) for run in misfits]
+    near = [run for run in result.misfits if run.needed_bytes <= MOST_OF_MEMORY * best.machine.memory_bytes]
+    misfits = sorted(near, key=lambda run: -run.tokens_per_second)[:MAX_MISFITS]
+    runs += [(letter, "misfit", run) for letter, run in zip(string.ascii_lowercase, misfits, strict=False)]
     return {
         "title": f"{' '.join(words[:1])} on {gpus} x {best.machine.name}",
         "command": f"monograph plan {shlex.join([*words, *options])}",

@@ -77,7 +77,7 @@ function copyable(command, label) {
 function replaceKeeping(root, ...children) {
   const focused = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   const open = [...root.querySelectorAll("details[open][data-key]")].map(each => each.dataset.key);
-  root.replaceChildren(...children);
+  root.replaceChildren(...children.filter(child => child !== null));
   for (const each of root.querySelectorAll("[data-key]")) {
     if (open.includes(each.dataset.key)) each.open = true;
     if (each.dataset.key === focused) each.focus({preventScroll: true});
@@ -104,13 +104,13 @@ function seconds(time) {
   if (time === 0) return "0";
   if (time >= 7200) return (time / 3600).toPrecision(3) + " h";
   if (time >= 120) return (time / 60).toPrecision(3) + " min";
-  if (time >= 1) return time.toPrecision(3) + " s";
-  return time >= 1e-3 ? (time * 1e3).toPrecision(3) + " ms" : (time * 1e6).toPrecision(3) + " µs";
+  if (time >= 0.9995) return time.toPrecision(3) + " s"; // what rounds to 1000 ms is a second
+  return time >= 0.9995e-3 ? (time * 1e3).toPrecision(3) + " ms" : (time * 1e6).toPrecision(3) + " µs";
 }
 function flops(count) {
   const units = [" ", " K", " M", " G", " T", " P", " E"];
   let unit = 0;
-  while (count >= 1000 && unit < 6) { count /= 1000; unit += 1; }
+  while (count >= 999.5 && unit < 6) { count /= 1000; unit += 1; }
   return count.toPrecision(3) + units[unit] + "FLOP";
 }
 const count = number => number.toLocaleString("en");
@@ -199,8 +199,8 @@ function chartWidth() {
 const drawing = (width, height, label) => make("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
   "aria-label": `${label}; arrow keys read its values`});
 // Round values between two, with none whose text was there before; `unit` is what they are round in, as for bytes.
-function ticks(low, high, show, {most = 5, unit = 1} = {}) {
-  const span = (high - low) / unit / most, power = 10 ** Math.floor(Math.log10(span));
+function ticks(low, high, show, {most = 5, unit = 1, isWhole = false} = {}) {
+  const span = Math.max((high - low) / unit / most, isWhole ? 1 : Number.MIN_VALUE), power = 10 ** Math.floor(Math.log10(span));
   const step = [1, 2, 5, 10].map(factor => factor * power).find(size => size >= span * 0.999);
   const first = Math.ceil(low / unit / step - 1e-9), values = [];
   for (let number = first; number * step * unit <= high + step * unit * 1e-9; number += 1) values.push(number * step * unit);
@@ -209,12 +209,12 @@ function ticks(low, high, show, {most = 5, unit = 1} = {}) {
 }
 const byteUnit = count => 1024 ** Math.min(4, Math.floor(Math.log(Math.max(1, count)) / Math.log(1024)));
 const boxes = places => places.map(([x, y, width, height]) => `M${x.toFixed(1)},${y}h${width.toFixed(1)}v${height}h${(-width).toFixed(1)}z`).join("");
-// Lines have `points` [x, y], a `style` or `kind`; marks are vertical lines {x, style, kind}; texts below the chart, `ends`,
-// are [x, anchor, text], null for x at the side that the anchor names.
-function lineChart({key, label, lines, width, height = 230, low, high, showY, unit = 1, tell, marks = [], ends = []}) {
+// Lines have `points` [x, y], a `style` or `kind`; marks are vertical lines {x, style, kind}, bands {from, to, name} shaded
+// parts; texts below the chart, `ends`, are [x, anchor, text]. `range` is where x begins and ends; without it points decide.
+function lineChart({key, label, lines, width, height = 230, low, high, showY, showX, unit = 1, tell, range, marks = [], bands = [], ends = []}) {
   const left = 70, bottom = 24, floor = height - bottom, all = lines.flatMap(line => line.points);
-  const first = all.reduce((least, point) => Math.min(least, point[0]), Infinity);
-  const last = all.reduce((most, point) => Math.max(most, point[0]), first + 1e-9);
+  const first = range ? range[0] : all.reduce((least, point) => Math.min(least, point[0]), Infinity);
+  const last = all.reduce((most, point) => Math.max(most, point[0]), Math.max(range ? range[1] : first, first + 1e-9));
   const x = value => left + (value - first) / (last - first) * (width - left - 8);
   const y = value => floor - (value - low) / (high - low) * (floor - 10);
   const trace = points => points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join("");
@@ -222,6 +222,15 @@ function lineChart({key, label, lines, width, height = 230, low, high, showY, un
   for (const value of ticks(low, high, showY, {unit})) {
     svg.append(make("line", {class: "grid", x1: left, x2: width - 8, y1: y(value), y2: y(value)}),
       make("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, showY(value)));
+  }
+  if (showX) svg.append(make("text", {x: left - 8, y: height - 7, "text-anchor": "end"}, "step"));
+  if (showX) for (const value of ticks(first, last, showX, {most: width > 500 ? 6 : 3, isWhole: true})) {
+    svg.append(make("text", {x: x(value), y: height - 7, "text-anchor": x(value) > width - 40 ? "end" : "middle"}, showX(value)));
+  }
+  for (const [row, band] of bands.entries()) {
+    const start = x(Math.max(first, band.from)), end = Math.max(start + 3, x(Math.min(last, band.to)));
+    svg.append(make("rect", {class: "band", x: start, width: end - start, y: 6, height: floor - 6}),
+      make("text", {class: "band-name", x: end - start > 60 ? start + 4 : start - 4, y: 16 + 13 * (row % 4), "text-anchor": end - start > 60 ? "start" : "end"}, band.name));
   }
   for (const mark of marks.filter(each => each.x >= first && each.x <= last)) {
     svg.append(make("line", {class: `mark ${mark.kind || ""}`, style: mark.style || "", x1: x(mark.x), x2: x(mark.x), y1: mark.kind === "tick" ? floor - 7 : 6, y2: floor}));
@@ -232,8 +241,7 @@ function lineChart({key, label, lines, width, height = 230, low, high, showY, un
     if (line.points.length === 1) svg.append(make("circle", {cx: x(only[0]), cy: y(only[1]), r: 3, style: (line.style || "").replace("stroke", "fill")}));
     else svg.append(make("path", {class: `curve ${line.kind || ""}`, style: line.style || "", d: trace(line.points)}));
   }
-  for (const [value, anchor, text] of ends) svg.append(make("text", {x: x(value ?? (anchor === "start" ? first : last)),
-    dx: value === null ? 0 : anchor === "start" ? 6 : -6, y: height - 7, "text-anchor": anchor}, text));
+  for (const [value, anchor, text] of ends) svg.append(make("text", {x: x(value), dx: anchor === "start" ? 6 : -6, y: height - 7, "text-anchor": anchor}, text));
   const stops = lines.reduce((most, line) => line.points.length > most.length ? line.points : most, []);
   return explore(svg, key, [{top: 6, bottom: floor, marks: stops.map(([at]) => ({x0: x(at), x1: x(at), tell: () => tell(at)}))}]);
 }

@@ -24,9 +24,9 @@ NORM_FACTOR = 100.0
 _ADVICE = "a lower optimizer.lr, more warm-up steps or a lower training.max_norm usually help"
 
 
-class LossMonitor:
-    """Warn once when the loss is clearly above its start or has lost half of what it had gained, when the gradient norm
-    stays far above that of the first steps, and say when this is over."""
+class LossTrend:
+    """Tell whether the loss is clearly above its start or has lost half of what it had gained, or the gradient norm
+    stays far above that of the first steps."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=WINDOW)
@@ -36,26 +36,23 @@ class LossMonitor:
         self._first_norm = 0.0
         self._best, self._best_step = math.inf, 0
         self._steps = 0
-        self._reason = ""
+        self.reason = ""
+        """What has diverged, with its numbers; empty while nothing has."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add one step's record."""
+    def add(self, step: int, loss: float, grad_norm: float) -> None:
+        """Add one step."""
         self._steps += 1
-        self._last.append(record["loss"])
-        self._norms.append(record.get("grad_norm", 0.0))
-        self._begin = record["loss"] if self._begin is None else self._begin
+        self._last.append(loss)
+        self._norms.append(grad_norm)
+        self._begin = loss if self._begin is None else self._begin
         if self._steps <= WINDOW:
             self._first_norm = max(self._first_norm, self._norms[-1])
         if len(self._last) < WINDOW:
             return
         self._first = self.now if self._first is None else self._first
         if self.now < self._best:
-            self._best, self._best_step = self.now, record["step"]
-        before, self._reason = self._reason, self._find_reason()
-        if self._reason and not before:
-            log.warning("step %d: %s", record["step"], self._reason)
-        elif before and not self._reason:
-            log.info("step %d: the loss has come down again, to %.4f", record["step"], self.now)
+            self._best, self._best_step = self.now, step
+        self.reason = self._find_reason()
 
     @property
     def now(self) -> float:
@@ -64,11 +61,9 @@ class LossMonitor:
 
     def conclude(self) -> str:
         """Divergence at the end of a run and what usually helps, or an empty text; a short run is judged only here."""
-        if self._steps < WINDOW and not self._reason:
-            self._reason = self._judge_short_run()
-            if self._reason:
-                log.warning("%s", self._reason)
-        return self._reason
+        if self._steps < WINDOW and not self.reason:
+            self.reason = self._judge_short_run()
+        return self.reason
 
     def _find_reason(self) -> str:
         """What has diverged, with its numbers."""
@@ -101,10 +96,35 @@ class LossMonitor:
     def _is_worse(self) -> bool:
         """Whether it is twice the very first loss, well above the first mean, or half of what was gained is lost."""
         assert self._begin is not None and self._first is not None
-        noise = max(LEAST_SHARE * abs(self._first), SPREADS * statistics.pstdev(self._last))
+        mean = self.now
+        deviation = math.sqrt(sum((loss - mean) * (loss - mean) for loss in self._last) / len(self._last))
+        noise = max(LEAST_SHARE * abs(self._first), SPREADS * deviation)
         gained, lost = self._first - self._best, self.now - self._best
         return (
             self.now - self._begin > abs(self._begin)
             or self.now - self._first > noise
             or (gained > noise and lost > max(gained / 2, noise))
         )
+
+
+class LossMonitor:
+    """Warn once when a run diverges, and say when this is over."""
+
+    def __init__(self) -> None:
+        self._trend = LossTrend()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add one step's record."""
+        before = self._trend.reason
+        self._trend.add(record["step"], record["loss"], record.get("grad_norm", 0.0))
+        if self._trend.reason and not before:
+            log.warning("step %d: %s", record["step"], self._trend.reason)
+        elif before and not self._trend.reason:
+            log.info("step %d: the loss has come down again, to %.4f", record["step"], self._trend.now)
+
+    def conclude(self) -> str:
+        """Divergence at the end of a run and what usually helps, or an empty text; a short run is judged only here."""
+        before, reason = self._trend.reason, self._trend.conclude()
+        if reason and not before:
+            log.warning("%s", reason)
+        return reason

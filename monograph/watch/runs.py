@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from monograph.parallel.pipeline.schedule import BUBBLE
 from monograph.system.foreign_json import UnusableFile, open_regular, read_file, read_json
 from monograph.system.foreign_text import show
 from monograph.train.records import find_number
+from monograph.watch.config_diff import compare_settings, read_settings
+from monograph.watch.divergence import DivergenceReader, is_diverged_now
 from monograph.watch.record_tail import RecordTail
 from monograph.watch.run_time import collect_time
 
@@ -23,6 +26,8 @@ _LOG_BYTES = 1 << 18
 """The end of a log in which warnings are looked for."""
 _LOCK_BYTES = 1 << 16
 _MAX_STEPS = 1 << 53
+_MAX_TIME = 1e11
+"""Of a clock; later times are none for a browser."""
 _CURVES = ("loss", "grad_norm", "lr", "tokens_per_second", "mfu", "peak_memory_gib", "ms", "validation_loss")
 
 
@@ -32,6 +37,7 @@ class RunReader:
     def __init__(self, folder: Path, name: str = "") -> None:
         self.folder, self.name = folder, name or folder.resolve().name
         self._tail = RecordTail(folder / "metrics.jsonl")
+        self._divergence = DivergenceReader()
 
     def collect(self, *, is_over: bool = False) -> dict[str, Any]:
         """Curves, state, restarts, checkpoints, warnings, and where the time went; `is_over` says that the process that
@@ -41,6 +47,8 @@ class RunReader:
         steps = [record for record in records if "loss" in record]
         wanted = _collect(problems, lambda: read_steps(self.folder), 0)
         last = steps[-1] if steps else None
+        diverged = self._divergence.read(records)
+        left = estimate_seconds_left(steps, wanted)
         shown = (
             {name: find_number(last.get(name)) for name in ("step", "loss", "tokens_per_second", "time")}
             if last
@@ -51,7 +59,11 @@ class RunReader:
             "state": find_state(self.folder, last, wanted, is_over=is_over),
             "steps": wanted,
             "last": shown,
-            "seconds_left": estimate_seconds_left(steps, wanted),
+            "seconds_left": left,
+            "ends_at": estimate_end(shown, left),
+            "step_range": [choose(record["step"] for record in records) for choose in (min, max)] if records else None,
+            "diverged": diverged,
+            "is_diverged": last is not None and is_diverged_now(diverged, last["step"]),
             "curves": {name: thin_out(records, name) for name in _CURVES},
             "expert_load": collect_load(steps),
             "bubble": collect_bubble(steps),
@@ -76,7 +88,10 @@ def collect_runs(readers: Sequence[RunReader], *, is_live: bool, is_over: bool =
     """All runs, for the page."""
     note = "Read from metrics.jsonl every two seconds" if is_live else "Read from metrics.jsonl for this file"
     note += f"; as of {time.strftime('%Y-%m-%d %H:%M:%S')}."
-    return {"runs": [reader.collect(is_over=is_over) for reader in readers], "is_live": is_live, "note": note}
+    runs = [reader.collect(is_over=is_over) for reader in readers]
+    problems: list[str] = []  # each run's own warnings name a config.json that cannot be read
+    settings = [_collect(problems, partial(read_settings, reader.folder), {}) for reader in readers]
+    return {"runs": runs, "settings": compare_settings(settings), "is_live": is_live, "note": note}
 
 
 def read_steps(folder: Path) -> int:
@@ -112,6 +127,14 @@ def estimate_seconds_left(steps: Sequence[dict[str, Any]], wanted: int) -> float
         return None
     pace = (recent[-1]["time"] - recent[0]["time"]) / (recent[-1]["step"] - recent[0]["step"])
     return max(0.0, pace * (wanted - recent[-1]["step"]))
+
+
+def estimate_end(last: Mapping[str, Any] | None, seconds_left: float | None) -> float | None:
+    """Unix time at which the run should end; None where its last record has no such time."""
+    written = last["time"] if last is not None else None
+    if written is None or seconds_left is None or not 0 <= written < _MAX_TIME:
+        return None
+    return min(float(written + seconds_left), _MAX_TIME)
 
 
 def thin_out(records: Sequence[dict[str, Any]], name: str) -> list[list[float]]:

@@ -50,6 +50,7 @@ def result():
         make_sized_run(request, RunChoice(Mesh(dp_replicate=8), 1, 4, "none", True), seconds=1 + n, saved_gib=90)
         for n in range(MAX_MISFITS + 2)
     ]
+    misfits.append(make_sized_run(request, misfits[0].choice, seconds=0.5, saved_gib=400))
     return PlanResult(
         runs=runs,
         others=[make_sized_run(request, choice, seconds=0.8, saved_gib=41)],
@@ -73,7 +74,7 @@ def test_the_data_has_the_runs_the_other_numerics_and_the_fastest_misfits(result
     assert shlex.split(data["command"]) == ["monograph", "plan", *WORDS, "--gpus", "8"]
     misfits = [run["tokens_per_second"] for run in data["runs"][3:]]
     assert misfits == sorted(misfits, reverse=True)
-    assert misfits[0] == max(run.tokens_per_second for run in result.misfits)
+    assert misfits[0] == result.misfits[0].tokens_per_second, "one that needs several devices' memory is left out"
 
 
 def test_the_times_and_the_memory_of_a_run_add_up(result):

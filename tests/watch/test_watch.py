@@ -134,7 +134,7 @@ def test_the_server_answers_only_who_knows_the_token_and_reads_anew(tmp_path):
     [
         (["watch"], "FOLDER is missing"),
         (["watch", "none"], "is not a folder"),
-        (["watch", "."], "no run wrote there"),
+        (["watch", "."], "no run in"),
         (["watch", ".", "--port", "99999"], "ports are 1 to 65535"),
     ],
 )

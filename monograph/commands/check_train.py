@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.checks import check_ranks
+from monograph.machine.gpu_files import check_gpu_files
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.preflight import check_before_start, check_checkpoint
@@ -25,6 +26,7 @@ def check_verify(config: TrainerConfig, *, ranks: int, simulate: bool, **others:
         check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "simulate.json"), makes_folder=True)
         return
     check_ranks(config, ranks=ranks, **others)
+    check_gpu_files(config.debug.device)
     check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "verify.json"), makes_folder=True)
     if "LOCAL_RANK" not in os.environ:
         check_checkpoint(config)

@@ -6,6 +6,7 @@ from pathlib import Path
 from monograph.commands.data_flags import flags_without_section
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.errors import ConfigError
+from monograph.machine.gpu_files import check_gpu_files
 from monograph.models.model_config import ModelConfig
 from monograph.train.checkpoint.arguments import HfImportArguments
 from monograph.train.checkpoint.model_source import open_source
@@ -27,6 +28,7 @@ def check_import(arguments: HfImportArguments) -> None:
 def check_generate(arguments: GenerateArguments) -> None:
     """Refuse a folder without a model, and a file without prompts."""
     arguments.prompts()
+    check_gpu_files(arguments.device, name="device")
     open_source(arguments.folder)
 
 
@@ -38,6 +40,7 @@ def check_evaluate(arguments: EvaluateArguments) -> None:
             why="they are run by lm-eval, which is not installed",
             do="pip install lm-eval",
         )
+    check_gpu_files(arguments.device, name="device")
     find_length(arguments, open_source(arguments.folder).model)
     for path in arguments.sets().values():
         with flags_without_section():

@@ -9,6 +9,7 @@ from typing import Any
 
 from monograph.config.json_form import to_json
 from monograph.errors import CheckpointError
+from monograph.machine.gpu_files import check_gpu_files
 from monograph.manifest.fields import ManifestError
 from monograph.system.foreign_json import UnusableFile
 from monograph.train.checkpoint.config import AUTO, LATEST
@@ -19,7 +20,7 @@ from monograph.train.checkpoint.store import Store, describe_choices, is_checkpo
 from monograph.train.config import TrainerConfig
 from monograph.train.data.checks import check_vocab
 from monograph.train.data.config import BUILTIN, HUB_PREFIX
-from monograph.train.data.files import check_exists
+from monograph.train.data.first_look import check_beginning
 from monograph.train.data.named import parse_mixture, parse_validation_sets
 from monograph.train.data.stream import check_hub_package
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
@@ -31,6 +32,7 @@ from monograph.train.sinks import check_installed
 
 def check_before_start(config: TrainerConfig) -> None:
     """Refuse a run whose inputs are not there."""
+    check_gpu_files(config.debug.device)
     check_installed([name for name in ("tensorboard", "wandb") if getattr(config.metrics, name)])
     if config.fault_tolerance.replicas:
         check_torchft()
@@ -42,7 +44,7 @@ def check_before_start(config: TrainerConfig) -> None:
 
 
 def check_datasets(config: TrainerConfig) -> None:
-    """Every dataset that is read by its name exists."""
+    """Every dataset that is read by its name exists and begins with documents that can be read."""
     loader = config.dataloader
     names = [] if loader.source is not None else [each.dataset for each in parse_mixture(loader.mixture)]
     if loader.source is None and not names:
@@ -53,7 +55,7 @@ def check_datasets(config: TrainerConfig) -> None:
         if name.startswith(HUB_PREFIX):
             check_hub_package(name)
         elif name != BUILTIN:
-            check_exists(Path(name))
+            check_beginning(Path(name), text_field=loader.text_field, seq_len=config.training.seq_len)
 
 
 def check_checkpoint(config: TrainerConfig) -> None:

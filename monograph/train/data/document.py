@@ -5,14 +5,20 @@ and a key made of the text itself.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.errors import DataError, did_you_mean
+from monograph.errors import DataError, find_nearest
 from monograph.system.foreign_text import show
 
 KEY_BYTES = 8
+CHAT_FIELDS = {"messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chosen", "rejected"}
+"""Fields of datasets of conversations."""
+_OWN_TEXTS = (
+    """write each document as {"text": "..."}, or a source of your own: docs/guides/own_data_and_optimizer.md"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ def find_text(row: Any, field: str, where: str) -> str:
             do=f'write each document as {{"{field}": "..."}}',
         )
     if field not in row:
-        raise missing_field(field, [str(name) for name in row], where)
+        texts = [str(name) for name, value in row.items() if isinstance(value, str)]
+        raise missing_field(field, [str(name) for name in row], where, texts=texts)
     text = row[field]
     if not isinstance(text, str):
         raise DataError(
@@ -71,10 +78,20 @@ def find_text(row: Any, field: str, where: str) -> str:
     return text
 
 
-def missing_field(field: str, names: list[str], where: str) -> DataError:
-    """The error for a field that is not there; the same words for rows and for columns."""
+def missing_field(field: str, names: list[str], where: str, *, texts: Sequence[str] = ()) -> DataError:
+    """The error for a field that is not there, in the same words for rows and for columns.
+
+    `texts` are the fields that hold text: only these are suggested.
+    """
+    near = find_nearest(field, texts)
+    if near or len(texts) == 1:
+        do = f"--dataloader.text_field {shlex.quote(near or texts[0])}"
+    elif texts:
+        do = f"--dataloader.text_field NAME, one of: {', '.join(sorted(texts))}; {_OWN_TEXTS}"
+    else:
+        do = f"{'a conversation is not one text: ' if CHAT_FIELDS & {*names} else ''}{_OWN_TEXTS}"
     return DataError(
         f"{where}: there is no field '{field}'",
         why=show(f"it has {', '.join(sorted(names))}") if names else "it has no fields",
-        do=f"--dataloader.text_field NAME; {show(did_you_mean(field, names))}" if names else "choose another dataset",
+        do=show(do),
     )

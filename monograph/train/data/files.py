@@ -1,10 +1,12 @@
 """Local files as documents: text, JSON lines (both also gzipped), parquet, and folders of these."""
 
+import codecs
 import json
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ PARQUET_ROWS = 1024
 """Rows taken from a parquet file at a time."""
 MAX_LINE_BYTES = 1 << 30
 """Bytes of one JSON line; a file of more without a line break is no JSON lines."""
+GUESSED_BYTES = 4096
+"""Bytes by which an encoding is guessed, for the message alone."""
 SHOWN_KINDS = 8
 """Endings and names that a message lists; the others are counted."""
 
@@ -36,6 +40,12 @@ def check_exists(path: Path) -> None:
         path.stat()
     except (OSError, ValueError) as error:
         siblings = os.listdir(path.parent) if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+        if path.is_symlink():
+            raise DataError(
+                f"the dataset '{show(path)}' is a link that leads nowhere",
+                why=f"it leads to {show(os.readlink(path))}, which does not exist",
+                do="repair the link, or name the file itself",
+            ) from None
         near = did_you_mean(path.name, [show(name) for name in siblings])
         many = "; several are separated by spaces" if "," in str(path) else ""
         reason = getattr(error, "strerror", None) or str(error)
@@ -115,8 +125,15 @@ def read_file(path: Path, text_field: str, separator: str) -> Iterator[Document]
         reader = read_lines(path, text_field)
     else:
         reader = read_text(path, separator)
-    try:
+    with named_failures(path):
         yield from reader
+
+
+@contextmanager
+def named_failures(path: Path) -> Iterator[None]:
+    """Raise DataError with the name of the file for a disk or an archive that cannot be read."""
+    try:
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"cannot read '{show(path)}'",
@@ -171,7 +188,8 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     try:
         with open_parquet(path) as file:
             if text_field not in file.schema_arrow.names:
-                raise missing_field(text_field, list(file.schema_arrow.names), name)
+                texts = [each.name for each in file.schema_arrow if str(each.type) in ("string", "large_string")]
+                raise missing_field(text_field, list(file.schema_arrow.names), name, texts=texts)
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[text_field]):
                 for text in batch.column(0):
                     number += 1
@@ -205,9 +223,28 @@ def decode(data: bytes | bytearray, where: str) -> str:
         raise not_utf8(where, error) from None
 
 
+def decode_beginning(data: bytes, where: str) -> None:
+    """Refuse the first bytes of a file that are not UTF-8; a character that is cut off at their end counts as whole."""
+    try:
+        codecs.getincrementaldecoder("utf-8-sig")().decode(data)
+    except UnicodeDecodeError as error:
+        raise not_utf8(where, error) from None
+
+
 def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    """The error for bytes in another encoding, or for no text at all."""
+    data = bytes(error.object[:GUESSED_BYTES])
+    why = f"byte {error.start} is 0x{error.object[error.start]:02x}: {error.reason}"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return DataError(
+            f"{where}: this is not UTF-8 text but UTF-16", why=why, do="convert it: iconv -f UTF-16 -t UTF-8 FILE"
+        )
+    if b"\0" in data:
+        return DataError(
+            f"{where}: this is a binary file, not UTF-8 text",
+            why=f"byte {data.index(0)} is 0x00",
+            do="take it out of the dataset, or name files that hold text",
+        )
     return DataError(
-        f"{where}: this is not UTF-8 text",
-        why=f"byte {error.start} is 0x{error.object[error.start]:02x}: {error.reason}",
-        do="convert it, for example with: iconv -f LATIN1 -t UTF-8",
+        f"{where}: this is not UTF-8 text", why=why, do="convert it, for example with: iconv -f LATIN1 -t UTF-8 FILE"
     )

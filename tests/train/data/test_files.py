@@ -132,9 +132,19 @@ def test_a_line_that_is_no_object_is_refused(tmp_path):
 def test_a_missing_field_is_refused_with_the_nearest_name(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"texts": "one", "id": 1}')
     error = refuse(path, "no field 'text'")
-    assert f"{path}:1" in error.what and "id, texts" in error.why and "'texts'" in error.do
+    assert f"{path}:1" in error.what and "id, texts" in error.why and error.do == "--dataloader.text_field texts"
     path = write_parquet(tmp_path / "a.parquet", texts=["one"], id=[1])
-    assert "'texts'" in refuse(path, "no field 'text'").do
+    assert refuse(path, "no field 'text'").do == "--dataloader.text_field texts"
+
+
+def test_only_fields_that_hold_text_are_suggested(tmp_path):
+    chat = write(tmp_path / "chat.jsonl", '{"messages": [{"role": "user", "content": "hello"}], "n": 1}')
+    error = refuse(chat, "no field 'text'")
+    assert "a conversation is not one text" in error.do and "own_data_and_optimizer.md" in error.do
+    pairs = write(tmp_path / "pairs.jsonl", '{"prompt": "a", "completion": "b"}')
+    assert "one of: completion, prompt" in refuse(pairs, "no field 'text'").do
+    body = write(tmp_path / "body.jsonl", '{"body": "a", "id": 1}')
+    assert refuse(body, "no field 'text'").do == "--dataloader.text_field body"
 
 
 def test_a_field_that_is_not_text_is_refused(tmp_path):

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as TokenizerFile
-
 from monograph.config.configurable import check_config
 from monograph.config.json_form import from_json
 from monograph.errors import CheckpointError, ConfigError
@@ -25,6 +23,8 @@ from monograph.train.checkpoint.manifest_file import read_head
 from monograph.train.checkpoint.newest import order_newest_first
 from monograph.train.checkpoint.store import Store
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig, TokenizerConfig
+from monograph.train.data.tokenizer_faults import library_errors
+from monograph.train.data.tokenizer_json import parse_tokenizer, read_tokenizer_file
 
 MODEL_VALUE = "model"
 """Key among a checkpoint's values of the model's configuration, as `to_json` writes it."""
@@ -169,15 +169,10 @@ def find_tokenizer(folder: Path) -> TokenizerConfig | None:
 
 def starts_with_special(path: Path) -> bool:
     """Whether a tokenizer.json puts a token before every text."""
-    try:
-        tokenizer = TokenizerFile.from_file(str(path))
+    tokenizer = parse_tokenizer(read_tokenizer_file(path), path)
+    do = "download the folder again, or --tokenizer.path FILE"
+    with library_errors(f"{show(path)} cannot be used", do=do, hides_panics=True):
         plain, framed = (tokenizer.encode("a", add_special_tokens=each).ids for each in (False, True))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises plain Exception, and BaseException where its Rust code panics
-        raise ConfigError(
-            f"{show(path)} cannot be read", why=show(error), do="download the folder again, or --tokenizer.path FILE"
-        ) from None
     return len(framed) > len(plain) and framed[: len(plain)] != plain
 
 

@@ -4,19 +4,19 @@ import errno
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from monograph.cli import main
-from monograph.errors import CheckpointError, ConfigError
+from monograph.errors import CheckpointError, ConfigError, DataError
 from monograph.generate.settings import read_generation_settings
 from monograph.train.checkpoint.hf_export import export_hf
 from monograph.train.checkpoint.hf_import import import_hf
 from monograph.train.checkpoint.hf_source import find_snapshot
 from monograph.train.checkpoint.model_source import starts_with_special
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
+from tests.kit.tokenizer_files import make_json
 from tests.train.checkpoint.disks import RefusingDisk, save_steps
 from tests.train.checkpoint.theirs import read_all, replace, write_theirs
 
@@ -155,15 +155,10 @@ def test_nothing_is_written_through_a_link(tmp_path, capsys, leads_to):
     assert not (tmp_path / "nowhere").exists() and not os.listdir(tmp_path / "empty")
 
 
-def test_a_panic_of_the_tokenizers_library_is_an_error_that_names_the_file(tmp_path, monkeypatch):
-    class Panic(BaseException):
-        """As pyo3's PanicException, which is no Exception either."""
-
-    def panic(path):
-        raise Panic("index out of bounds")
-
-    monkeypatch.setattr("monograph.train.checkpoint.model_source.TokenizerFile", SimpleNamespace(from_file=panic))
-    with pytest.raises(ConfigError, match=r"(?s)tokenizer\.json cannot be read.*index out of bounds"):
+def test_a_panic_of_the_tokenizers_library_is_an_error_that_names_the_file(tmp_path):
+    content = json.loads(make_json("qwen")) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"(?s)tokenizer\.json cannot be used.*chunk size must be non-zero"):
         starts_with_special(tmp_path / "tokenizer.json")
 
 

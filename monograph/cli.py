@@ -15,11 +15,12 @@ from monograph.at_start import ended_by_ctrl_c
 from monograph.commands.request import make_quiet, read_arguments, read_request
 from monograph.commands.show_help import show_command, show_commands, show_fields
 from monograph.commands.table import COMMANDS, LAUNCHER, Command, find_command
-from monograph.commands.terminal import allow_any_text, drop_output, make_console, print_error, print_plain
+from monograph.commands.terminal import allow_any_text, drop_output, print_error
 from monograph.config.configurable import BaseConfig
 from monograph.config.references import import_named, load_reference
 from monograph.errors import ConfigError, MonographError
 from monograph.launch.follow import follow_launcher
+from monograph.system.console import make_console, print_plain
 from monograph.system.own_file import naming
 from monograph.train.startup import early_phase
 

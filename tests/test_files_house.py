@@ -152,6 +152,29 @@ def test_files_are_opened_replaced_and_deleted_in_their_places_only():
     assert not complaints, "\n" + "\n".join(complaints)
 
 
+PRINTING = ("print(", "sys.stdout.write(", "sys.stderr.write(", "Console(", "Text.from_markup(", "from_markup(")
+"""Calls that print, or that take text for markup; outside of monograph/system/console.py nothing is printed by them."""
+
+
+def find_printing(tree):
+    """(line, call) of every call that prints past monograph/system/console.py."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (call := f"{ast.unparse(node.func)}(") in PRINTING:
+            yield node.lineno, call
+
+
+def test_text_is_printed_by_one_module_which_escapes_it():
+    around = [
+        f"{path.relative_to(ROOT)}:{line} calls {call}: use monograph/system/console.py"
+        for path in PACKAGE
+        if path.name != "console.py"
+        for line, call in find_printing(ast.parse(path.read_bytes()))
+    ]
+    assert not around, "\n" + "\n".join(around)
+    planted = "print(x)\nConsole().print(y)\nsys.stdout.write(z)\nconsole.print(y)"
+    assert sorted(line for line, _ in find_printing(ast.parse(planted))) == [1, 2, 3]
+
+
 def test_every_exception_has_one_reason():
     assert not ALLOWED.keys() & UNCHANGED.keys()
     assert all(calls and reason for calls, reason in ALLOWED.values())

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.arguments import ArtifactShowArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.errors import EXIT_WRONG_INPUT
 from monograph.execute.artifact.check import find_misfits, trust_code
 from monograph.execute.artifact.compare import MAY_DIFFER, flatten, show
@@ -13,6 +13,7 @@ from monograph.execute.artifact.folder import check_files, read_manifest
 from monograph.execute.artifact.keys import read_key
 from monograph.execute.artifact.trust import find_trust
 from monograph.plurals import counted
+from monograph.system.console import print_plain
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from monograph.commands.arguments import ArtifactSignArguments, ArtifactVerifyArguments
-from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.execute.artifact.folder import check_files, read_manifest, read_manifest_bytes, sign_manifest
 from monograph.execute.artifact.keys import Status, find_fingerprint, is_signed_with, need_key
 from monograph.execute.artifact.manifest import ArtifactManifest, open_envelope, parse_manifest
 from monograph.execute.artifact.trust import find_trust
 from monograph.plurals import counted
+from monograph.system.console import print_plain
 
 
 def sign_artifact(arguments: ArtifactSignArguments) -> int:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from monograph.bench import plan_modes, run_modes, write_json
@@ -14,6 +13,7 @@ from monograph.config.configurable import check_config
 from monograph.config.origins import Origin
 from monograph.config.references import load_reference
 from monograph.execute.device import find_device
+from monograph.system.console import make_console
 from monograph.train.config import TrainerConfig
 from monograph.train.unused_settings import reset_unused
 
@@ -46,10 +46,10 @@ def bench(
         load_reference(BENCH_ROOM)(configs, device, words, origins)
     counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
     rows = run_modes(configs, **counts, profile=Path(profile) if profile else None)
-    console = Console(width=max(WIDTH, Console().width))
+    console = make_console(soft_wrap=False, min_width=WIDTH)
     console.print(make_table(rows))
     for row in rows:
-        console.print(f"{row.mode}: {row.numerics}", soft_wrap=True, highlight=False)
+        console.print(f"{row.mode}: {row.numerics}", soft_wrap=True)
     for row in rows:
         if row.profile is not None:
             console.print(make_profile_table(row))

@@ -8,13 +8,13 @@ from monograph.bisect.run import Outcome, bisect
 from monograph.bisect.show import describe_outcomes
 from monograph.commands.bisect_lines import BisectLines, read_lines
 from monograph.commands.insight_arguments import BisectArguments
-from monograph.commands.terminal import print_plain
 from monograph.crash import print_stacks_on_crash
 from monograph.errors import EXIT_FAILED
 from monograph.execute.device import deterministic_kernels, use_device
 from monograph.launch.local import launch
 from monograph.log import set_up_log
 from monograph.parallel.groups import joined_groups
+from monograph.system.console import print_plain
 from monograph.train.layout import plan_run_mesh
 
 

@@ -10,12 +10,13 @@ from monograph.checks.captured_model import shrink_config
 from monograph.checks.model_checks import check_model, find_axes
 from monograph.checks.pass_checks import CheckRow
 from monograph.commands.arguments import CheckModelArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.components import build_replacement, choose_class, find_slot
 from monograph.config.references import import_reference
 from monograph.errors import EXIT_FAILED
 from monograph.recipes.catalog import load_recipe
 from monograph.system.child_process import safe_import_path
+from monograph.system.console import print_plain
 from monograph.train.config import TrainerConfig
 
 BASE = "llama3_debugmodel"

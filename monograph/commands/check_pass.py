@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from monograph.checks.captured_model import DEBUG_MODELS, capture_models
 from monograph.checks.pass_checks import NUMERICS, CheckRow, check_kind
 from monograph.commands.arguments import CheckPassArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.references import import_reference
 from monograph.errors import EXIT_FAILED, ConfigError
 from monograph.passes.config import PassesConfig
+from monograph.system.console import print_plain
 
 
 def check_pass(arguments: CheckPassArguments) -> int:

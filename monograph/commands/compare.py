@@ -12,11 +12,11 @@ from pathlib import Path
 
 from monograph.commands.arguments import CompareArguments, RankOptions
 from monograph.commands.request import Request, read_request
-from monograph.commands.terminal import make_console, print_plain
 from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
 from monograph.plurals import counted
 from monograph.system.child_process import safe_import_path
+from monograph.system.console import make_console, print_plain
 from monograph.system.own_tree import remove_made
 from monograph.train.layout import plan_run_mesh
 from monograph.train.records import read_records

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from monograph.commands.arguments import DataPackArguments
 from monograph.commands.data_flags import flags_without_section
-from monograph.commands.terminal import print_plain
 from monograph.config.configurable import Configurable, check_config
 from monograph.errors import ConfigError
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
+from monograph.system.console import print_plain
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.pack import pack
 from monograph.train.data.shards import remove_leftovers

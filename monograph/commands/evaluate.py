@@ -12,13 +12,13 @@ from monograph.commands.data_flags import flags_without_section
 from monograph.commands.model_arguments import EvaluateArguments
 from monograph.commands.model_checks import find_length
 from monograph.commands.open_model import find_source, load, memory_of, suggest_fewer
-from monograph.commands.terminal import print_plain
 from monograph.errors import DataError
 from monograph.generate.lm_eval_model import run_tasks
 from monograph.generate.load import LoadedModel
 from monograph.generate.perplexity import Perplexity, measure
 from monograph.log import set_up_log
 from monograph.plurals import counted
+from monograph.system.console import print_plain
 from monograph.train.data.encode import tokenize
 from monograph.train.data.files import open_files
 

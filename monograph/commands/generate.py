@@ -5,13 +5,13 @@ from typing import Any
 
 from monograph.commands.model_arguments import GenerateArguments
 from monograph.commands.open_model import find_source, load, memory_of, suggest_fewer
-from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError, DataError
 from monograph.generate.load import LoadedModel, build_tokenizer, encode_prompt
 from monograph.generate.loop import Generation, check_lengths, generate
 from monograph.generate.sampling import Sampling
 from monograph.generate.settings import GenerationSettings, read_generation_settings
 from monograph.log import get_log, set_up_log
+from monograph.system.console import print_content
 from monograph.system.foreign_text import escape_json
 
 log = get_log(__name__)
@@ -48,7 +48,7 @@ def generate_command(arguments: GenerateArguments) -> int:
                 first_row=start,
             )
             for prompt, row in zip(prompts[part], rows, strict=True):
-                print_plain(render(prompt, row, loaded, as_json=arguments.json))
+                print_content(render(prompt, row, loaded, as_json=arguments.json))
     return 0
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from monograph import strict_json
 from monograph.commands.arguments import GoodputArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.errors import ConfigError
 from monograph.plurals import counted
+from monograph.system.console import print_plain
 from monograph.train.goodput import FILE, summarize
 
 

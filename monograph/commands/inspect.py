@@ -12,7 +12,7 @@ import torch
 from monograph import strict_json
 from monograph.capture.capture import capture
 from monograph.commands.inspect_pipeline import inspect_pipeline
-from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.errors import ConfigError
 from monograph.execute.device import use_device
 from monograph.execute.facts import make_facts
@@ -47,6 +47,7 @@ from monograph.run import (
     make_example,
     target_machine,
 )
+from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics

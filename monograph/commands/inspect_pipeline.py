@@ -10,7 +10,6 @@ from monograph.capture.block_repeats import describe_block
 from monograph.capture.capture import capture
 from monograph.capture.chunks import find_source_chunks
 from monograph.capture.source import StepSource
-from monograph.commands.terminal import print_plain
 from monograph.execute.pipeline.build import make_sources
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
@@ -26,6 +25,7 @@ from monograph.report.pipeline_cost import estimate_stage
 from monograph.report.trace import make_pipeline_trace
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import plan_pipeline
+from monograph.system.console import print_plain
 from monograph.train.config import TrainerConfig
 
 OVERLAP = OverlapExperts.name()

@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from monograph.commands.terminal import make_console, print_plain
 from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
 from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
 from monograph.launch.quote import quote_word, quote_words
 from monograph.recipes.size import count_parameters
+from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import check_output, write_output
 

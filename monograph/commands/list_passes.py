@@ -5,12 +5,13 @@ import inspect
 from collections.abc import Iterator
 
 from monograph.commands.arguments import PassesArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.docs import find_field_docs, find_summary
 from monograph.config.text import format_value
 from monograph.passes.base import Pass
 from monograph.passes.config import PassesConfig
 from monograph.passes.runner import build_passes
+from monograph.system.console import print_plain
 
 
 def list_passes(arguments: PassesArguments) -> int:

@@ -1,9 +1,10 @@
 """`monograph recipes`: what can be trained by name."""
 
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.docs import find_summary
 from monograph.recipes.catalog import find_recipes
 from monograph.recipes.size import count_parameters
+from monograph.system.console import print_plain
 
 
 def list_recipes() -> int:

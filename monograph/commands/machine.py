@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.multiprocessing as multiprocessing
 
 from monograph.commands.insight_arguments import MachineMeasureArguments, MachineShowArguments
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.docs import find_field_docs
 from monograph.errors import ConfigError
 from monograph.execute.device import find_device, use_device
@@ -18,6 +18,7 @@ from monograph.machine.file import write_machine
 from monograph.machine.measure import count_in_node, measure
 from monograph.machine.table import MACHINES
 from monograph.system.child_process import safe_import_path
+from monograph.system.console import print_plain
 from monograph.whole_file import check_output
 
 

@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 
 from monograph.commands.table import RUN_ROOM
-from monograph.commands.terminal import print_plain
 from monograph.config.origins import Origin
 from monograph.config.references import load_reference
 from monograph.crash import print_stacks_on_crash
 from monograph.execute.device import find_device
 from monograph.recipes.pretrained import MODEL_FROM, name_recipe, render_run
 from monograph.run import train_command
+from monograph.system.console import print_plain
 from monograph.train.command_line import RANKS_VARIABLE, CommandLine
 from monograph.train.config import TrainerConfig
 

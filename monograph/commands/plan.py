@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monograph import strict_json
 from monograph.commands.sizes import parse_bytes
-from monograph.commands.terminal import make_console, print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.origins import Origin
 from monograph.errors import MonographError
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
@@ -32,6 +32,7 @@ from monograph.plan.show import (
 from monograph.plurals import counted
 from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
+from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
 from monograph.whole_file import write_output
 

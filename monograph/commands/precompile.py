@@ -11,7 +11,6 @@ import torch
 
 from monograph.axes import Axis
 from monograph.capture.capture import GraphKind, capture
-from monograph.commands.terminal import print_plain
 from monograph.compat.compiler import compiler_folder
 from monograph.execute.artifact.fields import STEP, is_step, name_graph
 from monograph.execute.artifact.folder import check_target, write_artifact
@@ -42,6 +41,7 @@ from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, ru
 from monograph.plurals import counted
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, count_micro_batches, make_example, plan_pipeline
+from monograph.system.console import print_plain
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import has_compiler

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from monograph import strict_json
 from monograph.commands.insight_arguments import ReportCompareArguments, TraceJoinArguments
-from monograph.commands.terminal import print_plain
 from monograph.report.compare import compare_reports, read_report
 from monograph.report.join_traces import join_traces, read_trace
+from monograph.system.console import print_plain
 from monograph.whole_file import write_output
 
 

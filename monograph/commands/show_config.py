@@ -3,12 +3,13 @@
 from rich.table import Table
 from rich.text import Text
 
-from monograph.commands.terminal import is_terminal, make_console, print_plain
+from monograph.commands.terminal import is_terminal
 from monograph.config.configurable import BaseConfig
 from monograph.config.json_form import dump_json
 from monograph.config.leaves import find_sections
 from monograph.config.origins import Origin
 from monograph.config.text import format_fields
+from monograph.system.console import make_console, print_plain
 
 _STYLES = {"default": "dim", "recipe": "cyan", "flag": "bold yellow"}
 

@@ -2,13 +2,14 @@
 
 from monograph.commands.request import Request
 from monograph.commands.table import COMMANDS, Command
-from monograph.commands.terminal import print_plain, print_rows, print_title
+from monograph.commands.terminal import print_rows, print_title
 from monograph.config.annotations import name_type
 from monograph.config.components import ConfigSlot, find_known, find_slots
 from monograph.config.configurable import BaseConfig
 from monograph.config.docs import find_summary
 from monograph.config.leaves import find_leaves, find_sections
 from monograph.config.text import format_value
+from monograph.system.console import print_plain
 
 _FIELD_STYLES = ("bold cyan", "dim", "green", "none")
 _CLASSES = (

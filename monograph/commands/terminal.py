@@ -3,36 +3,17 @@
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from monograph.errors import MonographError
-from monograph.system.foreign_text import escape_lines
-from monograph.system.own_file import naming
+from monograph.system.console import make_console, print_plain
+from monograph.system.foreign_text import escape_lines, show
 
 _PROSE_COLUMNS = 44
 """With less room than this for the last column of a table, it moves to a line of its own."""
-
-
-class _Console(Console):
-    """Rich, but a reader that has gone away is reported to the caller like any other error."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-    def print(self, *objects: Any, **settings: Any) -> None:
-        """Print; text of ours may hold names and texts from outside."""
-        super().print(*(escape_lines(each) if isinstance(each, str) else each for each in objects), **settings)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Escape what a terminal would obey in all other pieces; colours and styles are no part of the text."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else escape_lines(text), style, control)
 
 
 def allow_any_text() -> None:
@@ -42,27 +23,16 @@ def allow_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: what a user wrote is never taken for markup."""
-    return _Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
 def is_terminal() -> bool:
     """Whether a person is watching standard output."""
     return make_console().is_terminal
 
 
-def print_plain(text: str = "") -> None:
-    """One piece of text on standard output, without styling; what a terminal would obey becomes an escape."""
-    with naming("standard output"):
-        sys.stdout.write(escape_lines(text) + "\n")
-
-
 def print_rows(rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
-    """Rows in aligned columns. The last column is prose and may wrap; the others stay whole."""
+    """Rows in aligned columns, a line each. The last column is prose and may wrap; the others stay whole."""
     if not rows:
         return
-    rows = [[escape_lines(cell) for cell in row] for row in rows]
+    rows = [[show(cell, max_length=sys.maxsize) for cell in row] for row in rows]
     console = make_console()
     widths = [max(len(row[column]) for row in rows) for column in range(len(styles) - 1)]
     if not console.is_terminal:
@@ -100,7 +70,8 @@ def print_title(title: str, note: str = "") -> None:
 def print_error(error: MonographError) -> None:
     """An error for a person, on standard error: what, why, what to do."""
     text = Text()
-    what, why, do = map(escape_lines, (error.what, error.why, error.do))
+    # Lines after the first are indented: a name with a line break cannot look like output of ours.
+    what, why, do = (escape_lines(part).replace("\n", "\n       ") for part in (error.what, error.why, error.do))
     style = "red" if error.label == MonographError.label else "yellow"
     text.append(f"{error.label}: ", style=f"bold {style}").append(what, style=style)
     if why:

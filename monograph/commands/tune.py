@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from monograph.commands.precompile import capture_as, find_stages
@@ -13,6 +12,7 @@ from monograph.execute.tune_kernels import describe_settings
 from monograph.execute.tuned_kernels import tune_kernels
 from monograph.kernels.tuned_file import TunedKernel, find_folder, find_gpu_kind
 from monograph.log import set_up_log
+from monograph.system.console import make_console
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 
@@ -38,9 +38,9 @@ def tune(config: TrainerConfig, *, ranks: int) -> int:
             captured = capture_as(first, config, mesh, device, is_compiled=True, stage=stage)
             calls |= dict.fromkeys(captured.tunable)
         found = tune_kernels(calls, device)
-    console = Console(width=max(_WIDTH, Console().width))
+    console = make_console(soft_wrap=False, min_width=_WIDTH)
     console.print(make_table(found) if found else "everything that this step launches was tuned before")
-    console.print(f"{kind.name}: {find_folder() / kind.file_name}", soft_wrap=True, highlight=False)
+    console.print(f"{kind.name}: {find_folder() / kind.file_name}", soft_wrap=True)
     return 0
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from monograph.commands.insight_arguments import WatchArguments
-from monograph.commands.terminal import print_plain
 from monograph.errors import ConfigError
 from monograph.report.page import make_run_page
+from monograph.system.console import print_plain
 from monograph.watch.find_runs import choose_runs, name_runs
 from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -28,6 +27,7 @@ from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
 from monograph.system.child_process import safe_import_path
+from monograph.system.console import make_console
 from monograph.train.command_line import RANKS_VARIABLE
 from monograph.train.config import TrainerConfig
 from monograph.train.folder import check_run_folder
@@ -76,7 +76,7 @@ def launch(words: list[str], ranks: int, config: TrainerConfig) -> int:
         failure = _run_ranks(words, ranks, logs, label, seconds_to_stop=find_seconds_to_stop(config))
         if failure is None or failure.code == StoppedOnRequest.exit_code:
             return failure.code if failure else 0
-        _show_reason(failure, logs)
+        show_reason(failure, logs)
         for text in describe_flights(folder / FOLDER, since=begin):
             _print(text)
         kept = staged.settle(is_kept=failure.code != EXIT_WRONG_INPUT) if staged else logs
@@ -151,7 +151,7 @@ def _find_error_files(folder: Path, *, since: int) -> list[tuple[int, Path]]:
     return [(int(path.parent.name), path) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
-def _show_reason(failure: LaunchFailure, logs: Path) -> None:
+def show_reason(failure: LaunchFailure, logs: Path) -> None:
     """Show why the first rank to fail did so and how the others ended."""
     first = failure.first
     if first > 0:
@@ -167,7 +167,7 @@ def _show_reason(failure: LaunchFailure, logs: Path) -> None:
 
 
 def _print(text: str, *, style: str = "") -> None:
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text, style=style or None)
+    make_console(stderr=True).print(text, style=style or None)
 
 
 def _read_log(rank: int, folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from monograph import strict_json
+from monograph.system.foreign_text import escape_values
 
 _DATA = "/*report*/null"
 _INCLUDE = re.compile(r"/\*include ([\w.]+)\*/")
@@ -34,9 +35,12 @@ def make_plan_page(plan: dict[str, Any]) -> str:
 
 
 def fill_template(name: str, content: Any) -> str:
-    """A template with the shared parts and its data; nothing in the data can end the script it stands in."""
+    """A template with the shared parts and its data.
+
+    Nothing in the data can end the script it stands in or turn the direction of text around.
+    """
     template = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))
-    data = strict_json.dump(content, is_compact=True).replace("<", "\\u003c")
+    data = strict_json.dump(escape_values(content), is_compact=True).replace("<", "\\u003c")
     assert template.count(_DATA) == 1, f"{name} has one place for its data"
     return template.replace(_DATA, data)
 

@@ -1,10 +1,11 @@
-"""Show text from outside: on a terminal, in a log, in an error. Pages have their own escaping.
+"""Show text from outside: on a terminal, in a log, in an error, on a page (where HTML has its own escaping as well).
 
 A file name or a description from a downloaded folder can hold terminal commands, line breaks that forge log lines, and
 characters that turn the direction of the text around them. Shown, they become escapes that are safe and readable.
 """
 
 import re
+from typing import Any
 
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
@@ -31,6 +32,15 @@ def split_lines(text: str) -> list[str]:
     """Lines that end in \\n or \\r\\n, without these. str.splitlines also cuts at form feeds, U+0085 and U+2028."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
+
+
+def escape_values(value: Any) -> Any:
+    """The same value of JSON with `escape_lines` of every text and key: what a page shows is read, not obeyed."""
+    if isinstance(value, str):
+        return escape_lines(value)
+    if isinstance(value, dict):
+        return {escape_lines(key): escape_values(each) for key, each in value.items()}
+    return [escape_values(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def escape_json(text: str) -> str:

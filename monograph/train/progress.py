@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from monograph.log import get_log
+from monograph.system.console import make_console
 
 log = get_log("progress")
 Style = Literal["auto", "bar", "lines", "off"]
@@ -29,7 +30,7 @@ class ProgressView:
         self._is_wide = True
         self._bar: Progress | None = None
         if style == "bar":
-            console = console or Console(stderr=True)
+            console = console or make_console(stderr=True, soft_wrap=False)
             self._is_wide = console.width >= _WIDE
             self._bar = Progress(
                 TextColumn("[bold]training"),

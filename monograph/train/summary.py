@@ -1,14 +1,16 @@
 """The last words of a run: what it reached, where its files are, what to try next."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from monograph.system.console import make_console
+from monograph.system.foreign_text import show
 from monograph.train.checkpoint.config import CheckpointConfig
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
@@ -45,12 +47,12 @@ def print_summary(summary: Summary, config: TrainerConfig, line: CommandLine) ->
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, text in summary_rows(summary, config):
-        table.add_row(name, text)
-    console = Console()
-    console.print(Panel(table, title="training finished", title_align="left", expand=False))
+        table.add_row(name, show(text, max_length=sys.maxsize))
+    console = make_console()
+    console.print(Panel(table, title="training finished", title_align="left", expand=False), soft_wrap=False)
     lines = [f"  {text}: {command}" for text, command in find_next(summary, config, line)]
     for text in ("try next", *lines):  # outside of the panel, so that a command can be copied
-        console.print(text, soft_wrap=True, markup=False, highlight=False)
+        console.print(text)
 
 
 def summary_rows(summary: Summary, config: TrainerConfig) -> list[tuple[str, str]]:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from monograph.parallel.mesh import Mesh
+from monograph.system.console import make_console, styled
 from monograph.verify.compare import ModuleRow
 from monograph.verify.verdict import Verdict
 from monograph.whole_file import write_output
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     """Every module with its largest differences, then one line that says it all; float8 after fp32."""
-    console = Console()
+    console = make_console(soft_wrap=False)
     title = f"sharded against one device in {verdict.precision}, largest relative difference"
     title += f" (tolerance {verdict.tolerance:.0e})"
     table = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -38,25 +38,24 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     table.add_column("routing", justify="right", min_width=7)
     for row in verdict.all.rows.values():
         numbers = [_show(_find_largest(row, kinds), verdict.tolerance) for _, kinds in _COLUMNS]
-        routing = "" if row.routing is None else ("equal" if not row.routing else f"[red]{row.routing} differ[/red]")
+        routing = "equal" if row.routing == 0 else Text(f"{row.routing} differ" if row.routing else "", "red")
         table.add_row(row.path, *numbers, routing)
     console.print(table)
     results = {"loss": verdict.all.loss, "gradient norm": verdict.all.grad_norm, **verdict.all.metrics}
-    console.print(
-        "   ".join(f"{name} {_show(value, verdict.tolerance)}" for name, value in results.items()), highlight=False
-    )
-    console.print(f"numerics promised: {verdict.numerics}", highlight=False)
+    shown = [styled(f"{name} ").append_text(_show(value, verdict.tolerance)) for name, value in results.items()]
+    console.print(Text("   ").join(shown))
+    console.print(f"numerics promised: {verdict.numerics}")
     for entry in verdict.all.mismatches:
-        console.print(f"[red]{entry}[/red]", highlight=False)
+        console.print(styled((str(entry), "red")))
     if verdict.is_close:
         words = f"the plan on {mesh.world_size} ranks computes what one device computes in {verdict.precision}"
-        console.print(f"[green]equal[/green]: {words}")
+        console.print(styled(("equal", "green"), f": {words}"))
     else:
-        console.print(f"[red]different[/red], first in step {verdict.step} at {verdict.blame}", highlight=False)
+        console.print(styled(("different", "red"), f", first in step {verdict.step} at {verdict.blame}"))
     for each in verdict.uncovered:
-        console.print(f"[yellow]not compared[/yellow]: {escape(each)}", highlight=False)
+        console.print(styled(("not compared", "yellow"), f": {each}"))
     if verdict.float8_reason:
-        console.print(f"[yellow]not compared in float8[/yellow]: {verdict.float8_reason}", highlight=False)
+        console.print(styled(("not compared in float8", "yellow"), f": {verdict.float8_reason}"))
     if verdict.float8 is not None:
         print_verdict(verdict.float8, mesh)
 
@@ -93,8 +92,8 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _show(value: float | None, tolerance: float) -> str:
+def _show(value: float | None, tolerance: float) -> Text:
     if value is None:
-        return ""
+        return Text()
     text = "0" if value == 0 else ("inf" if math.isinf(value) else f"{value:.1e}")
-    return f"[red]{text}[/red]" if value > tolerance else text
+    return Text(text, "red" if value > tolerance else "")

@@ -8,6 +8,7 @@ from typing import Any
 from monograph import strict_json
 from monograph.report.page import make_run_page
 from monograph.system.bounded_server import BoundedHandler, BoundedServer
+from monograph.system.foreign_text import escape_values
 from monograph.watch.runs import collect_runs, make_readers
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
@@ -51,7 +52,7 @@ class RunHandler(BoundedHandler):
             self.send_error(404)
             return
         runs = self.server.collect()
-        content = strict_json.dump(runs, is_compact=True) if asked else make_run_page(runs)
+        content = strict_json.dump(escape_values(runs), is_compact=True) if asked else make_run_page(runs)
         self.send_content(
             content.encode(),
             Content_Type="application/json" if asked else "text/html; charset=utf-8",

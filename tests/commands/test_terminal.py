@@ -7,8 +7,9 @@ import sys
 from rich.text import Text
 
 from monograph.cli import main
-from monograph.commands.terminal import make_console, print_error, print_plain, print_rows
+from monograph.commands.terminal import print_error, print_rows
 from monograph.errors import ConfigError
+from monograph.system.console import make_console, print_plain
 
 HOSTILE = "a\x1b[2J\x07\u202eb"
 SHOWN = r"a\x1b[2J\x07\u202eb"

@@ -1,13 +1,13 @@
 """`monograph hf import` and `monograph hf export`."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import torch
 
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
+from monograph.system.console import print_plain
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
 from monograph.train.checkpoint.choose import choose
 from monograph.train.checkpoint.hf_assets import TOKENIZER_NAME
@@ -28,7 +28,7 @@ def import_command(arguments: HfImportArguments) -> int:
     with locked_output(Path(arguments.out)):
         moved = import_hf(source, Path(arguments.out), dtype=_choose_dtype(arguments.dtype))
     _report(moved)
-    sys.stdout.write(f"train from it: {shlex.join(['monograph', 'train', '--model.from', str(moved.path)])}\n")
+    print_plain(f"train from it: {shlex.join(['monograph', 'train', '--model.from', str(moved.path)])}")
     return 0
 
 
@@ -68,6 +68,4 @@ def _report(moved: Moved) -> None:
     files = "file" if moved.n_files == 1 else "files"
     size = f"{moved.n_bytes / 1e9:.1f} GB" if moved.n_bytes >= 1e9 else f"{moved.n_bytes / 1e6:.1f} MB"
     tokenizer = "with its tokenizer" if TOKENIZER_NAME in moved.assets else "without a tokenizer"
-    sys.stdout.write(
-        f"{moved.path}: {model}, {moved.n_tensors} tensors, {size} in {moved.n_files} {files}, {tokenizer}\n"
-    )
+    print_plain(f"{moved.path}: {model}, {moved.n_tensors} tensors, {size} in {moved.n_files} {files}, {tokenizer}")

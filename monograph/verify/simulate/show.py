@@ -1,10 +1,9 @@
 """A simulation in words: what was compared, what differs, what was not simulated."""
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from monograph.parallel.mesh import Mesh
+from monograph.system.console import make_console, styled
 from monograph.train.config import TrainerConfig
 from monograph.verify.float8 import is_quantized
 from monograph.verify.simulate.outcome import TOLERANCE
@@ -17,30 +16,29 @@ SHOWN = 8
 
 def print_simulation(found: Simulation, config: TrainerConfig) -> None:
     """Every graph with its largest difference, the verdict, and what the verdict is about."""
-    console = Console()
+    console = make_console(soft_wrap=False)
     title = f"{describe_mesh(found.mesh)} against one device in fp64, largest relative difference"
     table = Table(title=f"{title} (tolerance {TOLERANCE:.0e})", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("graph")
     for name in ("nodes", "ops computed", "shared", "outputs", "difference"):
         table.add_column(name, justify="right")
     for graph in found.graphs:
-        style = "red" if graph.comparison.wrong else "default"
+        worst = styled((f"{graph.comparison.worst:.1e}", "red" if graph.comparison.wrong else ""))
         counts = (graph.nodes, graph.execution.calls, graph.execution.shared, graph.comparison.compared)
-        table.add_row(graph.after, *(f"{count:,}" for count in counts), f"[{style}]{graph.comparison.worst:.1e}[/]")
+        table.add_row(graph.after, *(f"{count:,}" for count in counts), worst)
     console.print(table)
     if found.is_equal:
-        console.print(f"[green]equal[/green]: {escape(describe_equal(found))}", highlight=False)
+        console.print(styled(("equal", "green"), f": {describe_equal(found)}"))
     else:
-        console.print(f"[red]different[/red], {escape(find_blame(found))}", highlight=False)
+        console.print(styled(("different", "red"), f", {find_blame(found)}"))
         for entry in next(graph.comparison.wrong for graph in found.graphs if graph.comparison.wrong)[:SHOWN]:
-            console.print(f"  {escape(str(entry))}", highlight=False)
+            console.print(f"  {entry}")
     simulated, *missing = describe_scope(found, config)
-    console.print(f"simulated: {escape(simulated)}", highlight=False)
+    console.print(f"simulated: {simulated}")
     for line in missing:
-        console.print(f"[yellow]not simulated[/yellow]: {escape(line)}", highlight=False)
+        console.print(styled(("not simulated", "yellow"), f": {line}"))
     console.print(
-        f"{found.seconds:.1f} s, values of all ranks took at most {found.peak_bytes / 2**20:,.0f} MiB at a time",
-        highlight=False,
+        f"{found.seconds:.1f} s, values of all ranks took at most {found.peak_bytes / 2**20:,.0f} MiB at a time"
     )
 
 

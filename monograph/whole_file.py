@@ -18,6 +18,7 @@ from monograph.system.own_file import create_own
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/null")
 _DO = "choose another name"
+_DO_FOLDER = "choose another folder"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -35,6 +36,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def check_output_folder(flag: str, name: str) -> None:
+    """Refuse a folder that is something else or that the system does not make; nothing is left behind."""
+    path = Path(os.path.realpath(name))
+    parts = [*reversed(path.parents), path]
+    existing = [part for part in parts if part.exists()][-1]
+    if not existing.is_dir():
+        raise ConfigError(f"{flag} {show(name)}", why=f"{show(existing)} is not a folder", do=_DO_FOLDER)
+    if existing == path:
+        return
+    missing = parts[parts.index(existing) + 1]
+    try:
+        missing.mkdir()
+        missing.rmdir()
+    except FileExistsError:  # another process is making it
+        return
+    except OSError as error:
+        reason = f"no folder can be made in {show(existing)}: {error.strerror}"
+        raise ConfigError(f"{flag} {show(name)}", why=reason, do=_DO_FOLDER) from None
 
 
 def check_output(flag: str, name: str, *, makes_folder: bool = False) -> None:

@@ -10,7 +10,7 @@ import pytest
 import monograph.whole_file
 from monograph import cli
 from monograph.errors import ConfigError, MonographError
-from monograph.whole_file import check_output, write_output, write_whole
+from monograph.whole_file import check_output, check_output_folder, write_output, write_whole
 from tests.report.reports import make_step_report
 from tests.report.test_compare import write as write_report
 from tests.watch.run_folders import make_run
@@ -161,3 +161,13 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path):
     with pytest.raises(IsADirectoryError) as failed:
         write_whole(tmp_path / "out", "new")
     assert failed.value.filename == str(tmp_path / "out") and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_none_is_left_behind(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_output_folder("--out", str(tmp_path / "new" / "deeper"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_output_folder("--out", str(tmp_path / "file" / "deeper"))
+    with pytest.raises(ConfigError, match="no folder can be made in /proc"):
+        check_output_folder("--job.dump_folder", "/proc/q")

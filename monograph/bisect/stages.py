@@ -7,20 +7,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from monograph.capture.capture import capture
 from monograph.capture.source import StepSource
-from monograph.errors import MonographError
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.graph.step_graph import StepGraph
 from monograph.passes.base import Pass
-from monograph.passes.runner import PassRecord, run_passes
+from monograph.passes.runner import PassFailed, PassRecord, run_passes
 from monograph.plurals import counted
 
 CAPTURE = "capture"
 """The name of the first stage."""
-
-
-class PassFailed(MonographError):
-    """A pass raised, or left a graph that the checks refuse: nothing is left to search for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,8 @@ def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: S
 
     try:
         run_passes(graph, passes, facts, watch=watch, is_measured=False)
+    except PassFailed:
+        raise
     except Exception as error:
         name = passes[len(seen)].name() if len(seen) < len(passes) else CAPTURE
         raise PassFailed(

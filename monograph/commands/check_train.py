@@ -9,13 +9,14 @@ from monograph.machine.gpu_files import check_gpu_files
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.preflight import check_before_start, check_checkpoint
-from monograph.whole_file import check_output
+from monograph.whole_file import check_output, check_output_folder
 
 
 def check_train(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
     """The mesh fits; data, tokenizer, packages and checkpoint are there. Ranks leave that to their launcher."""
     check_ranks(config, ranks=ranks, **others)
     if "LOCAL_RANK" not in os.environ:
+        check_output_folder("--job.dump_folder", config.job.dump_folder)
         check_before_start(config)
 
 

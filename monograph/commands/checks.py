@@ -16,7 +16,7 @@ from monograph.passes.extra import is_pass, refuse_other
 from monograph.report.folder import check_folder
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
-from monograph.whole_file import check_output
+from monograph.whole_file import check_output, check_output_folder
 
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
@@ -54,8 +54,7 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
             f"compile.mode is {config.compile.mode}", why="inspect shows the captured graph", do="--compile.mode graph"
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-    if Path(out).exists() and not Path(out).is_dir():
-        raise ConfigError(f"--out {out}", why="it cannot be written: it is not a folder", do="choose another folder")
+    check_output_folder("--out", out)
     check_folder(out)
 
 
@@ -94,6 +93,7 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     read_key(config.compile.artifact_key_file)
+    check_output_folder("--out", str(Path(out).parent))
     check_target(Path(out), overwrite=overwrite)
 
 

@@ -28,6 +28,8 @@ STALE_SECONDS = 60.0
 """A holder on another machine that has not refreshed its file for so long is taken to be dead."""
 _POLL_SECONDS = 0.2
 _ATTEMPTS = 100
+_MOST_MISSED = 10
+"""Attempts in a folder that is there and takes no file, as in /proc, before its error counts."""
 _SECONDS_TO_WRITE = 2.0
 _CONTENT_BYTES = 4096
 _START = b'{"pid": '
@@ -69,6 +71,7 @@ class LockFile:
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
         self._last_beat = 0.0
+        self._missed = 0
 
     def acquire(self) -> None:
         """Take the lock, or raise InUse; OSError when the file cannot be made."""
@@ -125,7 +128,8 @@ class LockFile:
         try:
             file, is_new = _open(self.path)
         except FileNotFoundError:
-            if not self.path.parent.is_dir():
+            self._missed += 1
+            if not self.path.parent.is_dir() or self._missed > _MOST_MISSED:
                 raise
             return False
         is_ours = False

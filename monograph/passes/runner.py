@@ -2,11 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from monograph.config.references import load_reference
+from monograph.errors import MonographError
 from monograph.graph.changes import Snapshot, find_changes, take_snapshot
 from monograph.graph.cost import Cost, CostMeter
 from monograph.graph.facts import Facts
@@ -19,7 +22,13 @@ from monograph.passes.options import Numerics
 from monograph.passes.order import PassEntry
 
 log = get_log("passes")
+
+
 Watch = Callable[["PassRecord", StepGraph], None]
+
+
+class PassFailed(MonographError):
+    """A pass raised an exception, or left a graph that the checks refuse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,31 @@ def run_passes(
     return records
 
 
+@contextmanager
+def _named(each: Pass) -> Iterator[None]:
+    """Raise PassFailed for an exception of somebody's own pass; note the name of the pass on one of ours."""
+    try:
+        yield
+    except MonographError:
+        raise
+    except Exception as error:
+        if type(each).__module__.startswith("monograph."):
+            error.add_note(f"in pass {each.name()}")
+            raise
+        raise describe_failure(each.name(), error) from error
+
+
+def describe_failure(name: str, error: Exception) -> PassFailed:
+    """The exception of a pass in words, with the lines that it came through in place of a traceback."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    lines = dict.fromkeys(f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in (*frames[:1], *frames[-1:]))
+    return PassFailed(
+        f"pass {name} failed",
+        why=f"{type(error).__name__}: {error}; at {' -> '.join(lines)}",
+        do=f"repair it (monograph check-pass tries it alone), or --passes.off {name} runs the step without it",
+    )
+
+
 def run_pass(
     each: Pass,
     graph: StepGraph,
@@ -135,7 +169,8 @@ def run_pass(
         nothing: dict[str, Any] = {"seconds": 0.0, "added": 0, "removed": 0, "moved": 0}
         return PassRecord(**told, **nothing, status=status, note=reason, after=before.cost), before
     start = time.perf_counter()
-    note = each.run(graph, facts)
+    with _named(each):
+        note = each.run(graph, facts)
     seconds = time.perf_counter() - start
     snapshot = take_snapshot(graph)
     changes = find_changes(before.snapshot, snapshot)

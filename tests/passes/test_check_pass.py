@@ -1,6 +1,8 @@
 """`monograph check-pass`: the example keeps its promises, and every planted mistake is refused in the right words."""
 
+import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from monograph.checks.captured_model import DEBUG_MODELS, capture_model, shrink
 from monograph.checks.pass_checks import check_kind
 from monograph.cli import main
 from monograph.config.leaves import replace_leaf
+from monograph.graph.edit import call_before
 from monograph.passes.compute.merge_matmuls import MergeMatmuls
 from tests.passes import planted
 
@@ -75,3 +78,19 @@ def test_the_command_prints_a_table_and_its_verdict(capsys):
 def test_one_of_ours_cannot_be_an_extra_pass_too(models):
     assert not MergeMatmuls.bitwise
     assert main(["check-pass", "monograph.passes.compute.merge_matmuls:MergeMatmuls"]) == 1
+
+
+@pytest.mark.parametrize("command", ["train", "bisect"])
+def test_an_exception_in_an_own_pass_is_an_error_of_three_lines(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = "tests.kit.runs:tiny_dense --compile.mode graph --passes.extra tests.passes.planted:Crashes"
+    assert main(["train", *run.split()] if command == "train" else ["bisect", run]) == 1
+    error = capsys.readouterr().err
+    assert "error: pass crashes failed" in error and "KeyError: 'no such node'" in error
+    assert "planted.py:" in error and "--passes.off crashes" in error and "Traceback" not in error
+
+
+def test_the_guide_names_the_arguments_of_call_before_as_they_are():
+    guide = (Path(__file__).parent.parent.parent / "docs" / "guides" / "own_pass.md").read_text()
+    names = ", ".join(list(inspect.signature(call_before).parameters)[1:5])
+    assert f"`call_before(graph.module.graph, {names})`" in guide

@@ -63,13 +63,14 @@ def find_scores(node: Node, sizes: LikelySizes) -> AttentionScores | None:
 def is_by_cudnn(node: Node) -> bool:
     """Whether cuDNN's kernel computes an attention of bf16 on a GPU, as `choose_kernel` of attention_on_gpu.py decides.
 
-    Tables and windows are for our Triton kernels; so are gradients, unless they may vary from run to run.
+    Tables, windows and caps are for our Triton kernels; so are gradients, unless they may vary from run to run.
     """
     name = name_of(node)
     if name not in ("attention", "attention_backward"):
         return False
     index, _ = _QUERIES[name]
-    kernel, is_plain = KERNELS[int(node.args[-1])], node.args[index + 3] is None and not node.args[-2]  # type: ignore[arg-type]
+    *_, window, number, cap = node.args
+    kernel, is_plain = KERNELS[int(number)], node.args[index + 3] is None and not window and not cap  # type: ignore[arg-type]
     is_kept = kernel == "auto" and name == "attention"
     return is_plain and (is_kept or kernel in ("cudnn", "fastest"))
 
@@ -83,7 +84,7 @@ def find_kind(node: Node) -> tuple[AttentionKind, int | None]:
     tagged, first = read_slice(tag.attention) if tag is not None and tag.attention else (None, None)
     if not name_of(node).startswith("attention"):
         return tagged or _FULL, first
-    is_causal, window = node.args[-3:-1]
+    is_causal, window = node.args[-4:-2]
     chunk = tagged.chunk if tagged is not None else 0
     return AttentionKind("", causal=bool(is_causal), window=int(window), chunk=chunk), first  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ and one number for each query and head, wherever it is captured and whichever ke
 A sink is a score that belongs to no key: it takes a share of the softmax and gives nothing to the output.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ def attention(
     causal: bool = True,
     window: int = 0,
     kernel: AttentionKernel = "auto",
+    cap: float = 0.0,
 ) -> Tensor:
     """The output [batch, queries, heads, value channels] of q over k and v, all [batch, sequence, heads, channels].
 
@@ -45,8 +46,9 @@ def attention(
         causal: whether a query sees no keys after its own position; the last query stands at the last key.
         window: how many keys a query sees, its own included; 0 for all.
         kernel: which kernel computes it on a GPU; auto takes the fastest whose gradients do not vary from run to run.
+        cap: scores become cap * tanh(scores / cap) before the softmax; 0 leaves them as they are.
     """
-    out: Tensor = fused_attention(q, k, v, segments, sinks, scale, causal, window, KERNELS.index(kernel))
+    out: Tensor = fused_attention(q, k, v, segments, sinks, scale, causal, window, KERNELS.index(kernel), cap)
     return out
 
 
@@ -60,10 +62,11 @@ def reference_attention(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float,
 ) -> tuple[Tensor, Tensor]:
     """On a CPU: segment by segment."""
     check_kernel(kernel)
-    out, lse = attend_on_cpu(q, k, v, segments, scale=scale, causal=causal, window=window)
+    out, lse = attend_on_cpu(q, k, v, segments, scale=scale, causal=causal, window=window, cap=cap)
     return add_sinks(out, lse, sinks)
 
 
@@ -80,9 +83,11 @@ def reference_attention_backward(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients on a CPU; that of sinks is empty where there are none."""
-    found = attend_backward_on_cpu(grad, q, k, v, segments, out, lse, scale=scale, causal=causal, window=window)
+    rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "cap": cap}
+    found = attend_backward_on_cpu(grad, q, k, v, segments, out, lse, **rule)
     return *found, find_sink_gradient(grad, out, lse, sinks)
 
 
@@ -107,11 +112,12 @@ def attention_backward(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float,
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and sinks, as one op."""
-    *found, of_sinks = ATTENTION_BACKWARD(grad, q, k, v, segments, sinks, out, lse, scale, causal, window, kernel)
+    *found, of_sinks = ATTENTION_BACKWARD(grad, q, k, v, segments, sinks, out, lse, scale, causal, window, kernel, cap)
     return *found, None if sinks is None else of_sinks
 
 
@@ -139,11 +145,11 @@ def _make_examples() -> list[tuple[object, ...]]:
     q, k = example_tensor(2, 9, 4, 8), example_tensor(2, 9, 2, 8, seed=1)
     v, narrow, sinks = example_tensor(2, 9, 2, 8, seed=2), example_tensor(2, 9, 2, 4, seed=2), example_tensor(4, seed=3)
     return [
-        (q, k, v, None, None, 0.3, True, 0, 0),
-        (q, k, narrow, None, sinks, 0.3, False, 0, 0),
-        (q[:, :5].contiguous(), k, v, _make_segments(), None, 0.3, True, 0, 0),
-        (q[:, :5].contiguous(), k, narrow, _make_segments(), sinks, 0.3, True, 3, 0),
-        (q, k[:, :5].contiguous(), v[:, :5].contiguous(), None, sinks, 0.3, True, 0, 0),  # four queries see no key
+        (q, k, v, None, None, 0.3, True, 0, 0, 0.0),
+        (q, k, narrow, None, sinks, 0.3, False, 0, 0, 0.0),
+        (q[:, :5].contiguous(), k, v, _make_segments(), None, 0.3, True, 0, 0, 0.7),
+        (q[:, :5].contiguous(), k, narrow, _make_segments(), sinks, 0.3, True, 3, 0, 0.0),
+        (q, k[:, :5].contiguous(), v[:, :5].contiguous(), None, sinks, 0.3, True, 0, 0, 0.7),  # four queries see no key
     ]
 
 
@@ -155,7 +161,7 @@ def _make_backward_examples() -> list[tuple[object, ...]]:
     return found
 
 
-_ARGUMENTS = "float scale, bool causal, int window, int kernel"
+_ARGUMENTS = "float scale, bool causal, int window, int kernel, float cap"
 ATTENTION_BACKWARD = custom_op(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? segments, Tensor? sinks, Tensor out, "
     f"Tensor lse, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -170,7 +176,7 @@ fused_attention = custom_op(
     kernel=attention_on_gpu.attention,
     fake=fake_attention,
     backward=attention_backward,
-    save=("q", "k", "v", "segments", "sinks", "scale", "causal", "window", "kernel"),
+    save=("q", "k", "v", "segments", "sinks", "scale", "causal", "window", "kernel", "cap"),
     save_outputs=(0, 1),
     gradients=("q", "k", "v", "sinks"),
     internal=(1,),

@@ -1,10 +1,10 @@
 """Which kernel computes attention on a GPU.
 
 cuDNN's is the fastest where a sequence is one text (docs/decisions/0028), but its backward adds in any order. Unless
-`fastest` asks for it, the backward is then our Triton kernel, which adds in one order. Tables of segments and windows
-are for our Triton kernels as a whole (segment_attention_on_gpu.py): FlashAttention 2 takes them too, but starts a
-program for every block of every segment that there is room for. None takes fp32: there, and for heads of more than 256
-channels, scores are computed as a whole.
+`fastest` asks for it, the backward is then our Triton kernel, which adds in one order. Tables of segments, windows and
+caps of scores are for our Triton kernels as a whole (segment_attention_on_gpu.py): FlashAttention 2 takes tables and
+windows too, but starts a program for every block of every segment that there is room for. None takes fp32: there, and
+for heads of more than 256 channels, scores are computed as a whole.
 """
 
 from collections.abc import Callable
@@ -42,17 +42,18 @@ def attention(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and lse."""
-    chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel)
+    chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel, cap=cap)
     if chosen == CUDNN:
         out, lse = cudnn_attention(q, k, v, scale=scale, causal=causal)
     elif chosen == FLASH:
         out, lse = run_flash(q, k, v, segments, scale=scale, window=find_window(causal, window))
     elif chosen == TRITON:
-        out, lse = run_segments(q, k, v, segments, scale=scale, causal=causal, window=window)
+        out, lse = run_segments(q, k, v, segments, scale=scale, causal=causal, window=window, cap=cap)
     else:
-        out, lse = attend_densely(q, k, v, segments, scale=scale, causal=causal, window=window)
+        out, lse = attend_densely(q, k, v, segments, scale=scale, causal=causal, window=window, cap=cap)
     out, lse = add_sinks(out, lse, sinks)
     return out.contiguous(), lse.contiguous()
 
@@ -70,12 +71,13 @@ def attention_backward(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float,
 ) -> tuple[Tensor, ...]:
     """The gradients of q, k, v and sinks, by the kernel of the forward; for `auto` by one that adds in one order."""
-    chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel)
+    chosen = choose_kernel(q, k, v, segments, causal=causal, window=window, kernel=kernel, cap=cap)
     chosen = choose_for_backward(chosen, kernel)
     found: tuple[Tensor, ...]
-    rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
+    rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "cap": cap}
     if chosen == CUDNN:
         found = cudnn_attention_backward(grad, q, k, v, out, lse, scale=scale, causal=causal)
     elif chosen == FLASH:
@@ -96,6 +98,7 @@ def choose_kernel(
     causal: bool,
     window: int,
     kernel: int,
+    cap: float = 0.0,
     can_use: Callable[..., bool] = can_use_cudnn,
 ) -> int:
     """The kernel for these tensors: the one that was asked for, or the fastest that serves them."""
@@ -104,10 +107,11 @@ def choose_kernel(
         CUDNN: is_narrow
         and segments is None
         and not window
+        and not cap
         and q.shape[1] == k.shape[1]
         and can_use(q, k, v, causal=causal),
         TRITON: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS,
-        FLASH: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS,
+        FLASH: is_narrow and max(q.shape[-1], v.shape[-1]) <= MAX_CHANNELS and not cap,
         DENSE: True,
     }
     if kernel in (AUTO, FASTEST):
@@ -116,8 +120,10 @@ def choose_kernel(
         name = {CUDNN: "cudnn", FLASH: "flash", TRITON: "triton"}[kernel]
         raise ConfigError(
             f"the attention kernel is {name}, which does not serve {q.dtype} heads of {q.shape[-1]} channels"
-            + (" with packed documents" if segments is not None else ""),
-            why="flash and triton take bf16 and up to 256 channels; cudnn also wants one text a sequence and no window",
+            + (" with packed documents" if segments is not None else "")
+            + (f" with scores capped at {cap}" if cap else ""),
+            why="flash and triton take bf16, up to 256 channels; cudnn also wants one text a sequence no window, "
+            "flash and cudnn no cap of scores",
             do="--model.attention.kernel auto",
         )
     return kernel

@@ -17,9 +17,11 @@ def lse_dtype(q: Tensor) -> torch.dtype:
 
 
 def attend_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, *, scale: float, causal: bool, window: int
+    q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, *, scale: float, causal: bool, window: int, cap: float
 ) -> tuple[Tensor, Tensor]:
     """Output [batch, queries, heads, value channels] and lse [batch, heads, queries], without sinks."""
+    if cap:  # torch's kernel for CPUs has no cap
+        return attend_densely(q, k, v, segments, scale=scale, causal=causal, window=window, cap=cap)
     width = v.shape[-1]
     q, k, v = pad_channels(q, k, v)
     if is_one_rule(q, k, segments, causal=causal, window=window):
@@ -48,8 +50,12 @@ def attend_backward_on_cpu(
     scale: float,
     causal: bool,
     window: int,
+    cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v; `out` and `lse` are those of the forward, sinks included."""
+    if cap:
+        rule: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "cap": cap}
+        return attend_backward_densely(grad, q, k, v, segments, out, lse, **rule)
     widths = q.shape[-1], k.shape[-1], v.shape[-1]
     q, k, v, grad, out = pad_channels(q, k, v, grad, out)
     if is_one_rule(q, k, segments, causal=causal, window=window):
@@ -129,10 +135,18 @@ def pad_channels(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tenso
 
 
 def attend_densely(
-    q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None, *, scale: float, causal: bool, window: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The same on any device, without reading the table on the host; keeps scores [batch, heads, queries, keys]."""
-    scores, _ = compute_scores(q, k, segments, scale=scale, causal=causal, window=window)
+    scores, _ = compute_scores(q, k, segments, scale=scale, causal=causal, window=window, cap=cap)
     lse = scores.logsumexp(-1)
     weights = compute_weights(scores, lse).to(v.dtype)
     values = v.transpose(1, 2).repeat_interleave(q.shape[2] // v.shape[2], dim=1)
@@ -151,15 +165,18 @@ def attend_backward_densely(
     scale: float,
     causal: bool,
     window: int,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients, from scores computed once more."""
     groups = q.shape[2] // k.shape[2]
-    scores, keys = compute_scores(q, k, segments, scale=scale, causal=causal, window=window)
+    scores, keys = compute_scores(q, k, segments, scale=scale, causal=causal, window=window, cap=cap)
     weights = compute_weights(scores, lse)
     before = grad.transpose(1, 2).to(scores.dtype)
     values = v.transpose(1, 2).repeat_interleave(groups, dim=1).to(scores.dtype)
     share = (grad.to(scores.dtype) * out.to(scores.dtype)).sum(-1).transpose(1, 2).unsqueeze(-1)
     of_scores = weights * (before @ values.mT - share) * scale
+    if cap:  # the derivative of cap * tanh(scores / cap), from its value; unseen keys have no weight
+        of_scores = of_scores * (1 - (scores.masked_fill(weights == 0, 0.0) / cap).square())
     of_q = of_scores @ keys
     of_k = of_scores.mT @ q.transpose(1, 2).to(scores.dtype)
     of_v = weights.mT @ before
@@ -173,11 +190,13 @@ def compute_weights(scores: Tensor, lse: Tensor) -> Tensor:
 
 
 def compute_scores(
-    q: Tensor, k: Tensor, segments: Tensor | None, *, scale: float, causal: bool, window: int
+    q: Tensor, k: Tensor, segments: Tensor | None, *, scale: float, causal: bool, window: int, cap: float
 ) -> tuple[Tensor, Tensor]:
     """Scores [batch, heads, queries, keys], -inf where a query does not see a key; and the keys of every query head."""
     wide = lse_dtype(q)
     keys = k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], dim=1).to(wide)
     scores = (q.transpose(1, 2).to(wide) * scale) @ keys.mT
+    if cap:
+        scores = cap * (scores / cap).tanh()
     mask = build_mask(segments, q.shape[1], k.shape[1], causal=causal, window=window, device=q.device)
     return scores if mask is None else scores.masked_fill(~mask, float("-inf")), keys

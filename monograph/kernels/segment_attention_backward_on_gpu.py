@@ -12,12 +12,13 @@ from monograph.compat.triton import tl, triton
 from monograph.kernels.attention_tiles import Tiles, choose_tiles
 from monograph.kernels.launch import launch
 from monograph.kernels.segment_attention_on_gpu import (
-    LOG2_E,
     dense_channels,
     describe_rule,
     find_sizes,
     load_tile,
+    scale_scores,
     split_channels,
+    tanh,
 )
 from monograph.kernels.tuning import Tunable
 from monograph.kernels.visible_keys_on_gpu import find_keys, find_loop, find_queries
@@ -59,8 +60,8 @@ def row_dot_kernel(
 @triton.jit
 def sum_queries(
     of_q, of_rest, q, q_rest, grad, lse, dots, k, v, first, end, start, stop, n_keys, k_row, v_row,
-    channels: tl.constexpr, value_channels: tl.constexpr, scale, is_masked: tl.constexpr, block: tl.constexpr,
-    width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
+    channels: tl.constexpr, value_channels: tl.constexpr, scale, cap, has_cap: tl.constexpr, is_masked: tl.constexpr,
+    block: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys from `start` to `stop` give to the gradient of a block of queries."""
     for here in range(start, stop, block):
@@ -71,13 +72,22 @@ def sum_queries(
         if rest_width:
             more = load_tile(k, key, n_keys, k_row, channels, rest_width, width, is_masked)
             scores = tl.dot(q_rest, tl.trans(more), scores)
-        share = tl.exp2(scores * scale - lse[:, None])
+        scores = scores * scale
+        slope = scores
+        if has_cap:
+            scores = tanh(scores)
+            slope = 1.0 - scores * scores
+            scores = cap * scores
+        share = tl.exp2(scores - lse[:, None])
         if is_masked:
             is_seen = (key[None, :] >= first[:, None]) & (key[None, :] < end[:, None])
             share = tl.where(is_seen, share, 0.0)
         values = load_tile(v, key, n_keys, v_row, value_channels, value_width, 0, is_masked)
         of_share = tl.dot(grad, tl.trans(values))
-        of_scores = (share * (of_share - dots[:, None])).to(keys.dtype)
+        change = share * (of_share - dots[:, None])
+        if has_cap:
+            change = change * slope
+        of_scores = change.to(keys.dtype)
         of_q = tl.dot(of_scores, keys, of_q)
         if rest_width:
             of_rest = tl.dot(of_scores, more, of_rest)
@@ -87,10 +97,10 @@ def sum_queries(
 @triton.jit
 def query_gradient_kernel(
     q, k, v, table, grad, lse, dots, of_q, n_queries, n_keys, n_segments, q_batch, q_row, q_head, k_batch, k_row,
-    k_head, v_batch, v_row, v_head, grad_batch, grad_row, grad_head, scale, log2_scale, channels: tl.constexpr,
+    k_head, v_batch, v_row, v_head, grad_batch, grad_row, grad_head, scale, log2_scale, cap, channels: tl.constexpr,
     value_channels: tl.constexpr, group: tl.constexpr, causal: tl.constexpr, window: tl.constexpr,
-    has_table: tl.constexpr, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
-    rest_width: tl.constexpr, value_width: tl.constexpr,
+    has_cap: tl.constexpr, has_table: tl.constexpr, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries of one head."""
     number = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -122,7 +132,7 @@ def query_gradient_kernel(
         until = full if phase == 0 else (late if phase == 1 else stop)
         found, rest = sum_queries(
             found, rest, main, more, given, sums, dot, k, v, first, end, begin, until, n_keys, k_row, v_row, channels,
-            value_channels, log2_scale, phase != 1, block, width, rest_width, value_width,
+            value_channels, log2_scale, cap, has_cap, phase != 1, block, width, rest_width, value_width,
         )  # fmt: skip
     to = of_q + ((sequence * n_queries + query.to(tl.int64)) * n_heads + head)[:, None] * channels
     column = tl.arange(0, width)[None, :]
@@ -135,8 +145,8 @@ def query_gradient_kernel(
 @triton.jit
 def sum_keys(
     of_k, of_rest, of_v, k, k_rest, v, q, grad, lse, dots, first, end, start, stop, n_queries, q_row, grad_row,
-    channels: tl.constexpr, value_channels: tl.constexpr, scale, is_masked: tl.constexpr, block: tl.constexpr,
-    width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
+    channels: tl.constexpr, value_channels: tl.constexpr, scale, cap, has_cap: tl.constexpr, is_masked: tl.constexpr,
+    block: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries from `start` to `stop` give to the gradients of a block of keys and values."""
     for here in range(start, stop, block):
@@ -150,14 +160,23 @@ def sum_keys(
         is_query = query < n_queries
         sums = tl.load(lse + query, is_query, 0.0) * 1.4426950408889634
         dot = tl.load(dots + query, is_query, 0.0)
-        share = tl.exp2(scores * scale - sums[None, :])
+        scores = scores * scale
+        slope = scores
+        if has_cap:
+            scores = tanh(scores)
+            slope = 1.0 - scores * scores
+            scores = cap * scores
+        share = tl.exp2(scores - sums[None, :])
         if is_masked:
             is_seen = (query[None, :] >= first[:, None]) & (query[None, :] < end[:, None])
             share = tl.where(is_seen, share, 0.0)
         given = load_tile(grad, query, n_queries, grad_row, value_channels, value_width, 0, is_masked)
         of_v = tl.dot(share.to(given.dtype), given, of_v)
         of_share = tl.dot(v, tl.trans(given))
-        of_scores = (share * (of_share - dot[None, :])).to(queries.dtype)
+        change = share * (of_share - dot[None, :])
+        if has_cap:
+            change = change * slope
+        of_scores = change.to(queries.dtype)
         of_k = tl.dot(of_scores, queries, of_k)
         if rest_width:
             of_rest = tl.dot(of_scores, more, of_rest)
@@ -167,10 +186,10 @@ def sum_keys(
 @triton.jit
 def key_gradient_kernel(
     q, k, v, table, grad, lse, dots, of_k, of_v, n_queries, n_keys, n_segments, q_batch, q_row, q_head, k_batch,
-    k_row, k_head, v_batch, v_row, v_head, grad_batch, grad_row, grad_head, scale, log2_scale,
+    k_row, k_head, v_batch, v_row, v_head, grad_batch, grad_row, grad_head, scale, log2_scale, cap,
     channels: tl.constexpr, value_channels: tl.constexpr, group: tl.constexpr, causal: tl.constexpr,
-    window: tl.constexpr, has_table: tl.constexpr, steps: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-    width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
+    window: tl.constexpr, has_cap: tl.constexpr, has_table: tl.constexpr, steps: tl.constexpr, rows: tl.constexpr,
+    block: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values, over the query heads that share them."""
     number, shared, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -201,8 +220,8 @@ def key_gradient_kernel(
             until = full if phase == 0 else (late if phase == 1 else stop)
             found, rest, found_v = sum_keys(
                 found, rest, found_v, main, more, values, of_head, given, lse + at, dots + at, first, end, begin,
-                until, n_queries, q_row, grad_row, channels, value_channels, log2_scale, phase != 1, block, width,
-                rest_width, value_width,
+                until, n_queries, q_row, grad_row, channels, value_channels, log2_scale, cap, has_cap, phase != 1,
+                block, width, rest_width, value_width,
             )  # fmt: skip
     at = ((sequence * n_keys + key.to(tl.int64)) * n_shared + shared)[:, None]
     column = tl.arange(0, width)[None, :]
@@ -236,6 +255,7 @@ def run_segments_backward(
     scale: float,
     causal: bool,
     window: int,
+    cap: float = 0.0,
     tiles: tuple[Tiles, Tiles] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
@@ -262,11 +282,11 @@ def run_segments_backward(
     settings = {
         "channels": channels,
         "value_channels": v.shape[-1],
-        **describe_rule(q, k, segments, causal=causal, window=window),
+        **describe_rule(q, k, segments, causal=causal, window=window, cap=cap),
         **widths._asdict(),
     }
     of_queries, of_keys = tiles or choose_backward_tiles(q.device, channels, v.shape[-1], *shape, int(causal), window)
-    inputs, scales = (q, k, v, table, grad, lse, dots), (scale, scale * LOG2_E)
+    inputs, scales = (q, k, v, table, grad, lse, dots), (scale, *scale_scores(scale, cap))
     grid = (triton.cdiv(n_queries, of_queries.rows), heads, batch)
     launch(query_gradient_kernel, grid, *inputs, of_q, *sizes, *scales, **settings, **of_queries._asdict())
     grid = (triton.cdiv(k.shape[1], of_keys.rows), k.shape[2], batch)

@@ -48,12 +48,18 @@ def load_tile(
 
 
 @triton.jit
+def tanh(x):
+    """The hyperbolic tangent, within 1e-7."""
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
 def attend_blocks(
     out, most, total, q, q_rest, k, v, first, end, start, stop, n_keys, k_row, v_row, channels: tl.constexpr,
-    value_channels: tl.constexpr, scale, is_masked: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
-    rest_width: tl.constexpr, value_width: tl.constexpr,
+    value_channels: tl.constexpr, scale, cap, has_cap: tl.constexpr, is_masked: tl.constexpr, block: tl.constexpr,
+    width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the softmax over the keys from `start` to `stop`; `scale` includes log2(e)."""
+    """Go on with the softmax over the keys from `start` to `stop`; `scale`, or the cap, includes log2(e)."""
     for here in range(start, stop, block):
         key = here + tl.arange(0, block)
         scores = tl.dot(q, tl.trans(load_tile(k, key, n_keys, k_row, channels, width, 0, is_masked)))
@@ -61,6 +67,8 @@ def attend_blocks(
             more = load_tile(k, key, n_keys, k_row, channels, rest_width, width, is_masked)
             scores = tl.dot(q_rest, tl.trans(more), scores)
         scores = scores * scale
+        if has_cap:
+            scores = cap * tanh(scores)
         if is_masked:
             is_seen = (key[None, :] >= first[:, None]) & (key[None, :] < end[:, None])
             scores = tl.where(is_seen, scores, float("-inf"))
@@ -80,9 +88,10 @@ def attend_blocks(
 @triton.jit
 def attention_kernel(
     q, k, v, table, out, lse, n_queries, n_keys, n_segments, q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch,
-    v_row, v_head, scale, channels: tl.constexpr, value_channels: tl.constexpr, group: tl.constexpr,
-    causal: tl.constexpr, window: tl.constexpr, has_table: tl.constexpr, steps: tl.constexpr, rows: tl.constexpr,
-    block: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr, value_width: tl.constexpr,
+    v_row, v_head, scale, cap, channels: tl.constexpr, value_channels: tl.constexpr, group: tl.constexpr,
+    causal: tl.constexpr, window: tl.constexpr, has_cap: tl.constexpr, has_table: tl.constexpr, steps: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr,
+    value_width: tl.constexpr,
 ):  # fmt: skip
     # The last queries see most: they start first.
     number = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -107,7 +116,7 @@ def attention_kernel(
         until = full if phase == 0 else (late if phase == 1 else stop)
         sums, most, total = attend_blocks(
             sums, most, total, main, rest, k, v, first, end, begin, until, n_keys, k_row, v_row, channels,
-            value_channels, scale, phase != 1, block, width, rest_width, value_width,
+            value_channels, scale, cap, has_cap, phase != 1, block, width, rest_width, value_width,
         )  # fmt: skip
     is_query = query < n_queries
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -149,16 +158,24 @@ def find_sizes(q: Tensor, k: Tensor, v: Tensor, segments: Tensor | None) -> tupl
     return *q.shape, *k.shape[1:3], v.shape[-1], 0 if segments is None else segments.shape[-1]
 
 
-def describe_rule(q: Tensor, k: Tensor, segments: Tensor | None, *, causal: bool, window: int) -> dict[str, Any]:
+def describe_rule(
+    q: Tensor, k: Tensor, segments: Tensor | None, *, causal: bool, window: int, cap: float
+) -> dict[str, Any]:
     """Compile-time settings that forward and backward share."""
     n_segments = 1 if segments is None else segments.shape[-1] - 1
     return {
         "group": q.shape[2] // k.shape[2],
         "causal": causal,
         "window": window,
+        "has_cap": cap > 0,
         "has_table": segments is not None,
         "steps": n_segments.bit_length(),
     }
+
+
+def scale_scores(scale: float, cap: float) -> tuple[float, float]:
+    """The factor on products of queries and keys, and the cap, for scores whose exponentials have base 2."""
+    return (scale / cap, cap * LOG2_E) if cap else (scale * LOG2_E, 0.0)
 
 
 def run_segments(
@@ -170,6 +187,7 @@ def run_segments(
     scale: float,
     causal: bool,
     window: int,
+    cap: float = 0.0,
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output [batch, queries, heads, value channels] and lse [batch, heads, queries]."""
@@ -187,10 +205,10 @@ def run_segments(
         attention_kernel,
         (triton.cdiv(n_queries, tiles.rows), heads, batch),
         *(q, k, v, table, out, lse, n_queries, k.shape[1], 1 if segments is None else segments.shape[-1] - 1),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], scale * LOG2_E),
+        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *scale_scores(scale, cap)),
         channels=channels,
         value_channels=v.shape[-1],
-        **describe_rule(q, k, segments, causal=causal, window=window),
+        **describe_rule(q, k, segments, causal=causal, window=window, cap=cap),
         **split_channels(channels, v.shape[-1])._asdict(),
         **tiles._asdict(),
     )

@@ -1,5 +1,7 @@
 """The core that all attention modules share: what computes attention from queries, keys and values."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from monograph.annotate import annotate_attention
@@ -11,11 +13,16 @@ from monograph.models.parallel_plan import ModuleRule, ParallelForm, ParallelPla
 
 
 class AttentionCore(nn.Module):
-    """Attention of queries over keys and values; parallelism puts another in its place."""
+    """Attention of queries over keys and values; parallelism puts another in its place.
 
-    def __init__(self, kind: AttentionKind, *, scale: float, kernel: AttentionKernel = "auto") -> None:
+    With a `cap`, scores become cap * tanh(scores / cap) before the softmax.
+    """
+
+    def __init__(
+        self, kind: AttentionKind, *, scale: float, kernel: AttentionKernel = "auto", cap: float = 0.0
+    ) -> None:
         super().__init__()
-        self.kind, self.scale, self.kernel = kind, scale, kernel
+        self.kind, self.scale, self.kernel, self.cap = kind, scale, kernel, cap
 
     def plan_parallel(self) -> ParallelPlan:
         """With context parallelism every rank has a part of each sequence."""
@@ -38,10 +45,9 @@ class AttentionCore(nn.Module):
         if cache is not None:
             keys, values = cache.append(k.transpose(1, 2), v.transpose(1, 2))
             if not cache.is_empty:
-                return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale)
+                return cached_attention(q, keys, values, cache.mask(q.shape[1]), sinks, scale=self.scale, cap=self.cap)
         table = None if segments is None else segments[:, 0]
         kind = self.kind
+        rule: dict[str, Any] = {"scale": self.scale, "causal": kind.causal, "window": kind.window, "cap": self.cap}
         with annotate_attention(kind.describe()):
-            return attention(
-                q, k, v, table, sinks, scale=self.scale, causal=kind.causal, window=kind.window, kernel=self.kernel
-            )
+            return attention(q, k, v, table, sinks, kernel=self.kernel, **rule)

@@ -32,6 +32,15 @@ class AttentionKernelConfig(Configurable.Config):
         """Whether FlexAttention computes it."""
         return self.kernel == "flex"
 
+    def find_score_scale(self, dim: int) -> float:
+        """The factor on products of queries and keys in a model of width `dim`, before what RoPE adds to it."""
+        head_dim: int = self.find_head_dim(dim)  # type: ignore[attr-defined]
+        return head_dim**-0.5
+
+    def find_score_cap(self) -> float:
+        """The value c of c * tanh(scores / c), to which scores are limited before the softmax; 0 for no limit."""
+        return 0.0
+
     def find_query_heads(self) -> int:
         """Query heads of the whole model."""
         heads: int = self.n_heads  # type: ignore[attr-defined]

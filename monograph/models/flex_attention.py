@@ -98,4 +98,4 @@ def build_core(config: AttentionKernelConfig, kind: AttentionKind, *, n_heads: i
     if config.kernel == "flex":
         spec = FlexSpec(kind, n_heads, config.mask_mod, config.score_mod)
         return FlexCore(spec, scale=scale)
-    return AttentionCore(kind, scale=scale, kernel=config.kernel)
+    return AttentionCore(kind, scale=scale, kernel=config.kernel, cap=config.find_score_cap())

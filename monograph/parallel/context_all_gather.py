@@ -37,6 +37,12 @@ class Rule(NamedTuple):
     causal: bool
     window: int
     kernel: int
+    cap: float
+
+
+def find_rule(core: AttentionCore) -> Rule:
+    """The rule of the core that ranks share."""
+    return Rule(core.scale, core.kind.causal, core.kind.window, KERNELS.index(core.kernel), core.cap)
 
 
 class AllGatherAttention(nn.Module):
@@ -45,7 +51,7 @@ class AllGatherAttention(nn.Module):
     def __init__(self, core: AttentionCore, degree: int) -> None:
         super().__init__()
         self.kind, self.degree = core.kind, degree
-        self.rule = Rule(core.scale, core.kind.causal, core.kind.window, KERNELS.index(core.kernel))
+        self.rule = find_rule(core)
 
     def forward(
         self,

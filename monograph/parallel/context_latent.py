@@ -18,7 +18,7 @@ from monograph.annotate import Role, annotate_role
 from monograph.axes import Group
 from monograph.compat.ops import cast, finish, start_reduce_scatter
 from monograph.errors import ConfigError
-from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD, KERNELS
+from monograph.kernels.attention import ATTENTION, ATTENTION_BACKWARD
 from monograph.models.attention_core import AttentionCore
 from monograph.models.attention_kind import AttentionKind
 from monograph.parallel.context_all_gather import (
@@ -27,6 +27,7 @@ from monograph.parallel.context_all_gather import (
     add_calls,
     annotate_slice,
     by_rank,
+    find_rule,
     put_in_order,
     start_gather,
 )
@@ -46,7 +47,7 @@ class LatentGatherAttention(nn.Module):
     def __init__(self, core: AttentionCore, sizes: HeadSizes, degree: int) -> None:
         super().__init__()
         self.kind, self.sizes, self.degree = core.kind, sizes, degree
-        self.rule = Rule(core.scale, core.kind.causal, core.kind.window, KERNELS.index(core.kernel))
+        self.rule = find_rule(core)
 
     def forward(self, q: Tensor, latents: Tensor, weight: Tensor, segments: Tensor | None) -> Tensor:
         """The output for this rank's queries.

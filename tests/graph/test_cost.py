@@ -75,7 +75,7 @@ def test_attention_as_one_op_counts_the_same():
     hand = ByHand()
     q, k = (hand.input(name, 2, 16, 3, 8) for name in ("q", "k"))
     v, lse = hand.input("v", 2, 16, 3, 4), hand.input("lse", 2, 3, 16)
-    scores, rest = 2 * 3 * 16 * 16, (0.3, True, 0, 0)
+    scores, rest = 2 * 3 * 16 * 16, (0.3, True, 0, 0, 0.0)
     forward = hand.graph.call_function(ATTENTION, (q, k, v, None, None, *rest))
     backward = hand.graph.call_function(ATTENTION_BACKWARD, (v, q, k, v, None, None, v, lse, *rest))
     assert count_flops(forward, LikelySizes(hand.graph)) == 2 * scores * (8 + 4)
@@ -87,14 +87,15 @@ def test_our_attention_kernels_take_longer_than_cudnns():
     q, lse = hand.input("q", 1, 4096, 8, 64), hand.input("lse", 1, 8, 4096)
     table = hand.input("table", 1, 2, 9)
 
-    def seconds(segments, window, kernel):
-        rule = (0.3, True, window, KERNELS.index(kernel))
+    def seconds(segments, window, kernel, cap=0.0):
+        rule = (0.3, True, window, KERNELS.index(kernel), cap)
         back = hand.graph.call_function(ATTENTION_BACKWARD, (q, q, q, q, segments, None, q, lse, *rule))
         ahead = hand.graph.call_function(ATTENTION, (q, q, q, segments, None, *rule))
         sizes = LikelySizes(hand.graph)
         return [find_compute_seconds(each, sizes, machine, 10**12) for each in (ahead, back)]
 
     fast, exact, packed = seconds(None, 0, "fastest"), seconds(None, 0, "auto"), seconds(table, 0, "fastest")
+    assert seconds(None, 0, "fastest", cap=50.0) == packed
     assert seconds(None, 0, "cudnn") == fast and exact[0] == fast[0]
     assert exact[1] == packed[1] == pytest.approx(1.4 * fast[1]) and packed[0] == pytest.approx(1.4 * fast[0])
 

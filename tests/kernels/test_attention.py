@@ -46,10 +46,12 @@ def draw_inputs(kv_heads=2, values=CHANNELS, queries=LENGTH, **options):
     return q, k, v, draw(HEADS, seed=3, **options)
 
 
-def attend_by_definition(q, k, v, mask, sinks):
+def attend_by_definition(q, k, v, mask, sinks, cap=0.0):
     """Softmax over scores with key and value heads repeated, and one more score for a sink that has no value."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("bqhc,bkhc->bhqk", q, k) * SCALE
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
@@ -84,6 +86,19 @@ def test_every_kind_is_the_textbook_attention_with_its_gradients(kind, documents
     compare(found, attend_by_definition(q, k, v, mask, sinks if has_sinks else None), inputs, 1e-12)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("kind, documents", KINDS, ids=str)
+def test_capped_scores_are_those_of_the_definition_with_their_gradients(kind, documents, has_sinks):
+    q, k, v, sinks = draw_inputs(values=12)
+    table = make_table(kind, documents)
+    mask = build_mask(table, LENGTH, LENGTH, causal=kind.causal, window=kind.window)
+    rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
+    inputs = [q, k, v, sinks] if has_sinks else [q, k, v]
+    found = attention(q, k, v, table, sinks if has_sinks else None, **rule, cap=0.4)
+    assert not torch.allclose(found, attention(q, k, v, table, sinks if has_sinks else None, **rule), atol=1e-2)
+    compare(found, attend_by_definition(q, k, v, mask, sinks if has_sinks else None, 0.4), inputs, 1e-12)
+
+
 @pytest.mark.parametrize("kind, documents", KINDS[:4], ids=str)
 def test_slices_of_a_sequence_are_rows_of_the_whole(kind, documents):
     """Context parallelism: a rank's queries over all keys; gradients of keys add up over ranks."""
@@ -106,11 +121,11 @@ def test_scores_computed_as_a_whole_give_the_same_and_read_no_table_on_the_host(
     q, k, v, _ = (each.detach() for each in draw_inputs(values=4))
     table = make_table(kind, documents)
     rule = {"scale": SCALE, "causal": kind.causal, "window": kind.window}
-    out, lse, *_ = ATTENTION(q, k, v, table, None, *rule.values(), 0)
+    out, lse, *_ = ATTENTION(q, k, v, table, None, *rule.values(), 0, 0.0)
     dense, dense_lse = attend_densely(q, k, v, table, **rule)
     torch.testing.assert_close((dense, dense_lse), (out, lse), rtol=0, atol=1e-12)
     grad = torch.randn_like(out)
-    wanted = torch.ops.monograph.attention_backward(grad, q, k, v, table, None, out, lse, *rule.values(), 0)[:3]
+    wanted = torch.ops.monograph.attention_backward(grad, q, k, v, table, None, out, lse, *rule.values(), 0, 0.0)[:3]
     torch.testing.assert_close(
         attend_backward_densely(grad, q, k, v, table, out, lse, **rule), tuple(wanted), rtol=0, atol=1e-11
     )
@@ -129,13 +144,13 @@ def test_a_query_that_sees_no_key_gives_nothing_and_gets_nothing(ends, causal, w
     wanted = attend_by_definition(q, k, v, mask, sinks).nan_to_num()
     torch.testing.assert_close(attention(q, k, v, table, sinks, **rule), wanted, rtol=0, atol=1e-12)
     plain = [each.detach() for each in (q, k, v)]
-    out, lse = ATTENTION(*plain, table, None, *rule.values(), 0)
+    out, lse = ATTENTION(*plain, table, None, *rule.values(), 0, 0.0)
     dense = attend_densely(*plain, table, **rule)
     torch.testing.assert_close(dense, (out, lse), rtol=0, atol=1e-12)
     is_blind = torch.zeros(BATCH, 9, dtype=torch.bool) if mask is None else ~mask.any(-1)[:, 0].expand(BATCH, 9)
     assert torch.equal(lse.isneginf(), is_blind.unsqueeze(1).expand_as(lse)) and not out[is_blind].any()
     grads = torch.ops.monograph.attention_backward(
-        torch.ones_like(out), *plain, table, None, out, lse, *rule.values(), 0
+        torch.ones_like(out), *plain, table, None, out, lse, *rule.values(), 0, 0.0
     )[:3]
     torch.testing.assert_close(
         attend_backward_densely(torch.ones_like(out), *plain, table, out, lse, **rule), grads, rtol=0, atol=1e-11
@@ -183,25 +198,32 @@ def test_only_where_asked_for_is_the_backward_cudnns_which_adds_in_any_order():
     assert found == {"auto": TRITON, "fastest": CUDNN, "cudnn": CUDNN, "reference": DENSE}
 
 
-def choose(dtype=torch.bfloat16, channels=64, segments=None, window=0, kernel=0, can_use=True, keys=16):
+def choose(dtype=torch.bfloat16, channels=64, segments=None, window=0, kernel=0, can_use=True, keys=16, cap=0.0):
     q = torch.empty(1, 16, 4, channels, dtype=dtype, device="meta")
     k = torch.empty(1, keys, 4, channels, dtype=dtype, device="meta")
-    found = choose_kernel(
-        q, k, k, segments, causal=True, window=window, kernel=kernel, can_use=lambda *_args, **_options: can_use
-    )
-    return found
+    rule = {"causal": True, "window": window, "kernel": kernel, "cap": cap}
+    return choose_kernel(q, k, k, segments, **rule, can_use=lambda *_args, **_options: can_use)
 
 
 def test_the_fastest_kernel_that_serves_is_chosen():
     table = torch.zeros(1, 2, 4, dtype=torch.int32)
     assert choose() == CUDNN
-    assert choose(can_use=False) == choose(segments=table) == choose(window=4) == choose(keys=32) == TRITON
+    assert (
+        choose(can_use=False)
+        == choose(segments=table)
+        == choose(window=4)
+        == choose(keys=32)
+        == choose(cap=50.0)
+        == TRITON
+    )
     assert choose(channels=512, can_use=False) == choose(dtype=torch.float32) == choose(kernel=3) == DENSE
     assert choose(kernel=2) == FLASH and choose(kernel=4) == TRITON and choose(kernel=5) == CUDNN
     for wrong in (
         {"kernel": 4, "channels": 512},
         {"kernel": 1, "segments": table},
         {"kernel": 2, "dtype": torch.float32},
+        {"kernel": 2, "cap": 50.0},
+        {"kernel": 1, "cap": 50.0},
     ):
         with pytest.raises(ConfigError, match="does not serve"):
             choose(**wrong)

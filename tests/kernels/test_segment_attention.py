@@ -1,5 +1,6 @@
 """Attention over segments in Triton: against naive attention, by Triton's interpreter or on a GPU."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ RULES = [(True, 0), (True, 7), (False, 0)]
 TILES = Tiles(32, 16, 4, 2)
 
 
-def find_errors(table, n_queries, n_keys, *, causal, window, sizes, device, dtype):
+def find_errors(table, n_queries, n_keys, *, causal, window, sizes, device, dtype, cap=0.0):
     """Largest differences from naive attention in fp32: output, lse and the three gradients, each of its largest."""
     channels, value_channels = sizes
     generator = torch.Generator().manual_seed(0)
@@ -37,7 +38,7 @@ def find_errors(table, n_queries, n_keys, *, causal, window, sizes, device, dtyp
     ]
     q, k, v, grad = (torch.randn((2, *shape), generator=generator).to(device, dtype) for shape in shapes)
     segments = None if table is None else torch.tensor(table, dtype=torch.int32, device=device)
-    rule = {"scale": channels**-0.5, "causal": causal, "window": window}
+    rule = {"scale": channels**-0.5, "causal": causal, "window": window, "cap": cap}
     wide = [each.float() for each in (q, k, v)]
     out, lse = attend_densely(*wide, segments, **rule)
     wanted = [out, lse, *attend_backward_densely(grad.float(), *wide, segments, out, lse, **rule)]
@@ -58,10 +59,10 @@ def find_error(found, wanted):
 def check_cases(device, dtype, limit, all_sizes):
     for name, (table, n_queries, n_keys) in TABLES.items():
         for causal, window in RULES:
-            for sizes in all_sizes:
-                rule = {"causal": causal, "window": window}
+            for sizes, cap in itertools.product(all_sizes, (0.0, 0.8)):
+                rule = {"causal": causal, "window": window, "cap": cap}
                 errors = find_errors(table, n_queries, n_keys, **rule, sizes=sizes, device=device, dtype=dtype)
-                assert max(errors) < limit, (name, causal, window, sizes, errors)
+                assert max(errors) < limit, (name, causal, window, cap, sizes, errors)
 
 
 def check_far_heads(device, dtype):
@@ -104,10 +105,10 @@ def test_the_interpreted_kernels_equal_naive_attention_wherever_heads_lie(check)
 def test_the_kernels_equal_naive_attention_on_a_gpu():
     check_cases("cuda", torch.bfloat16, 2e-2, [(64, 64)])
     table, n_queries, n_keys = TABLES["documents"]
-    for sizes in ((128, 128), (192, 128), (72, 40), (256, 256)):
-        rule = {"causal": True, "window": 0}
+    for sizes, cap in itertools.product(((128, 128), (192, 128), (72, 40), (256, 256)), (0.0, 0.8)):
+        rule = {"causal": True, "window": 0, "cap": cap}
         errors = find_errors(table, n_queries, n_keys, **rule, sizes=sizes, device="cuda", dtype=torch.bfloat16)
-        assert max(errors) < 2e-2, (sizes, errors)
+        assert max(errors) < 2e-2, (sizes, cap, errors)
 
 
 @pytest.mark.gpu

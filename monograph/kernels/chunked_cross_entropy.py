@@ -14,22 +14,34 @@ from monograph.annotate import annotate
 from monograph.compat.ops import cast
 from monograph.kernels import chunked_cross_entropy_on_gpu
 from monograph.kernels.choose import is_fused
-from monograph.kernels.cross_entropy import reference_cross_entropy
+from monograph.kernels.cross_entropy import cap_logits, reference_cross_entropy
 from monograph.kernels.custom_op import custom_op
 from monograph.kernels.example_tensors import example_tensor
 from monograph.labels import IGNORED_LABEL
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int, *, kernels: str = "auto"
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    chunk_tokens: int,
+    *,
+    kernels: str = "auto",
+    logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss of hidden [tokens, dim], and `scale` times its gradients by hidden and by weight."""
+    """The summed loss of hidden [tokens, dim], and `scale` times its gradients by hidden and by weight.
+
+    Capped logits are for torch's ops on every device: a slice then has its logits, their caps and slopes in memory.
+    """
+    if logit_cap:
+        return reference_chunked_cross_entropy(hidden, weight, labels, scale, chunk_tokens, logit_cap)
     compute = CHUNKED_CROSS_ENTROPY if is_fused(kernels, hidden) else reference_chunked_cross_entropy
     return compute(hidden, weight, labels, scale, chunk_tokens)
 
 
 def reference_chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int
+    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int, logit_cap: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in torch's ops. Partial sums are in fp32: adding many slices in bf16 would lose the small ones."""
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -38,7 +50,9 @@ def reference_chunked_cross_entropy(
     slices = zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True)
     for number, (rows, targets) in enumerate(slices):
         with annotate(f"slice {number}"):
-            losses, grad_logits = reference_cross_entropy(F.linear(rows, weight), targets, scale)
+            logits, slope = cap_logits(F.linear(rows, weight), logit_cap)
+            losses, grad_logits = reference_cross_entropy(logits, targets, scale)
+            grad_logits = grad_logits if slope is None else grad_logits * slope
             total = total + losses.sum()
             grad_hidden.append(grad_logits @ weight)
             grad_weight = grad_weight + grad_logits.T @ rows

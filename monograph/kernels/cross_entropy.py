@@ -22,3 +22,11 @@ def reference_cross_entropy(logits: Tensor, targets: Tensor, scale: Tensor) -> t
     grad = cast(log_probs.exp() * factor, logits.dtype)
     grad = grad.scatter(-1, labels, cast(found.expm1() * factor, logits.dtype))
     return -found.squeeze(-1).where(is_counted, 0.0), grad
+
+
+def cap_logits(logits: Tensor, cap: float) -> tuple[Tensor, Tensor | None]:
+    """cap * tanh(logits / cap), and its derivative; the logits as they are, and None, for a cap of 0."""
+    if not cap:
+        return logits, None
+    share = (logits / cap).tanh()
+    return share * cap, 1 - share.square()

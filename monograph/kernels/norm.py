@@ -19,8 +19,11 @@ from monograph.kernels.example_tensors import example_tensor
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, *, kernels: str = "auto") -> Tensor:
-    """x divided by the root mean square of its last dim, times weight."""
-    return fused_norm(x, weight, eps) if is_fused(kernels, x) else F.rms_norm(x, (x.shape[-1],), weight, eps)
+    """x divided by the root mean square of its last dim, times weight, which may be wider; in the dtype of x."""
+    if is_fused(kernels, x):
+        return fused_norm(x, weight, eps)
+    out = F.rms_norm(x.to(weight.dtype), (x.shape[-1],), weight, eps)
+    return cast(out, x.dtype)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

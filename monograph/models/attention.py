@@ -11,7 +11,7 @@ from monograph.models.cache import LayerCache
 from monograph.models.config import AttentionConfig, ResidualSpec, RopeConfig
 from monograph.models.flex_attention import build_core
 from monograph.models.linear import Linear
-from monograph.models.norm import RMSNorm
+from monograph.models.norm import build_norm
 from monograph.models.parallel_plan import ParallelPlan, plan_column_row_pair
 from monograph.models.rope import compute_score_scale
 
@@ -29,7 +29,7 @@ class Attention(nn.Module, Configurable):
         super().__init__()
         self.config = config
         self.head_dim, self.kind = config.find_head_dim(residual.dim), kind
-        scale = self.head_dim**-0.5 * compute_score_scale(rope)
+        scale = config.find_score_scale(residual.dim) * compute_score_scale(rope)
         self.attend = build_core(config, kind, n_heads=config.n_heads, scale=scale)
         self.interleaved, self.kernels = rope.layout == "interleaved", residual.kernels
         self.wq = Linear(residual.dim, config.n_heads * self.head_dim, init_std=residual.init_std)
@@ -37,8 +37,8 @@ class Attention(nn.Module, Configurable):
         self.wv = Linear(residual.dim, config.n_kv_heads * self.head_dim, init_std=residual.init_std)
         self.wo = Linear(config.n_heads * self.head_dim, residual.dim, init_std=residual.out_std)
         self.register_parameter("sinks", None)
-        self.q_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, residual.norm_eps, residual.kernels) if config.qk_norm else None
+        self.q_norm = build_norm(residual, self.head_dim) if config.qk_norm else None
+        self.k_norm = build_norm(residual, self.head_dim) if config.qk_norm else None
 
     @property
     def score_width(self) -> int:

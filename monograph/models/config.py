@@ -18,10 +18,8 @@ from monograph.models.model_config import DividedSize, LatentSizes, ModelConfig
 
 Kernels = Literal["auto", "plain", "fused"]
 MAX_SIZE, MAX_COUNT, MAX_TOKENS = 1 << 20, 1 << 16, 1 << 24
-"""The most channels of one kind; heads, layers or experts; vocabulary entries or positions.
-
-Far above every published model, and small enough that no tensor's size in bytes overflows 64 bits.
-"""
+"""The most channels of one kind; heads, layers or experts; vocabulary entries or positions: far above every published
+model, and small enough that no tensor's size in bytes overflows 64 bits."""
 
 
 def check_positive(config: Configurable.Config, *names: str, most: int = MAX_SIZE) -> None:
@@ -47,6 +45,8 @@ class ResidualSpec:
     """Who computes norms, gates, rotations, heads and the experts' rows."""
     dropout: float = 0.0
     """Probability that training zeroes an element of what is added to it."""
+    offset_norms: bool = False
+    """Whether norms scale channels by 1 + weight."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,10 +60,10 @@ class RopeConfig(Configurable.Config):
     """Base of the geometric series of wavelengths."""
     layout: Literal["half", "interleaved"] = "half"
     """Which two channels rotate together: (i, i + dim/2), or the neighbours (2i, 2i + 1)."""
-    scaling: Literal["none", "llama3", "yarn"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     """How slow frequencies are stretched for contexts longer than the original one."""
     factor: float = 1.0
-    """How much longer the context becomes (llama3, yarn)."""
+    """How much longer the context becomes (linear, llama3, yarn)."""
     original_max_seq_len: int = 8192
     """The context length before stretching (llama3, yarn)."""
     low_freq_factor: float = 1.0

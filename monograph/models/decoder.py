@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from monograph.kernels.cross_entropy import cap_logits
 from monograph.kernels.rope import Rotation
 from monograph.labels import IGNORED_LABEL
 from monograph.models.attention_kernel_config import AttentionKernelConfig, uses_flex
@@ -24,7 +25,7 @@ from monograph.models.linear import Embedding, Linear
 from monograph.models.load_balance import LoadBalance, RouterStats, sum_weighted, update_expert_bias
 from monograph.models.model import BatchTensor, Model, StepOutput, Unit, UnitCall, blocks_of, call_module
 from monograph.models.moe import Moe
-from monograph.models.norm import RMSNorm
+from monograph.models.norm import build_norm
 from monograph.models.parallel_plan import ParallelPlan, collect_plan, plan_vocab_embedding, plan_vocab_head
 from monograph.models.segments import build_segments
 from monograph.models.sequence_part import WHOLE, SequencePart
@@ -35,9 +36,9 @@ class Block(nn.Module):
 
     def __init__(self, residual: ResidualSpec, *, attention: nn.Module, feed_forward: FeedForward | Moe) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
+        self.attention_norm = build_norm(residual)
         self.attention = attention
-        self.ffn_norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
+        self.ffn_norm = build_norm(residual)
         self.moe = feed_forward if isinstance(feed_forward, Moe) else None
         self.feed_forward = None if isinstance(feed_forward, Moe) else feed_forward
         self.attention_dropout = Dropout(residual.dropout) if residual.dropout else None
@@ -68,13 +69,17 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the projection to the vocabulary; with labels, the loss instead of logits."""
+    """The last norm and the projection to the vocabulary; with labels, the loss instead of logits.
 
-    def __init__(self, residual: ResidualSpec, *, vocab_size: int, loss: LossConfig) -> None:
+    With a `logit_cap`, logits become logit_cap * tanh(logits / logit_cap).
+    """
+
+    def __init__(self, residual: ResidualSpec, *, vocab_size: int, loss: LossConfig, logit_cap: float = 0.0) -> None:
         super().__init__()
-        self.norm = RMSNorm(residual.dim, residual.norm_eps, residual.kernels)
+        self.logit_cap = logit_cap
+        self.norm = build_norm(residual)
         self.output = Linear(residual.dim, vocab_size, init_std=residual.init_std)
-        self.loss = loss.build(kernels=residual.kernels)
+        self.loss = loss.build(kernels=residual.kernels, logit_cap=logit_cap)
 
     def plan_parallel(self) -> ParallelPlan:
         """The vocabulary is spread over ranks; its logits are never gathered."""
@@ -83,7 +88,7 @@ class Head(nn.Module):
     def forward(self, h: Tensor, labels: Tensor | None = None, valid_tokens: Tensor | None = None) -> Tensor:
         h = self.norm(h)
         if labels is None:
-            return self.output(h)
+            return cap_logits(self.output(h), self.logit_cap)[0]
         return self.loss(h, self.output.weight, labels, valid_tokens)
 
 
@@ -102,14 +107,22 @@ class Decoder(Model):
         super().__init__()
         self.config = config
         residual = config.residual()
-        self.embedding = Embedding(config.vocab_size, config.dim, init_std=config.init_std)
+        self.embedding = self.build_embedding()
         self.kinds = [self.find_attention_kind(layer) for layer in range(config.n_layers)]
         self.flex_specs = self.find_flex_specs()
         self.layers = nn.ModuleList(self.build_block(residual, layer) for layer in range(config.n_layers))
-        self.head = Head(residual, vocab_size=config.vocab_size, loss=config.loss)
+        self.head = self.build_head(residual)
         self.rope = config.rope.build(dim=self.find_rotated_dim())
         self.load_balance = build_load_balance(config, sum(isinstance(layer.moe, Moe) for layer in self.layers))
         self.reset()
+
+    def build_embedding(self) -> Embedding:
+        """The embedding."""
+        return Embedding(self.config.vocab_size, self.config.dim, init_std=self.config.init_std)
+
+    def build_head(self, residual: ResidualSpec) -> Head:
+        """The last norm, the output projection and the loss."""
+        return Head(residual, vocab_size=self.config.vocab_size, loss=self.config.loss)
 
     def build_block(self, residual: ResidualSpec, layer: int) -> Block:
         """The block with this number."""

@@ -31,7 +31,6 @@ SHARED_NAMES = {
 
 def read_shared(hf: HfReader, *, own: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a DecoderConfig, except its rotary positions. Keys in `own` are read by the family itself."""
-    hf.require("hidden_act", "silu")
     hf.require("mlp_bias", False)
     hf.require("attention_dropout", 0, None)
     hf.require("is_causal", True)
@@ -41,7 +40,8 @@ def read_shared(hf: HfReader, *, own: Collection[str] = ()) -> dict[str, Any]:
     hf.require("pruned_heads", {}, None)
     hf.ignore("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux")  # see read_balance
     n_layers = hf.count("num_hidden_layers")
-    plain = {
+    plain: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
         "attention_bias": (False,),
         "attention_chunk_size": (None,),
         "layer_types": (["full_attention"] * n_layers, None),

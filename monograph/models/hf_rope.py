@@ -36,13 +36,14 @@ def read_rope(hf: HfReader, *, layout: Any = "half", scales_scores: bool = False
     )
     hf.ignore("rope_theta")  # the section's own value comes first
     kind_key = "type" if "type" in given.values and "rope_type" not in given.values else "rope_type"
-    given.require(kind_key, "default", "llama3", "yarn")
+    given.require(kind_key, "default", "linear", "llama3", "yarn")
     kind = given.values.get(kind_key, "default")
     given.ignore("type")
     given.because = f"'{given.name(kind_key)}' {kind!r}"
     if kind != "default":
         rope.scaling = kind
         rope.factor = given.number("factor")
+    if kind in ("llama3", "yarn"):
         rope.original_max_seq_len = given.tokens("original_max_position_embeddings")
     if kind == "llama3":
         rope.low_freq_factor = given.number("low_freq_factor")
@@ -84,11 +85,10 @@ def write_rope(rope: RopeConfig, *, layout: str | None = "half", scales_scores: 
     keys: dict[str, Any] = {"max_position_embeddings": rope.max_seq_len, "rope_theta": rope.theta, "rope_scaling": None}
     if rope.scaling == "none":
         return keys
-    scaling: dict[str, Any] = {
-        "rope_type": rope.scaling,
-        "factor": rope.factor,
-        "original_max_position_embeddings": rope.original_max_seq_len,
-    }
+    scaling: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
+    if rope.scaling == "linear":
+        return keys | {"rope_scaling": scaling}
+    scaling["original_max_position_embeddings"] = rope.original_max_seq_len
     if rope.scaling == "llama3":
         scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     else:

@@ -1,5 +1,8 @@
 """The leaf layers: projections, with and without a bias, and the embedding; they know how wide their weights start."""
 
+from collections.abc import Mapping
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,12 +58,28 @@ class BiasedLinear(_Planned, nn.Linear):
 
 
 class Embedding(_Planned, nn.Embedding):
-    """One row per token id."""
+    """One row per token id, multiplied by `scale`, which is rounded to the dtype of the weight first."""
 
-    def __init__(self, vocab_size: int, dim: int, *, init_std: float) -> None:
+    def __init__(self, vocab_size: int, dim: int, *, init_std: float, scale: float = 1.0) -> None:
         super().__init__(vocab_size, dim)
-        self.init_std = init_std
+        self.init_std, self.scales = init_std, round_scale(scale)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rows of these ids."""
+        return scale_rows(F.embedding(input, self.weight), self.scales)
 
     def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Normal(self.init_std)}
+
+
+def round_scale(scale: float) -> dict[torch.dtype, float]:
+    """A number as every dtype stores it: 33.94 is 34 in bf16. Empty for 1, by which nothing is multiplied."""
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    rounded = {dtype: torch.tensor(scale, dtype=dtype, device="cpu").item() for dtype in dtypes}
+    return {} if scale == 1.0 else rounded
+
+
+def scale_rows(rows: Tensor, scales: Mapping[torch.dtype, float]) -> Tensor:
+    """The rows times the scale of their dtype; as they are where there is none."""
+    return rows * scales[rows.dtype] if scales else rows

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from monograph.config.configurable import Configurable
 from monograph.kernels.chunked_cross_entropy import chunked_cross_entropy
+from monograph.kernels.cross_entropy import cap_logits
 from monograph.labels import IGNORED_LABEL
 from monograph.models.config import Kernels, LossConfig
 
@@ -23,8 +24,8 @@ class ChunkedCrossEntropy(Configurable):
 
     Config = LossConfig
 
-    def __init__(self, config: LossConfig, *, kernels: Kernels = "auto") -> None:
-        self.chunk_tokens, self.kernels = config.chunk_tokens, kernels
+    def __init__(self, config: LossConfig, *, kernels: Kernels = "auto", logit_cap: float = 0.0) -> None:
+        self.chunk_tokens, self.kernels, self.logit_cap = config.chunk_tokens, kernels, logit_cap
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor, valid_tokens: Tensor | None = None) -> Tensor:
         """hidden [..., dim], weight [vocab, dim], labels [...] (-100: ignored) -> scalar fp32.
@@ -37,10 +38,11 @@ class ChunkedCrossEntropy(Configurable):
             valid_tokens = (labels != IGNORED_LABEL).sum().clamp(min=1)
         scale = valid_tokens.to(torch.float32).reciprocal()
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, self.chunk_tokens, self.kernels)
+            given = (self.chunk_tokens, self.kernels, self.logit_cap)
+            return SlicedCrossEntropy.apply(hidden, weight, labels, scale, *given)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows, targets in zip(hidden.split(self.chunk_tokens), labels.split(self.chunk_tokens), strict=True):
-            total = total + measure_slice(rows, weight, targets)
+            total = total + measure_slice(rows, weight, targets, self.logit_cap)
         return total * scale
 
 
@@ -49,10 +51,17 @@ class SlicedCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, chunk_tokens: int, kernels: Kernels
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        chunk_tokens: int,
+        kernels: Kernels,
+        logit_cap: float,
     ) -> Tensor:
         total, grad_hidden, grad_weight = chunked_cross_entropy(
-            hidden, weight, labels, scale, chunk_tokens, kernels=kernels
+            hidden, weight, labels, scale, chunk_tokens, kernels=kernels, logit_cap=logit_cap
         )
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total * scale
@@ -60,12 +69,13 @@ class SlicedCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None, None
 
 
-def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def measure_slice(rows: Tensor, weight: Tensor, targets: Tensor, logit_cap: float) -> Tensor:
     """The summed loss of one slice."""
-    log_probs = F.log_softmax(F.linear(rows, weight), dim=-1, dtype=torch.float32)
+    logits, _ = cap_logits(F.linear(rows, weight), logit_cap)
+    log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
     valid = targets != IGNORED_LABEL
     labels = targets.where(valid, 0).unsqueeze(-1)
     return -log_probs.gather(-1, labels).squeeze(-1).where(valid, 0.0).sum()

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from monograph.kernels.norm import norm
-from monograph.models.config import Kernels
+from monograph.kernels.norm import norm, wide_dtype
+from monograph.models.config import Kernels, ResidualSpec
 from monograph.models.init import Constant, InitSpec
 
 
@@ -26,3 +26,23 @@ class RMSNorm(nn.Module):
     def plan_init(self) -> dict[str, InitSpec]:
         """How the weight starts."""
         return {"weight": Constant(1.0)}
+
+
+class OffsetRMSNorm(RMSNorm):
+    """Divide by the root mean square, then scale each channel by 1 + weight, in fp32 at least.
+
+    In bf16 the sum would lose a weight below 0.004, so the module's weight is widened before it is added.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, 1.0 + self.weight.to(wide_dtype(x)), self.eps, kernels=self.kernels)
+
+    def plan_init(self) -> dict[str, InitSpec]:
+        """How the weight starts."""
+        return {"weight": Constant(0.0)}
+
+
+def build_norm(residual: ResidualSpec, dim: int = 0) -> RMSNorm:
+    """The kind of norm that the model has, of `dim` channels; 0 for those of the residual stream."""
+    kind = OffsetRMSNorm if residual.offset_norms else RMSNorm
+    return kind(dim or residual.dim, residual.norm_eps, residual.kernels)

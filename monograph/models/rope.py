@@ -50,6 +50,8 @@ def compute_frequencies(config: RopeConfig, dim: int) -> Tensor:
     """Radians per position of each pair of channels, fastest first, fp64."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     frequencies = config.theta**-exponents
+    if config.scaling == "linear":
+        return frequencies / config.factor
     if config.scaling == "llama3":
         return scale_as_llama3(frequencies, config)
     if config.scaling == "yarn":

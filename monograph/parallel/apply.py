@@ -49,7 +49,9 @@ def split_embedding(model: Model, path: str, module: nn.Module, mesh: Mesh, coor
     """Every tensor-parallel rank looks up its rows of the vocabulary."""
     if mesh.tp > 1:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, VocabEmbedding(module.get_parameter("weight"), coords))
+        scales = getattr(module, "scales", {})  # an embedding of torch's own has none
+        built = VocabEmbedding(module.get_parameter("weight"), coords, scales)
+        setattr(model.get_submodule(parent), name, built)
 
 
 def split_loss(_model: Model, _path: str, module: nn.Module, mesh: Mesh, coords: Tensor) -> None:

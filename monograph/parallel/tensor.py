@@ -1,5 +1,6 @@
 """Tensor and sequence parallelism: boundaries of the stream, and the two layers that know the vocabulary is cut."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch.autograd import Function
 from monograph.annotate import Role, annotate_role
 from monograph.axes import COORDS, Axis, Group
 from monograph.compat.ops import cast
+from monograph.kernels.cross_entropy import cap_logits
 from monograph.labels import IGNORED_LABEL
+from monograph.models.linear import scale_rows
 from monograph.models.loss import ChunkedCrossEntropy
 from monograph.models.parallel_plan import Boundary
 from monograph.parallel.collectives import all_gather_autograd, all_reduce_over, reduce_scatter_autograd
@@ -65,16 +68,17 @@ class VocabEmbedding(nn.Module):
 
     coords: Tensor
 
-    def __init__(self, weight: nn.Parameter, coords: Tensor) -> None:
+    def __init__(self, weight: nn.Parameter, coords: Tensor, scales: Mapping[torch.dtype, float]) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.scales = weight, scales
         self.register_buffer("coords", coords, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = self.weight.shape[0]
         local = tokens - self.coords[COORDS.index(Axis.TP)] * rows
         is_here = (local >= 0) & (local < rows)
-        return F.embedding(local.where(is_here, 0), self.weight) * is_here.unsqueeze(-1).to(self.weight.dtype)
+        found = F.embedding(local.where(is_here, 0), self.weight) * is_here.unsqueeze(-1).to(self.weight.dtype)
+        return scale_rows(found, self.scales)
 
 
 class VocabLoss(nn.Module):
@@ -84,7 +88,7 @@ class VocabLoss(nn.Module):
 
     def __init__(self, whole: ChunkedCrossEntropy, coords: Tensor, vocab_size: int) -> None:
         super().__init__()
-        self.chunk_tokens = whole.chunk_tokens
+        self.chunk_tokens, self.logit_cap = whole.chunk_tokens, whole.logit_cap
         self.vocab_size = vocab_size
         self.register_buffer("coords", coords, persistent=False)
 
@@ -97,10 +101,11 @@ class VocabLoss(nn.Module):
         columns = torch.arange(weight.shape[0], device=weight.device) + first
         is_padding = columns >= self.vocab_size
         if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-            return _VocabCrossEntropy.apply(hidden, weight, labels, scale, first, is_padding, self.chunk_tokens)
+            given = (first, is_padding, self.chunk_tokens, self.logit_cap)
+            return _VocabCrossEntropy.apply(hidden, weight, labels, scale, *given)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows, targets in zip(hidden.split(self.chunk_tokens), labels.split(self.chunk_tokens), strict=True):
-            loss = loss + compute_vocab_slice(rows, weight, targets, first, is_padding)[0]
+            loss = loss + compute_vocab_slice(rows, weight, targets, first, is_padding, self.logit_cap)[0]
         return loss * scale
 
 
@@ -117,12 +122,13 @@ class _VocabCrossEntropy(Function):
         first: Tensor,
         is_padding: Tensor,
         chunk_tokens: int,
+        logit_cap: float,
     ) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = []
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for rows, targets in zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True):
-            part, grad_logits = compute_vocab_slice(rows, weight, targets, first, is_padding)
+            part, grad_logits = compute_vocab_slice(rows, weight, targets, first, is_padding, logit_cap)
             loss = loss + part
             grad_logits = cast(grad_logits * scale, hidden.dtype)
             grad_hidden.append(grad_logits @ weight)
@@ -135,14 +141,15 @@ class _VocabCrossEntropy(Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         grad = grads[0]
         scaled = grad_hidden * cast(grad, grad_hidden.dtype), grad_weight * cast(grad, grad_weight.dtype)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def compute_vocab_slice(
-    rows: Tensor, weight: Tensor, targets: Tensor, first: Tensor, is_padding: Tensor
+    rows: Tensor, weight: Tensor, targets: Tensor, first: Tensor, is_padding: Tensor, logit_cap: float
 ) -> tuple[Tensor, Tensor]:
     """The whole loss of one slice, and its gradient with respect to this rank's logits, both fp32."""
-    logits = F.linear(rows, weight).float().masked_fill(is_padding, float("-inf"))
+    logits, slope = cap_logits(F.linear(rows, weight), logit_cap)
+    logits = logits.float().masked_fill(is_padding, float("-inf"))
     with annotate_role(Role.LOSS_ALL_REDUCE):
         highest = all_reduce_over(logits.amax(dim=-1), Group.TP, "max")
     shifted = logits - highest.unsqueeze(-1)
@@ -157,4 +164,5 @@ def compute_vocab_slice(
     loss = (sums[0].log() - sums[1]).where(valid, 0.0).sum()
     grad = exps / sums[0].unsqueeze(-1)
     grad = grad.scatter_add(-1, safe, -is_here.unsqueeze(-1).to(torch.float32))
-    return loss, grad * valid.unsqueeze(-1)
+    grad = grad * valid.unsqueeze(-1)
+    return loss, grad if slope is None else grad * slope

@@ -37,7 +37,7 @@ def count_parameters(model: ModelConfig) -> Size | None:
         per_block = _count_latent_attention(attention, model.dim)
     else:
         return None
-    per_block += 2 * model.dim
+    per_block += getattr(model, "norms_per_block", 2) * model.dim
     outside = model.vocab_size * model.dim * (1 if model.tied_embeddings else 2) + model.dim
     moe = getattr(model, "moe", None)
     n_dense = model.count_dense_layers()

@@ -180,8 +180,11 @@ def _find_kind(dataset: str) -> str:
 
 RULES = (
     EffectRule(
-        "model.rope.factor model.rope.original_max_seq_len",
-        _while("model.rope.scaling", "none"),
+        "model.rope.factor", _while("model.rope.scaling", "none"), "--model.rope.scaling llama3 (or yarn, linear)"
+    ),
+    EffectRule(
+        "model.rope.original_max_seq_len",
+        _while("model.rope.scaling", "none", "linear"),
         "--model.rope.scaling llama3 (or yarn)",
     ),
     EffectRule(

@@ -19,6 +19,7 @@ FAMILIES = (
     "gpt_oss_debugmodel",
     "llama4_debugmodel",
     "mistral_debugmodel",
+    "gemma2_debugmodel",
     "qwen2_5_debugmodel",
     "qwen3_debugmodel",
     "qwen3_debugmodel_moe",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from monograph.cli import main
+from monograph.models.gemma2.sizes import gemma2_debugmodel
 from monograph.models.gpt_oss.sizes import gpt_oss_20b, gpt_oss_debugmodel
 from monograph.models.init import initialize
 from monograph.models.llama4.sizes import llama4_debugmodel, llama4_scout
@@ -14,8 +15,13 @@ from tests.execute.artifacts import make_artifact, make_config, nothing_made
 from tests.execute.updates import CPU, differences, make_updates
 from tests.kit.runs import read_records
 
-FAMILIES = {"gpt_oss": gpt_oss_debugmodel, "llama4": llama4_debugmodel, "mistral": mistral_debugmodel}
-DENSE = ("mistral",)
+FAMILIES = {
+    "gpt_oss": gpt_oss_debugmodel,
+    "llama4": llama4_debugmodel,
+    "mistral": mistral_debugmodel,
+    "gemma2": gemma2_debugmodel,
+}
+DENSE = ("mistral", "gemma2")
 """Models like those of which `make test` has others already."""
 LONG = [pytest.param(family, marks=pytest.mark.long) if family in DENSE else family for family in FAMILIES]
 ROUTINGS = ((), (2, 3))

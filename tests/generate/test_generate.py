@@ -61,7 +61,7 @@ def write_ours(capsys, path, *flags, prompts=PROMPTS):
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3", "mistral") else ())
+        pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3", "mistral", "gemma2") else ())
         for family in FAMILIES
     ],
 )

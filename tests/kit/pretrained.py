@@ -62,6 +62,7 @@ FAMILIES = {
     "deepseek_v3": ("DeepseekV3", LATENT),
     "gpt_oss": ("GptOss", SINKS),
     "llama4": ("Llama4Text", CHUNKS),
+    "gemma2": ("Gemma2", {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20}),
     "mistral": ("Mistral", {"head_dim": 12, "sliding_window": 7}),
 }
 

@@ -21,6 +21,7 @@ from monograph.models.config import (
     RouterConfig,
 )
 from monograph.models.deepseek_v3.config import DeepseekV3Config
+from monograph.models.gemma2.sizes import gemma2_debugmodel
 from monograph.models.gpt_oss.sizes import gpt_oss_debugmodel
 from monograph.models.llama3.config import Llama3Config
 from monograph.models.llama3.model import Llama3
@@ -76,6 +77,7 @@ MODELS = {
     "deepseek_v3": tiny_deepseek_v3,
     "gpt_oss": gpt_oss_debugmodel,
     "llama4": llama4_debugmodel,
+    "gemma2": gemma2_debugmodel,
 }
 
 

@@ -14,6 +14,7 @@ from monograph.models.config import (
 )
 from monograph.models.decoder import Decoder
 from monograph.models.deepseek_v3.config import DeepseekV3Config
+from monograph.models.gemma2.config import GegluConfig, Gemma2Config, GemmaAttentionConfig
 from monograph.models.init import initialize, materialize
 from monograph.models.llama3.config import Llama3Config
 from monograph.models.mistral.config import MistralConfig
@@ -65,6 +66,22 @@ def small_mistral(**changes) -> MistralConfig:
         "feed_forward": FeedForwardConfig(hidden_dim=48),
     }
     return MistralConfig(**{**values, **changes})
+
+
+def small_gemma2(**changes) -> Gemma2Config:
+    values = {
+        "vocab_size": VOCAB,
+        "dim": 32,
+        "n_layers": 3,
+        "init_std": 0.2,
+        "window": 6,
+        "logit_cap": 3.0,
+        "rope": RopeConfig(max_seq_len=64),
+        "loss": LossConfig(chunk_tokens=24),
+        "attention": GemmaAttentionConfig(n_heads=4, n_kv_heads=2, head_dim=12, score_dim=20.0, score_cap=2.0),
+        "feed_forward": GegluConfig(hidden_dim=48),
+    }
+    return Gemma2Config(**{**values, **changes})
 
 
 def small_deepseek_v3(**changes) -> DeepseekV3Config:

@@ -7,6 +7,7 @@ deepseek_v3  latent attention with a query latent, a dense first block, shared e
              load balancing per sequence, also between groups
 gpt_oss      windowed and full attention, sinks, biases everywhere, clamped SwiGLU, load balancing per micro-batch
 mistral      windows in every layer, heads whose channels are not the width divided by their number
+gemma2       windowed and full attention, capped scores and logits, norms after layers, a scaled embedding, tied
 llama4       chunks with RoPE and whole texts without, every second layer with input-scaled experts and a shared one
 
 Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
@@ -35,6 +36,7 @@ RECIPES = {
     "gpt_oss": "gpt_oss_debugmodel",
     "llama4": "llama4_debugmodel",
     "mistral": "mistral_debugmodel",
+    "gemma2": "gemma2_debugmodel",
 }
 MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
 """What tests of everything go through; families since then have tests of their own."""
@@ -102,7 +104,16 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "model.rope.original_max_seq_len": 32,
     },
 }
-_OF_MODEL |= {"mistral": {**_GROUPED_QUERIES, "model.attention.head_dim": 12, "model.window": 5}}
+_WINDOWS = {**_GROUPED_QUERIES, "model.attention.head_dim": 12, "model.window": 5}
+_OF_MODEL |= {
+    "mistral": _WINDOWS,
+    "gemma2": {
+        **_WINDOWS,
+        "model.attention.score_dim": 20.0,
+        "model.attention.score_cap": 2.0,
+        "model.logit_cap": 3.0,
+    },
+}
 _SHORT = {
     "replicate": "data_parallel_replicate_degree",
     "shard": "data_parallel_shard_degree",

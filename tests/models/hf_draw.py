@@ -19,6 +19,7 @@ FAMILIES = {
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
     "mistral": "Mistral",
+    "gemma2": "Gemma2",
 }
 """model_type -> the stem of transformers' class names."""
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
@@ -43,6 +44,7 @@ ROPE_OPTIONS = tuple(
 )
 WORDS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "gelu", "relu", "swish", "gelu_pytorch_tanh"),
+    "hidden_activation": ("silu", "gelu", "relu", "gelu_pytorch_tanh"),
     "layer_types": (["full_attention"], ["full_attention"] * 2, ["sliding_attention"] * 2, ["chunked_attention"]),
     "rope_type": ("default", "llama3", "yarn", "linear", "dynamic", "longrope", "proportional", "su"),
     "topk_method": ("greedy", "group_limited_greedy", "noaux_tc", "other"),
@@ -155,11 +157,13 @@ def draw_valid(pick: random.Random, model_type: str) -> dict[str, Any]:
 
 def draw_rope(pick: random.Random, model_type: str) -> dict[str, Any]:
     """Rotary positions in one of the two ways to write them."""
-    kind = pick.choice(("default", "default", "llama3", "yarn", "yarn"))
+    kind = pick.choice(("default", "default", "linear", "llama3", "yarn", "yarn"))
     theta = log_uniform(pick, 2.0, 1e6)
     section: dict[str, Any] = {pick.choice(("rope_type", "type")): kind}
     if kind != "default":
-        section |= {"factor": pick.uniform(1, 40), "original_max_position_embeddings": pick.choice((4, 16, 64, 4096))}
+        section["factor"] = pick.uniform(1, 40)
+    if kind in ("llama3", "yarn"):
+        section["original_max_position_embeddings"] = pick.choice((4, 16, 64, 4096))
     if kind == "llama3":
         low = pick.uniform(0.1, 4)
         section |= {"low_freq_factor": low, "high_freq_factor": low + pick.uniform(0.1, 8)}
@@ -207,6 +211,20 @@ def draw_mistral(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     return draw_llama(pick, hf) | {"sliding_window": pick.choice((None, 1, 4, 100))}
 
 
+def draw_gemma2(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
+    kinds = [pick.choice(("sliding_attention", "full_attention")) for _ in range(hf["num_hidden_layers"])]
+    return draw_grouped(pick, hf) | {
+        "head_dim": 2 * pick.randint(2, 10),
+        "query_pre_attn_scalar": pick.randint(1, 40),
+        "sliding_window": pick.choice((1, 4, 100)),
+        "layer_types": pick.choice((None, kinds)),
+        "attn_logit_softcapping": pick.choice((None, log_uniform(pick, 0.5, 60))),
+        "final_logit_softcapping": pick.choice((None, log_uniform(pick, 0.5, 60))),
+        "hidden_activation": "gelu_pytorch_tanh",
+        **({} if "hidden_act" not in hf else {"hidden_act": "gelu_pytorch_tanh"}),
+    }
+
+
 def draw_deepseek(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     """What V2 and V3 share; groups of at least two experts."""
     groups, size = pick.choice((1, 2, 4)), pick.randint(2, 4)
@@ -251,4 +269,5 @@ DRAW_FAMILY: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]
     "deepseek_v2": draw_deepseek_v2,
     "deepseek_v3": draw_deepseek_v3,
     "mistral": draw_mistral,
+    "gemma2": draw_gemma2,
 }

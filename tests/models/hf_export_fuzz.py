@@ -20,9 +20,9 @@ from monograph.errors import ConfigError
 from monograph.models.config import DecoderConfig, MoeConfig
 from monograph.models.hf_families import find_family_of
 from monograph.models.hf_tensors import export_tensors
-from tests.kit.small import SMALL, build, small_mistral, small_qwen3
+from tests.kit.small import SMALL, build, small_gemma2, small_mistral, small_qwen3
 
-KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig()), "mistral": small_mistral}
+KINDS = {**SMALL, "qwen3 dense": lambda: small_qwen3(moe=MoeConfig()), "mistral": small_mistral, "gemma2": small_gemma2}
 FIXED = (
     *("kernels", "kernel", "backend", "force_balance", "chunk_tokens", "bias_update_rate", "init_std"),
     *("mask_mod", "score_mod", "dropout", "max_documents"),

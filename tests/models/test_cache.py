@@ -17,6 +17,7 @@ FAMILIES = (
     "gpt_oss_debugmodel",
     "llama4_debugmodel",
     "mistral_debugmodel",
+    "gemma2_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24

@@ -35,13 +35,16 @@ PUBLISHED = {
     "qwen3_32b": 32_762_123_264,
     "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_235b_a22b": 235_093_634_560,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
     "mistral_7b": 7_241_732_096,
     "mistral_nemo_12b": 12_247_782_400,
     "deepseek_v3_16b": 15_706_484_224,
     "deepseek_v3_236b": 235_741_434_880,
     "deepseek_v3_671b": 671_026_404_352,
 }
-FAMILIES = ("gpt_oss", "llama4", "llama3", "qwen2_5", "qwen3", "deepseek_v3", "mistral")
+FAMILIES = ("gpt_oss", "llama4", "llama3", "qwen2_5", "qwen3", "deepseek_v3", "mistral", "gemma2")
 DEBUG = (*(f"{family}_debugmodel" for family in FAMILIES), "qwen3_debugmodel_moe")
 
 

@@ -20,8 +20,9 @@ RUNS = {
     "llama3": {**ROPE, "model.rope.scaling": "llama3"},
     "gpt_oss": {},
     "llama4": {},
+    "gemma2": {},
 }
-OWN = (".rope.", ".experts.alpha", ".experts.limit", ".attn_scale")
+OWN = (".rope.", ".experts.alpha", ".experts.limit", ".attn_scale", ".logit_cap", ".score_cap", ".score_dim")
 """Of families that share the rest with deepseek_v3."""
 ELSEWHERE = {
     *("HfExportArguments.max_file_gb", "CompareArguments.tolerance", "BisectArguments.tolerance"),

@@ -184,6 +184,7 @@ def test_a_pipeline_over_a_mesh_has_the_bits_of_that_mesh_without_it(degrees, sc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["gpt_oss", "llama4", "mistral"])
+@pytest.mark.parametrize("model", ["gpt_oss", "llama4", "mistral", "gemma2"])
 def test_every_family_of_decoders_has_the_bits_of_one_device(model):
-    compare(model, 4, 2, (("model.n_layers", 4),), pp=2, schedule="zero_bubble")
+    is_tied = model == "gemma2"
+    compare(model, 4, 2, (("model.n_layers", 4),), pp=2, schedule="zero_bubble", is_tied=is_tied)

@@ -18,7 +18,7 @@ from monograph.system.foreign_text import show
 from monograph.train.data.config import LINES_ENDINGS, PARQUET_ENDING, TEXT_ENDINGS
 from monograph.train.data.document import Document, DocumentSource, find_text, missing_field
 from monograph.train.data.folder_files import FolderFiles, list_files
-from monograph.train.data.open_bytes import check_regular, open_bytes, read_whole, too_large
+from monograph.train.data.open_bytes import check_regular, open_bytes, read_line, read_parts, read_whole, too_large
 
 GZIPPED = tuple(f"{ending}.gz" for ending in (".txt", *LINES_ENDINGS))
 KNOWN_ENDINGS = (*TEXT_ENDINGS, *LINES_ENDINGS, *GZIPPED, PARQUET_ENDING)
@@ -144,19 +144,19 @@ def named_failures(path: Path) -> Iterator[None]:
 
 def read_text(path: Path, separator: str) -> Iterator[Document]:
     """A text file as one document, or as the parts between separators."""
-    text = decode(read_whole(path), show(path))
     if not separator:
-        yield Document(show(path), text)
+        yield Document(show(path), decode(read_whole(path), show(path)))
         return
-    for number, part in enumerate(text.split(separator), start=1):
-        yield Document(f"{show(path)}, part {number}", part)
+    parts = read_parts(path, separator.encode("utf-8", "surrogatepass"))
+    for number, (part, begin) in enumerate(parts, start=1):
+        yield Document(f"{show(path)}, part {number}", decode(part, show(path), begin=begin))
 
 
 def read_lines(path: Path, text_field: str) -> Iterator[Document]:
     """JSON lines: one object per line; blank lines are nothing."""
     name, total = show(path), 0
     with open_bytes(path) as (file, max_bytes):
-        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
+        for number, line in enumerate(iter(partial(read_line, file, MAX_LINE_BYTES), b""), start=1):
             where = f"{name}:{number}"
             total += len(line)
             if max_bytes is not None and total > max_bytes:
@@ -215,12 +215,12 @@ def find_parquet(path: Path) -> tuple[Any, Callable[[Path], Any]]:
     return pyarrow, ParquetFile
 
 
-def decode(data: bytes | bytearray, where: str) -> str:
-    """Text from UTF-8; anything else is refused rather than guessed."""
+def decode(data: bytes | bytearray, where: str, *, begin: int = 0) -> str:
+    """Text from UTF-8; anything else is refused rather than guessed. `begin` bytes of the file come before it."""
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8" if begin else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise not_utf8(where, error) from None
+        raise not_utf8(where, error, begin=begin) from None
 
 
 def decode_beginning(data: bytes, where: str) -> None:
@@ -231,10 +231,10 @@ def decode_beginning(data: bytes, where: str) -> None:
         raise not_utf8(where, error) from None
 
 
-def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+def not_utf8(where: str, error: UnicodeDecodeError, *, begin: int = 0) -> DataError:
     """The error for bytes in another encoding, or for no text at all."""
     data = bytes(error.object[:GUESSED_BYTES])
-    why = f"byte {error.start} is 0x{error.object[error.start]:02x}: {error.reason}"
+    why = f"byte {begin + error.start} is 0x{error.object[error.start]:02x}: {error.reason}"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return DataError(
             f"{where}: this is not UTF-8 text but UTF-16", why=why, do="convert it: iconv -f UTF-16 -t UTF-8 FILE"
@@ -242,7 +242,7 @@ def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
     if b"\0" in data:
         return DataError(
             f"{where}: this is a binary file, not UTF-8 text",
-            why=f"byte {data.index(0)} is 0x00",
+            why=f"byte {begin + data.index(0)} is 0x00",
             do="take it out of the dataset, or name files that hold text",
         )
     return DataError(

@@ -16,7 +16,7 @@ from monograph.train.data.files import (
     read_parquet,
 )
 from monograph.train.data.open_bytes import open_bytes
-from monograph.train.data.shards import INDEX
+from monograph.train.data.shard_index import INDEX
 
 MOST_FILES = 4
 """Files of a folder whose beginning is read."""

@@ -15,8 +15,14 @@ MAX_RATIO = 200
 """Unpacked bytes for each packed one; text has 3 to 20, an archive made to fill a disk up to 1000."""
 ALWAYS_UNPACKED = 1 << 30
 """Bytes that are unpacked whatever the ratio."""
+MAX_DOCUMENT_BYTES = 1 << 30
+"""A document is in memory as a whole, as bytes, as text and as tokens."""
 READ_BYTES = 1 << 24
 """Read at a time: how much there will be is not known before."""
+LINE_PIECE_BYTES = 1 << 20
+"""Of a line, read at a time."""
+MAX_PADDING = 1 << 18
+"""Zeros in a row in an archive."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -36,23 +42,60 @@ def open_bytes(path: Path) -> Iterator[tuple[IO[bytes], int | None]]:
         if not path.name.endswith(".gz"):
             yield file, None
             return
-        unpacked = stack.enter_context(gzip.GzipFile(fileobj=file, mode="rb"))
+        packed = cast(IO[bytes], _BoundedPadding(file))
+        unpacked = stack.enter_context(gzip.GzipFile(fileobj=packed, mode="rb"))
         yield cast(IO[bytes], unpacked), max(ALWAYS_UNPACKED, MAX_RATIO * status.st_size)
 
 
 def read_whole(path: Path) -> bytearray:
-    """All bytes of a file, if the memory can hold them."""
+    """All bytes of a file that is one document."""
     content = bytearray()
     with open_bytes(path) as (file, max_bytes):
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        allowed = memory if max_bytes is None else max_bytes
-        if max_bytes is None and os.fstat(file.fileno()).st_size > allowed:
-            raise too_large(path, allowed)
-        while data := file.read(READ_BYTES):
+        if max_bytes is None and os.fstat(file.fileno()).st_size > MAX_DOCUMENT_BYTES:
+            raise _too_long(path)
+        for data in _read_pieces(path, file, max_bytes):
             content += data
-            if len(content) > allowed:
-                raise too_large(path, allowed)
+            if len(content) > MAX_DOCUMENT_BYTES:
+                raise _too_long(path)
     return content
+
+
+def read_parts(path: Path, separator: bytes) -> Iterator[tuple[bytes, int]]:
+    """The bytes between separators, and where in the file they begin. One part is in memory at a time."""
+    rest, begin, searched = bytearray(), 0, 0
+    with open_bytes(path) as (file, max_bytes):
+        for data in _read_pieces(path, file, max_bytes):
+            rest += data
+            start = 0
+            while (end := rest.find(separator, max(start, searched))) >= 0:
+                yield bytes(rest[start:end]), begin + start
+                start = end + len(separator)
+            del rest[:start]
+            begin, searched = begin + start, max(len(rest) - len(separator) + 1, 0)
+            if len(rest) > MAX_DOCUMENT_BYTES:
+                raise _too_long(path)
+    yield bytes(rest), begin
+
+
+def _read_pieces(path: Path, file: IO[bytes], max_bytes: int | None) -> Iterator[bytes]:
+    total = 0
+    while data := file.read(READ_BYTES):
+        total += len(data)
+        if max_bytes is not None and total > max_bytes:
+            raise too_large(path, max_bytes)
+        yield data
+
+
+def read_line(file: IO[bytes], max_bytes: int) -> bytes:
+    """The next line, or as much of it as shows that it is none: more than `max_bytes`, or a long piece with a NUL."""
+    pieces, size = [], 0
+    while size <= max_bytes:
+        piece = file.readline(LINE_PIECE_BYTES)
+        pieces.append(piece)
+        size += len(piece)
+        if len(piece) < LINE_PIECE_BYTES or piece.endswith(b"\n") or b"\0" in piece:
+            break
+    return b"".join(pieces)
 
 
 def check_regular(path: Path) -> None:
@@ -61,19 +104,36 @@ def check_regular(path: Path) -> None:
 
 
 def too_large(path: Path, max_bytes: int) -> DataError:
-    """The error for more bytes than may be read."""
-    size = f"{max_bytes / (1 << 30):.3g} GiB"
-    if path.name.endswith(".gz"):
-        return DataError(
-            f"'{show(path)}' unpacks to more than {size}",
-            why=f"that is more than {MAX_RATIO} bytes for each one of the archive, which text does not have",
-            do="take it out of the dataset; if it is what you expect, unpack it yourself",
-        )
+    """The error for an archive that holds more than it may."""
     return DataError(
-        f"'{show(path)}' is larger than the memory of this machine, {size}",
-        why="a text file is read whole",
-        do="write its documents as JSON lines, or cut it into several files",
+        f"'{show(path)}' unpacks to more than {max_bytes / (1 << 30):.3g} GiB",
+        why=f"that is more than {MAX_RATIO} bytes for each one of the archive, which text does not have",
+        do="take it out of the dataset; if it is what you expect, unpack it yourself",
     )
+
+
+def _too_long(path: Path) -> DataError:
+    return DataError(
+        f"'{show(path)}' has a document of more than {MAX_DOCUMENT_BYTES / (1 << 30):.3g} GiB",
+        why="a document is read whole, and a text file is one document unless it is cut",
+        do="--dataloader.document_separator STRING cuts it, or write its documents as JSON lines",
+    )
+
+
+class _BoundedPadding:
+    """A file of which a long run of zeros is not read: archives may be padded with some, which takes the gzip module
+    a call for every byte."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._zeros = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes; BadGzipFile after too many zeros in a row."""
+        data = self._file.read(size)
+        self._zeros = self._zeros + len(data) if data.count(0) == len(data) else 0
+        if self._zeros > MAX_PADDING:
+            raise gzip.BadGzipFile(f"it holds more than {MAX_PADDING >> 10} KiB of zeros in a row")
+        return data
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import random
+import resource
+import time
 from pathlib import Path
 
 import pyarrow
@@ -252,16 +254,62 @@ def test_an_archive_that_unpacks_to_far_more_than_text_is_refused(tmp_path, monk
     assert len(read(write(tmp_path / "b.jsonl.gz", gzip.compress(honest.encode())))) == 1
 
 
-def test_a_text_file_larger_than_the_memory_is_refused(tmp_path):
-    with (tmp_path / "a.txt").open("wb") as file:
-        file.truncate(1 << 43)
-    refuse(tmp_path / "a.txt", "larger than the memory")
+@pytest.mark.parametrize(
+    ("name", "begin", "match"),
+    [
+        ("a.txt", b"one", "a document of more than 1 GiB"),
+        ("a.jsonl", b'{"text": "one"}\n', r":2: this line is not JSON"),
+        ("a.txt.gz", gzip.compress(b"one"), "cannot read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n'), "cannot read"),
+    ],
+)
+def test_a_file_that_ends_in_a_hole_of_100_gb_is_refused_at_once(tmp_path, name, begin, match):
+    path = write(tmp_path / name, begin)
+    os.truncate(path, 100 << 30)
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refuse(path, match)
+    assert time.process_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_zeros_that_pad_an_archive_are_passed_over(tmp_path):
+    packed = gzip.compress(b"one") + b"\0" * 10_000 + gzip.compress(b" two") + b"\0" * 10_000
+    assert read(write(tmp_path / "a.txt.gz", packed)) == ["one two"]
+
+
+def test_a_document_is_bounded_whatever_the_file_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_bytes, "MAX_DOCUMENT_BYTES", 1 << 10)
+    path = write(tmp_path / "a.txt", "x" * 900 + "---" + "y" * 900 + "---" + "z" * 1100)
+    assert "document_separator" in refuse(path, "a document of more than").do
+    refuse(path, "a document of more than", separator="---")
+    refuse(write(tmp_path / "a.txt.gz", gzip.compress(path.read_bytes())), "a document of more than")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize("separator", ["\n\n", "é", "aba", "---", "\ud800"])
+def test_parts_are_those_that_splitting_the_whole_text_gives(tmp_path, monkeypatch, size, separator):
+    monkeypatch.setattr(open_bytes, "READ_BYTES", size)
+    texts = ("", "\n\n\n", "\ufeffé\ufeffééa\n\nb\ufeff", "ababababa---aba-----\n\n\n\n", "---", "x\n\n\ufeffy")
+    for number, text in enumerate(texts):
+        path = write(tmp_path / f"{number}.txt", text)
+        assert read(path, separator=separator) == text.removeprefix("\ufeff").split(separator)
+
+
+def test_bytes_that_are_not_utf8_are_counted_from_the_beginning_of_the_file(tmp_path):
+    path = write(tmp_path / "a.txt", b"one---two---caf\xe9")
+    assert "byte 15 is 0xe9" in refuse(path, "not UTF-8", separator="---").why
 
 
 def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1 << 10)
     path = write(tmp_path / "a.jsonl", '{"text": "one"}\n' + "x" * 5000)
     assert f"{path}:2" in refuse(path, "longer than").what
+
+
+def test_long_lines_are_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_bytes, "LINE_PIECE_BYTES", 7)
+    texts = ["x" * count for count in range(40)]
+    assert read(write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))) == texts
 
 
 def test_parquet_text_that_is_not_utf8_is_refused_with_its_row(tmp_path):

@@ -4,6 +4,7 @@ Rank 0 keeps the terminal. What the others print goes to the run's folder; when 
 code or signal, and the end of the first one's log is shown: that is the reason, and the other failures follow from it.
 """
 
+import functools
 import math
 import os
 import secrets
@@ -23,6 +24,7 @@ from monograph.compat.elastic import patient_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.launch.follow import LAUNCHER_VARIABLE
+from monograph.launch.local_rendezvous import local_rendezvous
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
@@ -100,13 +102,12 @@ def find_seconds_to_stop(config: TrainerConfig) -> int:
 
 def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_to_stop: int) -> LaunchFailure | None:
     """Run the ranks to their end; None when all of them ended well."""
-    settings = LaunchConfig(
+    make_settings = functools.partial(
+        LaunchConfig,
         run_id=label,
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
         signals_to_handle=TORCH_HANDLES,
@@ -116,8 +117,8 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
     )
     start = time.time_ns()
     try:
-        with safe_import_path(), patient_agent(seconds_to_stop), passed_on() as heard:
-            elastic_launch(settings, sys.executable)("-m", "monograph", *words)
+        with safe_import_path(), local_rendezvous() as meeting, patient_agent(seconds_to_stop), passed_on() as heard:
+            elastic_launch(make_settings(**meeting), sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         return LaunchFailure(find_first_failure(error.failures), codes)

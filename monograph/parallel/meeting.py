@@ -17,6 +17,10 @@ import torch.distributed as dist
 
 from monograph.errors import ConfigError
 
+STORE_VARIABLE = "MONOGRAPH_RANK_STORE"
+"""The file that ranks of one machine meet in, which their launcher names; elsewhere they meet at MASTER_ADDR."""
+_MANY_WORKERS = 1 << 30
+"""The last of so many would delete the file; the launcher does."""
 _OTHER_FILES = 512
 """Data, checkpoints, devices and NCCL."""
 _PAUSE_SECONDS = (0.005, 0.2)
@@ -27,6 +31,10 @@ def join(expected: int, rank: int, limit: timedelta) -> tuple[dist.Store, int]:
     """A store for this joining alone, and how many ranks have met there."""
     if expected == 1 and "MASTER_ADDR" not in os.environ:
         return dist.HashStore(), 1
+    if path := os.environ.get(STORE_VARIABLE):
+        file, world_size = dist.FileStore(path, _MANY_WORKERS), int(os.environ["WORLD_SIZE"])
+        file.set_timeout(limit)
+        return meet(file, rank, world_size, timeout=limit), world_size
     with _explained_rendezvous():
         store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
         return meet(store, rank, world_size, timeout=limit), world_size

@@ -43,6 +43,7 @@ ALLOWED = {
     "execute/profile.py": ("os.replace .unlink", "torch writes the trace; it gets its name when it is whole"),
     "graph/sources.py": (".read_text", OWN_CODE),
     "kernels/tuned_file.py": (".read_bytes", OWN_CODE),
+    "launch/local_rendezvous.py": ("os.open", "a temporary folder of this process is opened, to lock it"),
     "launch/rank_limits.py": (".read_text", SYSTEM),
     "locks/folder_lock.py": ("os.open", "a folder is opened, to see whether its path still leads to it"),
     "locks/holder.py": (".read_text", SYSTEM),

@@ -98,7 +98,7 @@ def test_the_traceback_of_the_rank_that_failed_is_what_the_user_sees(tmp_path):
     assert code == 1
     shown = err[err.index("rank 1 ended with exit code 1; it failed first") :]
     assert "Traceback (most recent call last)" in shown and "in forward" in shown
-    assert shown.count("ArithmeticError: planted on rank 1") == 1
+    assert shown.count("[rank1]: ArithmeticError: planted on rank 1") == 1
     assert shown.strip().endswith(f"the logs of all ranks are in {folder / 'logs'}")
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
 
@@ -218,6 +218,7 @@ def test_a_launcher_that_dies_twice_asks_its_ranks_to_stop_once(tmp_path):
     """The kernel sends a signal for each of its threads, and Python may start on the second inside of the first."""
     script = """
 import os, signal
+os.environ["TORCHELASTIC_RUN_ID"] = "run"
 from monograph.launch.follow import follow_launcher
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append("stop"))

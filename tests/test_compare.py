@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,9 @@ def pretend(monkeypatch):
             lines = [json.dumps(record) for record in [*waiting.pop(0), {"step": 3, "validation_loss": 1.0}]]
             (folder / "metrics.jsonl").write_text("\n".join(lines))
             (folder / "numerics.txt").write_text(f"promise of {folder.name}\n")
-            return subprocess.CompletedProcess(words, exit_code, stdout="", stderr=says)
+            return exit_code, says
 
-        monkeypatch.setattr(command.subprocess, "run", start)
+        monkeypatch.setattr(command, "run_and_follow", start)
         return started
 
     return install
@@ -118,8 +118,7 @@ def interrupt(_path):
 
 
 def test_a_run_without_metrics_is_an_error_that_names_the_file(monkeypatch, capsys):
-    ended = subprocess.CompletedProcess([], 0, stdout="", stderr="")
-    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(command, "run_and_follow", lambda _: (0, ""))
     assert main(["compare", TINY, TINY]) == 1
     assert "metrics.jsonl is missing" in capsys.readouterr().err
 
@@ -162,3 +161,10 @@ def test_each_line_has_ranks_of_its_own(capsys):
     assert main(["compare", line, f"{line} --ranks 2", "--tolerance", "1e-5"]) == 0
     out = capsys.readouterr().out
     assert "equal within 1e-05" in out and "within  grad_norm" in out and "DIFFERS" not in out
+
+
+def test_a_long_run_shows_its_newest_step_meanwhile(monkeypatch, capsys):
+    monkeypatch.setattr(command, "PROGRESS_SECONDS", 0.0)
+    code = "print('08:00:00 I step   1/9  loss 6.3', flush=True); print('other'); raise SystemExit(3)"
+    assert command.run_and_follow([sys.executable, "-c", code]) == (3, "08:00:00 I step   1/9  loss 6.3\nother\n")
+    assert capsys.readouterr().err == "  08:00:00 I step   1/9  loss 6.3\n"

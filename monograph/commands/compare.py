@@ -1,11 +1,13 @@
 """`monograph compare`: two command lines, run one after the other, compared number by number. Loads without torch."""
 
 import math
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +19,15 @@ from monograph.errors import EXIT_FAILED, ConfigError, MonographError
 from monograph.plurals import counted
 from monograph.system.child_process import safe_import_path
 from monograph.system.console import make_console, print_plain
+from monograph.system.foreign_text import escape_lines
 from monograph.system.own_tree import remove_made
 from monograph.train.layout import plan_run_mesh
 from monograph.train.records import read_records
 from monograph.whole_file import write_whole
 
+PROGRESS_SECONDS = 5.0
+"""Seconds between the lines that say how far a run is."""
+_STEP = re.compile(r"\bstep +\d+/\d+")
 COMPARED = ("loss", "grad_norm")
 _SHOWN_LINES = MAX_LINES + 20
 """All that the launcher says about ranks that failed, which comes last."""
@@ -120,11 +126,11 @@ def run(words: list[str], request: Request, folder: Path) -> ComparedRun:
     flags = [word for path, value in added.items() for word in (f"--{path}", value)]
     command = [sys.executable, "-m", "monograph", "train", *words, *flags]
     with safe_import_path():
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        write_whole(folder.parent / f"{folder.name}-output.log", done.stdout + done.stderr)
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:])
-        raise RunFailed(line, why=f"it {describe_exit(done.returncode)}; the end of its output:\n{tail}")
+        code, output = run_and_follow(command)
+    if code:
+        write_whole(folder.parent / f"{folder.name}-output.log", output)
+        tail = "\n".join(output.splitlines()[-_SHOWN_LINES:])
+        raise RunFailed(line, why=f"it {describe_exit(code)}; the end of its output:\n{tail}")
     written = folder if "job.dump_folder" in added else Path(request.config.job.dump_folder)
     path = written / "metrics.jsonl"
     if not path.exists():
@@ -132,6 +138,27 @@ def run(words: list[str], request: Request, folder: Path) -> ComparedRun:
     promise = written / "numerics.txt"
     promised = promise.read_text(encoding="utf-8").strip() if promise.exists() else f"{promise} is missing"
     return ComparedRun([record for record in read_records(path) if "loss" in record], promised)
+
+
+def run_and_follow(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command and return its exit code and output; its newest step is shown every few seconds."""
+    lines: list[str] = []
+    shown = time.monotonic()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if _STEP.search(line) and time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                make_console(stderr=True).print(escape_lines(f"  {line.strip()}"), markup=False, highlight=False)
+        return process.wait(), "".join(lines)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def find_difference(

@@ -23,7 +23,8 @@ class StandardTokenizerConfig(TokenizerConfig):
 
     owner: ClassVar[str] = "monograph.train.data.tokenizer:StandardTokenizer"
     path: str = ""
-    """A tokenizer.json, or a folder that holds one; empty uses the built-in byte tokenizer."""
+    """A tokenizer.json, or a folder that holds one; empty uses the built-in byte tokenizer. Its ids must be below
+    model.vocab_size."""
     bos_token: str = ""
     """Token that begins a document; empty asks tokenizer_config.json, then tries the usual names."""
     eos_token: str = ""

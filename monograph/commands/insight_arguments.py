@@ -139,8 +139,14 @@ class TraceJoinArguments(Configurable.Config):
     """A trace of `monograph bench --profile` or of a run with `--profiler.start`."""
     out: str = ""
     """The trace to write."""
+    names: str = ""
+    """A trace of `monograph bench --profile` of the same step, which names the modules of kernels in a CUDA graph."""
+    top: int = 20
+    """Rows of the table: modules whose predicted and measured times differ most."""
 
     def check(self) -> None:
+        if self.top < 1:
+            raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts rows", do="--top 20")
         check_file(self.out, ".json", example="both.trace.json")
 
 

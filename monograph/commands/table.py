@@ -258,7 +258,7 @@ COMMANDS = (
     ),
     Command(
         name="trace join",
-        usage="PREDICTED.json MEASURED.json --out FILE.json",
+        usage="PREDICTED.json MEASURED.json --out FILE.json [--names NAMED.json] [--top N]",
         summary="Merge a predicted and a measured step into one trace, side by side, for ui.perfetto.dev.",
         function="monograph.commands.reports:join_command",
         arguments=TraceJoinArguments,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from monograph.errors import ConfigError
-from monograph.execute.trace_marks import MARK, STEP_MARK
+from monograph.execute.trace_marks import STEP_MARK
+from monograph.report.module_times import RANGE, ModuleRow, compare_modules, find_timed_events
 from monograph.system.foreign_json import UnusableFile, read_file
 from monograph.system.foreign_text import show
 
 _STEP = re.compile(rf"{STEP_MARK}( \d+)?")
-_RANGE = re.compile(rf"{re.escape(MARK)}(.+) (forward|backward)")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 Event = dict[str, Any]
 MAX_TRACE_BYTES = 2 << 30
@@ -70,12 +70,32 @@ def find_defect(event: Any) -> str:
     return "dur is missing" if _STEP.fullmatch(str(event.get("name"))) and "dur" not in event else ""
 
 
-def join_traces(predicted: list[Event], measured: list[Event], *, name: str = "the measured trace") -> dict[str, Any]:
-    """Both, as processes of their own: the predicted first, then the last step that was measured; errors say `name`."""
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": renumber(predicted, 0, "predicted") + renumber(cut_step(measured, name), 1000, "measured"),
-    }
+class JoinedTraces(NamedTuple):
+    """Two steps in one trace, and the time of each module in both."""
+
+    trace: dict[str, Any]
+    rows: list[ModuleRow]
+    """The largest difference first."""
+    unknown_seconds: float
+    """Measured in kernels and ops of no known module: the optimizer, copies of data."""
+
+
+def join_traces(
+    predicted: list[Event], measured: list[Event], *, name: str = "the measured trace", named: list[Event] | None = None
+) -> JoinedTraces:
+    """Both, as processes of their own: the predicted first, then the last step that was measured; errors say `name`.
+
+    `named` is a measured trace of the same step run op by op, which has the modules that a replayed CUDA graph lacks.
+    """
+    step = cut_step(measured, name)
+    timed = find_timed_events(step, cut_step(named, "--names") if named is not None else ())
+    for each in timed:
+        if each.module is not None:
+            facts = {"module": each.module.path, "direction": each.module.direction}
+            each.event["args"] = (each.event.get("args") or {}) | facts
+    rows, unknown = compare_modules(predicted, timed)
+    events = renumber(predicted, 0, "predicted") + renumber(step, 1000, "measured")
+    return JoinedTraces({"displayTimeUnit": "ms", "traceEvents": events}, rows, unknown)
 
 
 def cut_step(events: list[Event], name: str = "the measured trace") -> list[Event]:
@@ -101,7 +121,7 @@ def cut_step(events: list[Event], name: str = "the measured trace") -> list[Even
         if event["ph"] == "M":
             kept.append(event)
         elif (on_device if event.get("cat") in _ON_DEVICE else on_host).holds(event):
-            kept.append(event | {"ts": event["ts"] - on_host.start})
+            kept.append(event | {"ts": event["ts"] - on_host.start})  # a copy, to which modules are added
     return kept
 
 
@@ -132,7 +152,7 @@ def renumber(events: list[Event], first: int, kind: str) -> list[Event]:
 
 def name_module(event: Event) -> Event:
     """A measured range of a module in the form of a predicted one."""
-    module = _RANGE.fullmatch(str(event.get("name")))
+    module = RANGE.fullmatch(str(event.get("name")))
     if not module:
         return event
     facts = {"module": module[1], "direction": module[2]}

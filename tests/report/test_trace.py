@@ -152,7 +152,9 @@ def test_what_is_no_trace_or_has_no_step_is_refused(tmp_path, capsys):
         words = [str(tmp_path / "empty.json"), str(tmp_path / f"{measured}.json")]
         assert cli.main(["trace", "join", *words, *out]) == 2
         assert f"{words[1]} {reason}" in capsys.readouterr().err
-    assert join_traces([], [{"ph": "X", "name": "step", "ts": 5, "dur": 1, "pid": "x", "tid": "y"}])["traceEvents"]
+    assert join_traces([], [{"ph": "X", "name": "step", "ts": 5, "dur": 1, "pid": "x", "tid": "y"}]).trace[
+        "traceEvents"
+    ]
 
 
 def test_a_trace_with_a_hole_of_100_gb_is_refused_unread(tmp_path, capsys):

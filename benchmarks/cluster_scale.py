@@ -31,7 +31,7 @@ from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, build_table
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_model
+from monograph.train.build_model import build_model
 from monograph.train.checkpoint.manifest import CheckpointManifest, render_manifest
 from monograph.train.checkpoint.reader import SafetensorsReader, ShardLoadPlanner
 from monograph.train.checkpoint.writer import StagedSavePlanner, StoredPiece, describe_tensor, find_spec

@@ -44,13 +44,13 @@ from monograph.execute.pipeline.build import (
 )
 from monograph.execute.pipeline.step import PipelineStep
 from monograph.execute.sharded import ShardedStep, make_shards
+from monograph.execute.step_cache.cache import StepCache, open_cache
 from monograph.execute.tuned_kernels import load_tuned_kernels
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
 from monograph.log import get_log, set_up_log
-from monograph.machine.choose import AUTO, MachineChoice, choose_machine, find_machine
+from monograph.machine.choose import MachineChoice, choose_machine
 from monograph.models.freeze import freeze
-from monograph.models.init import reset
 from monograph.models.model import Model, find_scalars
 from monograph.parallel.apply import parallelize
 from monograph.parallel.check_plan import check_plan
@@ -58,17 +58,17 @@ from monograph.parallel.context_gather import decide_gather
 from monograph.parallel.fit import plan_schedule
 from monograph.parallel.flight import FOLDER as FLIGHT_FOLDER
 from monograph.parallel.groups import Groups, joined_groups
-from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable, build_table
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, build_passes, run_passes
+from monograph.train.build_model import build_model
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import check_flex_device, has_compiler
 from monograph.train.float8_limits import check_quantized
 from monograph.train.folder import RunFolder, reserved_folder
 from monograph.train.garbage import paused_gc
-from monograph.train.layout import plan_run_mesh
+from monograph.train.layout import count_micro_batches, plan_run_mesh
 from monograph.train.numerics import promise_numerics
 from monograph.train.open_data import find_once, open_data
 from monograph.train.out_of_memory import find_holders, memory_explained, suggest_less
@@ -87,31 +87,26 @@ else:  # DTensor and FSDP2 take a second
 log = get_log("run")
 
 
-def build_model(config: TrainerConfig, device: torch.device) -> Model:
-    """The model's structure: parameters on the meta device (shards come later), buffers real and initialized."""
-    with torch.device("meta"):
-        model: Model = config.plan_model().build()
-    freeze(model, config.training.freeze)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
-    reset(model)
-    return model
-
-
 def build_step(
-    config: TrainerConfig, groups: Groups, startup: Startup | None = None, *, probe: OutputProbe | None = None
+    config: TrainerConfig,
+    groups: Groups,
+    startup: Startup | None = None,
+    *,
+    probe: OutputProbe | None = None,
+    uses_cache: bool = False,
 ) -> MeshStep:
     """What `train`, `evaluate`, `verify` and `bench` run: one path that cannot drift.
 
-    A captured step has the tensors that `probe` finds as further outputs.
+    A captured step has the tensors that `probe` finds as further outputs; with `uses_cache` it may be an earlier run's.
     """
     startup = startup or Startup()
     load_tuned_kernels(groups.device)
+    with startup.phase("graph"):
+        cache = open_cache(config, config.compile, groups) if uses_cache else None
     if groups.mesh.pp > 1:
-        return build_pipeline(config, groups, startup)
+        return build_pipeline(config, groups, startup, cache)
     if config.compile.mode == "graph":
-        return build_graph_step(config, groups, startup, probe=probe)
+        return build_graph_step(config, groups, startup, probe, cache)
     with startup.phase("model"):
         model, table, settings = build_parallel_model(config, groups)
         kind = ShardedStep if config.plan_fsdp() == "graph" else Fsdp2Step
@@ -119,9 +114,9 @@ def build_step(
 
 
 def build_graph_step(
-    config: TrainerConfig, groups: Groups, startup: Startup, *, probe: OutputProbe | None = None
+    config: TrainerConfig, groups: Groups, startup: Startup, probe: OutputProbe | None, cache: StepCache | None
 ) -> GraphStep:
-    """model -> capture -> passes -> program; an artifact's graphs take the place of capture and passes.
+    """model -> capture -> passes -> program; an artifact's graphs, or kept ones, replace capture and passes.
 
     Which gathered parameters and activations are freed after forward is decided by passes, too.
     """
@@ -134,40 +129,37 @@ def build_graph_step(
         source, settings = build_source(config, groups, probe=probe)
     facts, inputs = make_facts(source.table, groups, settings), make_example(config, source)
     kinds: tuple[GraphKind, ...] = ("step", "evaluation") if config.needs_evaluation() else ("step",)
+    wanted = [WantedGraph(kind, facts, inputs) for kind in kinds]
     if artifact is not None:
         with startup.phase("artifact"):
-            wanted = [WantedGraph(kind, facts, inputs) for kind in kinds]
             graphs = dict(zip(kinds, read_graphs(artifact, config.compile, source.table, wanted, groups), strict=False))
     with startup.phase("graph"), paused_gc():
         if not graphs:
             artifact = None
-            passes = build_passes(settings.passes, settings.compile.numerics)
-            # A bench counts FLOPs of the graph; once a compiler has run it has to read them from the passes' records.
-            is_measured = has_compiler(config, groups.device.type)
-            graphs = {
-                kind: capture_and_optimize(source, inputs, facts, passes, kind=kind, is_measured=is_measured)
-                for kind in kinds
-            }
+            graphs = {each.kind: find_or_capture(config, source, settings, groups, each, cache) for each in wanted}
             check_quantized(config, graphs["step"].records)
         for kind, found in graphs.items():
             groups.check_same(f"the graph of the {kind}", found.graph.digest(), text=found.graph.text)
         load_or_build_kernels([graphs["step"].graph], settings, groups, artifact)
-        cache = CastWeightCache(source.parameters)
+        weights = CastWeightCache(source.parameters)
         gradients = make_gradients(source.parameters, graphs["step"], source.reduce_dtype)
         outputs = StepOutputBuffers(gradients, MetricSums())
         recorder = make_recorder(settings, groups)
-        program = build_program(graphs["step"].graph, inputs, outputs, cache, recorder)
+        program = build_program(graphs["step"].graph, inputs, outputs, weights, recorder)
         evaluation = None
         if "evaluation" in kinds:
             losses = LossBuffer()
-            evaluation = Evaluation(build_program(graphs["evaluation"].graph, inputs, losses, cache, recorder), losses)
-    return GraphStep(source, groups, graphs, program, evaluation, outputs, cache, artifact)
+            forward = build_program(graphs["evaluation"].graph, inputs, losses, weights, recorder)
+            evaluation = Evaluation(forward, losses)
+    return GraphStep(source, groups, graphs, program, evaluation, outputs, weights, artifact)
 
 
-def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> PipelineStep:
+def build_pipeline(
+    config: TrainerConfig, groups: Groups, startup: Startup, cache: StepCache | None = None
+) -> PipelineStep:
     """model -> stages -> capture -> passes -> programs, each for this rank's stages alone; op by op in eager mode.
 
-    An artifact's graphs take the place of capture and passes, as without a pipeline.
+    An artifact's graphs, or kept ones, replace capture and passes, as without a pipeline.
     """
     artifact: Artifact | None = None
     if config.compile.artifact:
@@ -187,12 +179,9 @@ def build_pipeline(config: TrainerConfig, groups: Groups, startup: Startup) -> P
         if not graphs:
             artifact = None
         if not graphs and config.compile.mode == "graph":
-            passes = build_passes(settings.passes, settings.compile.numerics)
-            is_measured = has_compiler(config, groups.device.type)
             for each in wanted:
                 stage = sources[each.stage or 0].source
-                given = (stage, each.inputs, each.facts, passes)
-                graphs.append(capture_and_optimize(*given, kind=each.kind, is_measured=is_measured))
+                graphs.append(find_or_capture(config, stage, settings, groups, each, cache))
         recorder = make_recorder(settings, groups) if graphs else None
         add_stages(step, sources, group_by_stage(wanted, graphs), settings, groups, recorder)
         if graphs:
@@ -213,12 +202,25 @@ def plan_pipeline(config: TrainerConfig, groups: Groups) -> PipelineSource:
     return PipelineSource(source, make_example(config, source), plan, schedule, settings)
 
 
-def count_micro_batches(config: TrainerConfig, mesh: Mesh) -> int:
-    """Micro-batches of an update, on each data-parallel rank."""
-    training = config.training
-    if training.global_batch_size == -1:
-        return 1
-    return training.global_batch_size // (training.local_batch_size * mesh.data_parts)
+def find_or_capture(
+    config: TrainerConfig,
+    source: StepSource,
+    settings: StepSettings,
+    groups: Groups,
+    wanted: WantedGraph,
+    cache: StepCache | None,
+) -> OptimizedGraph:
+    """A graph that an earlier run has kept, or captured and optimized here, and kept for later runs."""
+    if cache is not None and (found := cache.load(wanted, source.table)) is not None:
+        return found
+    passes = build_passes(settings.passes, settings.compile.numerics)
+    # A bench counts FLOPs of the graph; once a compiler has run it has to read them from the passes' records.
+    is_measured = has_compiler(config, groups.device.type)
+    of = (source, wanted.inputs, wanted.facts, passes)
+    captured = capture_and_optimize(*of, kind=wanted.kind, is_measured=is_measured)
+    if cache is not None:
+        cache.store(wanted, source.table, captured)
+    return captured
 
 
 def capture_and_optimize(
@@ -289,15 +291,6 @@ def find_run_machine(config: TrainerConfig, groups: Groups) -> MachineChoice:
     return choice
 
 
-def target_machine(config: TrainerConfig, device: torch.device) -> TrainerConfig:
-    """The configuration whose capture on `device` is the program of `config.machine`, for looking at, not for running.
-
-    A custom op is the same node wherever it is captured; what is left are choices by device, made here.
-    """
-    machine = device.type if config.machine == AUTO else find_machine(config.machine).device
-    return config.replace(model=config.model.for_device(machine))
-
-
 def find_peak_flops(config: TrainerConfig, groups: Groups) -> float:
     """The peak of one device that MFU is a part of; 0 where it is not known."""
     return config.metrics.peak_flops or find_run_machine(config, groups).peak_flops(config.training.compute_dtype)
@@ -313,11 +306,13 @@ def make_example(config: TrainerConfig, source: StepSource) -> StepInputs:
     return source.inputs(inputs, ones)
 
 
-def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder) -> Trainer:
+def build_trainer(
+    config: TrainerConfig, groups: Groups, startup: Startup, folder: RunFolder, *, uses_cache: bool = False
+) -> Trainer:
     """Data first, because its mistakes are the user's and should show before minutes go into a model."""
     with startup.phase("data"):
         data, validation_sets = open_data(config, groups)
-    step = build_step(config, groups, startup)
+    step = build_step(config, groups, startup, uses_cache=uses_cache)
     promise = promise_numerics(config, ran=step.ran_passes, device=groups.device.type)
     folder.write_numerics(promise)
     with startup.phase("model"):
@@ -343,8 +338,11 @@ def build_trainer(config: TrainerConfig, groups: Groups, startup: Startup, folde
     return trainer
 
 
-def train(config: TrainerConfig) -> Summary:
-    """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`."""
+def train(config: TrainerConfig, *, uses_cache: bool = False) -> Summary:
+    """Train as the config says, as one of the ranks a launcher started; the library's form of `monograph train`.
+
+    `uses_cache` allows `compile.cache`, as `monograph train` does: for programs that change no loaded code.
+    """
     startup = Startup()
     with watch_for_stop() as stop, ExitStack() as stack:
         with stop.at_once():
@@ -377,7 +375,7 @@ def train(config: TrainerConfig) -> Summary:
                     stack.enter_context(training_page(folder.path))
             fewer = suggest_less(config)
             with memory_explained(device, {}, do=fewer):
-                trainer = build_trainer(config, groups, startup, folder)
+                trainer = build_trainer(config, groups, startup, folder, uses_cache=uses_cache)
         try:
             with memory_explained(device, find_holders(trainer.step, trainer.optimizer), do=fewer):
                 return trainer.train()
@@ -389,7 +387,7 @@ def train_command(config: TrainerConfig, line: CommandLine) -> int:
     """`monograph train`: train, then tell a person what happened and what to try next."""
     set_up_log(level=config.debug.log_level)
     try:
-        summary = train(config)
+        summary = train(config, uses_cache=True)
     except StoppedOnRequest as stopped:
         if not stopped.do:
             raise

@@ -21,13 +21,16 @@ _DO = "choose another name"
 _DO_FOLDER = "choose another folder"
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, replacing one that is there; readers see the old content or the new one. An OSError names it."""
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file, replacing one that is there; readers see the old content or the new one. An OSError names it.
+
+    `mode` is that of the new file, less the umask.
+    """
     data = content.encode() if isinstance(content, str) else content
     prepared = path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(create_own(prepared, 0o666), "wb") as file:
+        with open(create_own(prepared, mode), "wb") as file:
             file.write(data)
         os.replace(prepared, path)
     except BaseException as error:

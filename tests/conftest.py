@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import random
 
 import pytest
@@ -49,7 +50,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_configure():
-    """Captures make garbage by the million, which need not be looked for all the time; no test fails for being slow."""
+    """Captures make garbage by the million, which need not be looked for all the time; no test fails for being slow.
+
+    Nothing is read from the cache of an earlier run, and none is left: tests that want one name a folder.
+    """
+    os.environ["XDG_CACHE_HOME"] = "/dev/null/no-cache"
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
     settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("unhurried")

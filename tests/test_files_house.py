@@ -41,6 +41,7 @@ ALLOWED = {
     "execute/artifact/make.py": (".read_bytes", MADE_NOW),
     "execute/memory_limits.py": (".read_text", SYSTEM),
     "execute/profile.py": ("os.replace .unlink", "torch writes the trace; it gets its name when it is whole"),
+    "execute/step_cache/key.py": ("json.loads", OWN_JSON),
     "graph/sources.py": (".read_text", OWN_CODE),
     "kernels/tuned_file.py": (".read_bytes", OWN_CODE),
     "launch/local_rendezvous.py": ("os.open", "a temporary folder of this process is opened, to lock it"),

@@ -57,3 +57,12 @@ def test_a_step_in_eager_mode_imports_no_compiler_and_no_symbols(tmp_path):
 def test_commands_that_compute_nothing_import_no_torch(words, tmp_path):
     modules = find_imports(tmp_path, words)
     assert [name for name in modules if name == "torch" or name.startswith("torch.")] == []
+
+
+def test_a_kept_step_is_run_without_what_captures_steps(tmp_path, monkeypatch):
+    """A capture needs symbols, and its mode brings the compiler; a start from a kept step needs neither."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = [*ONE_STEP, "--checkpoint.enabled", "false"]
+    first = find_imports(tmp_path, words)
+    assert "torch._dynamo" in first and "sympy" in first, "a capture needs both"
+    assert find_heavy(find_imports(tmp_path, words)) == []

@@ -26,7 +26,8 @@ from monograph.parallel.groups import find_first_difference
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
 from monograph.plurals import counted
-from monograph.run import build_model, build_source, build_step, make_example
+from monograph.run import build_source, build_step, make_example
+from monograph.train.build_model import build_model
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import plan_run_mesh
 

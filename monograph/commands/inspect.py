@@ -25,7 +25,7 @@ from monograph.graph.text import join_texts
 from monograph.graph.timeline import find_timeline
 from monograph.locks.folder_lock import locked_output
 from monograph.log import set_up_log
-from monograph.machine.choose import AUTO, FALLBACK
+from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
 from monograph.models.model import Model
 from monograph.parallel.groups import Groups, fake_groups
@@ -45,7 +45,6 @@ from monograph.run import (
     find_peak_flops,
     find_run_machine,
     make_example,
-    target_machine,
 )
 from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
@@ -246,3 +245,12 @@ def _say(text: str) -> None:
     console = make_console(stderr=True)
     if console.is_terminal:
         console.print(text)
+
+
+def target_machine(config: TrainerConfig, device: torch.device) -> TrainerConfig:
+    """The configuration whose capture on `device` is the program of `config.machine`, for looking at, not for running.
+
+    A custom op is the same node wherever it is captured; what is left are choices by device, made here.
+    """
+    machine = device.type if config.machine == AUTO else find_machine(config.machine).device
+    return config.replace(model=config.model.for_device(machine))

@@ -40,12 +40,12 @@ from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, run_passes
 from monograph.plurals import counted
 from monograph.report.units import format_bytes, format_seconds
-from monograph.run import build_source, count_micro_batches, make_example, plan_pipeline
+from monograph.run import build_source, make_example, plan_pipeline
 from monograph.system.console import print_plain
 from monograph.train.command_line import CommandLine
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import has_compiler
-from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.train.layout import count_micro_batches, count_ranks, plan_run_mesh
 
 COMPILERS = ("compile_regions", "compile_whole", "compile_flex")
 """Passes that make code: it is made once, and is no part of what two ranks compare."""

@@ -11,6 +11,8 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -127,3 +129,36 @@ def _find_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
 def _is_own_file(path: Path) -> bool:
     is_installed = any(part in _INSTALLED for part in path.parts)  # of whatever environment
     return path.is_absolute() and not is_installed and not any(path.is_relative_to(place) for place in _NOT_OWN)
+
+
+def find_loaded_sources() -> dict[str, bytes]:
+    """Module -> source of all code of a user's that is loaded now, whoever has imported it."""
+    found = {}
+    for name, file in _find_loaded_files():
+        if _is_own_file(file):
+            with suppress(OSError):  # deleted since
+                found[name] = file.read_bytes()
+    return found
+
+
+@cache
+def find_packages() -> dict[str, list[int]]:
+    """Installed package -> size and time of change of its first file, for all that are loaded at the first call.
+
+    Python, too, decides by them whether a compiled file is that of a source; a package that was installed again at the
+    same version is noticed. What is loaded later is what captures and passes themselves import.
+    """
+    found = {}
+    for name, file in _find_loaded_files():
+        if "." not in name and any(part in _INSTALLED for part in file.parts):
+            with suppress(OSError):
+                status = file.stat()
+                found[name] = [status.st_size, status.st_mtime_ns]
+    return found
+
+
+def _find_loaded_files() -> Iterator[tuple[str, Path]]:
+    for name, module in sorted(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(file, str):
+            yield name, Path(file)

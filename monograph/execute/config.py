@@ -35,6 +35,10 @@ class CompileConfig(Configurable.Config):
     """graph mode: time the settings of custom kernels on this GPU before the first step, once for every new size; found
     settings change no bit, and later runs on such a GPU use them without this flag."""
 
+    cache: Literal["on", "off"] = "on"
+    """graph mode: on keeps the captured step in ~/.cache/monograph/steps (or $XDG_CACHE_HOME), from where `monograph
+    train` reads it when nothing that decides it has changed; off captures it at every start."""
+
     artifact: str = ""
     """graph mode: folder of an artifact (`monograph precompile`) to run instead of capturing and compiling."""
     artifact_on_mismatch: Literal["error", "compile"] = "error"

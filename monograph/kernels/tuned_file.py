@@ -23,6 +23,7 @@ from monograph import strict_json
 from monograph.compat.triton import HAS_TRITON, triton
 from monograph.kernels.tuning import Settings, TunedKey
 from monograph.log import get_log
+from monograph.system.cache_folder import find_cache_folder
 from monograph.system.foreign_json import read_file
 from monograph.system.own_file import open_own
 from monograph.whole_file import write_whole
@@ -81,17 +82,16 @@ def hash_kernels() -> str:
 
 
 def find_folder() -> Path:
-    """The user's cache folder, as XDG_CACHE_HOME says or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monograph" / "kernels"
+    """Where the files are, in the user's cache folder."""
+    return find_cache_folder("kernels")
 
 
 def read_tuned(kind: GpuKind) -> dict[TunedKey, TunedKernel]:
     """What was tuned for a kind of GPU; nothing, with a warning, where the file is damaged."""
-    path = find_folder() / kind.file_name
     try:
-        return _read(path, kind)
+        return _read(find_folder() / kind.file_name, kind)
     except OSError as error:
-        log.warning("tuned settings of kernels are not used: %s cannot be read: %s", path, error.strerror)
+        log.warning("tuned settings of kernels are not used: %s cannot be read: %s", error.filename, error.strerror)
         return {}
 
 

@@ -24,9 +24,9 @@ from monograph.plan.search import search
 from monograph.plan.show import name_mesh, name_policy
 from monograph.plan.study import study_model
 from monograph.report.units import format_bytes
-from monograph.run import count_micro_batches
 from monograph.train.config import TrainerConfig
 from monograph.train.flex_limits import has_compiler
+from monograph.train.layout import count_micro_batches
 from monograph.train.optimizer_config import ITEM_BYTES
 from monograph.train.out_of_memory import suggest_less
 

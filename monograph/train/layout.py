@@ -36,3 +36,11 @@ def count_ranks(config: ParallelismConfig) -> int:
     for degree in degrees:
         count *= degree
     return count
+
+
+def count_micro_batches(config: TrainerConfig, mesh: Mesh) -> int:
+    """Micro-batches of an update, on each data-parallel rank."""
+    training = config.training
+    if training.global_batch_size == -1:
+        return 1
+    return training.global_batch_size // (training.local_batch_size * mesh.data_parts)

@@ -49,7 +49,7 @@ _OF_READING = (
     "*.$class",
 )
 """Those of data that decide how it is read, not which samples there are."""
-_SILENT = ("debug.log_level", "debug.device", "compile.artifact_*")
+_SILENT = ("debug.log_level", "debug.device", "compile.artifact_*", "compile.cache")
 _ABSENT = "(absent)"
 _SHOWN = 12
 

@@ -16,7 +16,7 @@ from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
 from monograph.recipes.catalog import load_recipe
-from monograph.run import build_model
+from monograph.train.build_model import build_model
 
 CPU = torch.device("cpu")
 

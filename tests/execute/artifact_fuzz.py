@@ -90,7 +90,7 @@ class Base:
     def build(self, groups: Groups) -> None:
         """The step of the honest artifact, run once: whatever is imported late has been imported."""
         self.groups = groups
-        step = build_graph_step(self.config, groups, Startup())
+        step = build_graph_step(self.config, groups, Startup(), None, None)
         self.run(step)
 
     def run(self, step: GraphStep) -> None:
@@ -163,7 +163,7 @@ def load_and_run(base: Base, target: Path) -> dict[str, Any]:
     """In the child: what a run does with an artifact, up to the end of the first step."""
     config = replace_leaf(base.config, "compile.artifact", str(target))
     try:
-        base.run(build_graph_step(config, base.groups, Startup()))
+        base.run(build_graph_step(config, base.groups, Startup(), None, None))
     except MonographError as error:
         return {"outcome": "refused", "why": f"{error.what}; {error.why}"}
     return {"outcome": "ran", "why": ""}

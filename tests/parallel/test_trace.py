@@ -13,7 +13,7 @@ from monograph.parallel.apply import parallelize
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import build_table
-from monograph.run import build_model
+from monograph.train.build_model import build_model
 from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")

@@ -44,6 +44,7 @@ SHOWN_BY = {
     "compile.cuda_graph": "execute/test_cudagraph.py::"
     "test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons",
     "compile.tune_kernels": "execute/test_tuned_kernels.py::test_on_a_cpu_a_run_says_that_there_is_nothing_to_tune",
+    "compile.cache": "execute/test_step_cache.py::test_a_run_with_the_cache_off_neither_reads_nor_keeps_a_step",
     "compile.artifact": "execute/test_artifact_command.py::"
     "test_train_refuses_an_artifact_of_another_run_within_two_seconds_and_without_torch",
     "compile.artifact_cache": "execute/test_node_copy.py::"

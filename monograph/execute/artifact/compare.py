@@ -24,6 +24,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "training.global_batch_size": "how many times the step runs before an update",
     "training.gc_interval": "Python's own memory, between steps",
     "parallelism.timeout_seconds": "how long ranks wait for each other",
+    "compile.cache": "whether a captured step is kept for later runs",
     "compile.artifact": "where this artifact is",
     "compile.artifact_cache": "where nodes keep copies of this artifact",
     "compile.artifact_on_mismatch": "what to do with the answer of this comparison",

@@ -2,15 +2,16 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
+from monograph.config.references import import_on_call
 from monograph.graph.facts import Facts
 from monograph.graph.query import is_backward, is_compute
 from monograph.graph.step_graph import StepGraph
 from monograph.graph.tags import set_tag, tag_of
 from monograph.passes.base import Pass, Property
-from monograph.passes.memory.min_cut import plan_min_cut
 from monograph.passes.memory.policies import (
     GIB,
     is_always_kept,
@@ -21,6 +22,11 @@ from monograph.passes.memory.policies import (
 )
 from monograph.passes.memory.saved import count_saved_bytes, find_crossing
 from monograph.plurals import counted
+
+if TYPE_CHECKING:
+    from monograph.passes.memory.min_cut import plan_min_cut
+else:  # networkx takes a tenth of a second
+    plan_min_cut = import_on_call("monograph.passes.memory.min_cut:plan_min_cut")
 
 
 class ChooseSaved(Pass):

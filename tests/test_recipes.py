@@ -27,6 +27,7 @@ GOLDENS = Path(__file__).parent / "goldens" / "recipes"
 SIZES = {
     "deepseek_v3": "debugmodel debugmodel_flex 16b 236b 671b",
     "gemma2": "debugmodel 2b 9b 27b",
+    "gemma3": "debugmodel 1b",
     "gpt_oss": "debugmodel 20b 120b",
     "llama3": "debugmodel debugmodel_flex 1b 3b 8b 70b 405b",
     "llama4": "debugmodel scout maverick",

@@ -200,7 +200,11 @@ RULES = (
         _unless("model.rope.scaling", "yarn"),
         "--model.rope.scaling yarn",
     ),
-    EffectRule("model.window", _no_windowed_layer, "--model.layer_kinds with some layers 'window', or none at all"),
+    EffectRule(
+        "model.window model.window_theta",
+        _no_windowed_layer,
+        "--model.layer_kinds with some layers 'window', or none at all",
+    ),
     EffectRule("model.moe.*", _no_experts, _some_experts),
     EffectRule("model.feed_forward.*", _only_experts, "a model with dense layers"),
     EffectRule("model.moe.router.group_score", _one_choice_of_groups, "--model.moe.router.n_groups 4"),

@@ -20,6 +20,7 @@ FAMILIES = (
     "llama4_debugmodel",
     "mistral_debugmodel",
     "gemma2_debugmodel",
+    "gemma3_debugmodel",
     "qwen2_5_debugmodel",
     "qwen3_debugmodel",
     "qwen3_debugmodel_moe",

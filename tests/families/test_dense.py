@@ -10,8 +10,8 @@ from tests.kit.ranks import pool
 from tests.kit.tiny import tiny
 from tests.verify.on_ranks import verify_on_ranks
 
-FAMILIES = ("mistral", "gemma2")
-TIED = ("gemma2",)
+FAMILIES = ("mistral", "gemma2", "gemma3")
+TIED = ("gemma2", "gemma3")
 """Layer mode sums a rank's two uses of a matrix before it reduces them: on several ranks it has bits of its own."""
 GRAPH = {"compile.mode": "graph", "parallelism.fsdp": "graph"}
 DOCUMENTS = {"model.mask": "document"}

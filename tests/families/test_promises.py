@@ -5,6 +5,7 @@ import torch
 
 from monograph.cli import main
 from monograph.models.gemma2.sizes import gemma2_debugmodel
+from monograph.models.gemma3.sizes import gemma3_debugmodel
 from monograph.models.gpt_oss.sizes import gpt_oss_20b, gpt_oss_debugmodel
 from monograph.models.init import initialize
 from monograph.models.llama4.sizes import llama4_debugmodel, llama4_scout
@@ -20,8 +21,9 @@ FAMILIES = {
     "llama4": llama4_debugmodel,
     "mistral": mistral_debugmodel,
     "gemma2": gemma2_debugmodel,
+    "gemma3": gemma3_debugmodel,
 }
-DENSE = ("mistral", "gemma2")
+DENSE = ("mistral", "gemma2", "gemma3")
 """Models like those of which `make test` has others already."""
 LONG = [pytest.param(family, marks=pytest.mark.long) if family in DENSE else family for family in FAMILIES]
 ROUTINGS = ((), (2, 3))
@@ -54,7 +56,7 @@ def test_a_run_from_an_artifact_has_the_bits_of_eager_without_tracing(family, tm
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prediction_with_a_cache_says_what_the_whole_text_says(family):
     config = FAMILIES[family]()
-    changes = {"n_layers": 4, "chunk": 6} if family == "llama4" else {"n_layers": 4, "window": 5}
+    changes = {"n_layers": 4, "chunk": 6} if family == "llama4" else {"n_layers": 6, "window": 5}
     model = config.replace(**changes, init_std=0.1).build().double().eval()
     initialize(model, 1)
     padding = (0, 4, 7)

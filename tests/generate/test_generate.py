@@ -61,7 +61,9 @@ def write_ours(capsys, path, *flags, prompts=PROMPTS):
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=pytest.mark.long if family in ("qwen2", "qwen3", "mistral", "gemma2") else ())
+        pytest.param(
+            family, marks=pytest.mark.long if family in ("qwen2", "qwen3", "mistral", "gemma2", "gemma3") else ()
+        )
         for family in FAMILIES
     ],
 )

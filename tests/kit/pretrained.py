@@ -54,6 +54,12 @@ CHUNKS = {
     "attention_chunk_size": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+GEMMA3 = {
+    "head_dim": 12,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 20,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 FAMILIES = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
@@ -63,6 +69,7 @@ FAMILIES = {
     "gpt_oss": ("GptOss", SINKS),
     "llama4": ("Llama4Text", CHUNKS),
     "gemma2": ("Gemma2", {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    "gemma3": ("Gemma3Text", GEMMA3),
     "mistral": ("Mistral", {"head_dim": 12, "sliding_window": 7}),
 }
 

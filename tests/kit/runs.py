@@ -22,6 +22,7 @@ from monograph.models.config import (
 )
 from monograph.models.deepseek_v3.config import DeepseekV3Config
 from monograph.models.gemma2.sizes import gemma2_debugmodel
+from monograph.models.gemma3.sizes import gemma3_debugmodel
 from monograph.models.gpt_oss.sizes import gpt_oss_debugmodel
 from monograph.models.llama3.config import Llama3Config
 from monograph.models.llama3.model import Llama3
@@ -78,6 +79,7 @@ MODELS = {
     "gpt_oss": gpt_oss_debugmodel,
     "llama4": llama4_debugmodel,
     "gemma2": gemma2_debugmodel,
+    "gemma3": gemma3_debugmodel,
 }
 
 

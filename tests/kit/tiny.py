@@ -8,6 +8,7 @@ deepseek_v3  latent attention with a query latent, a dense first block, shared e
 gpt_oss      windowed and full attention, sinks, biases everywhere, clamped SwiGLU, load balancing per micro-batch
 mistral      windows in every layer, heads whose channels are not the width divided by their number
 gemma2       windowed and full attention, capped scores and logits, norms after layers, a scaled embedding, tied
+gemma3       the same without caps of scores, with norms of queries and keys, and RoPE of its own in windowed layers
 llama4       chunks with RoPE and whole texts without, every second layer with input-scaled experts and a shared one
 
 Auxiliary losses weigh a hundred times what recipes use, so that a mistake in them shows.
@@ -37,6 +38,7 @@ RECIPES = {
     "llama4": "llama4_debugmodel",
     "mistral": "mistral_debugmodel",
     "gemma2": "gemma2_debugmodel",
+    "gemma3": "gemma3_debugmodel",
 }
 MODELS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
 """What tests of everything go through; families since then have tests of their own."""
@@ -107,6 +109,7 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
 _WINDOWS = {**_GROUPED_QUERIES, "model.attention.head_dim": 12, "model.window": 5}
 _OF_MODEL |= {
     "mistral": _WINDOWS,
+    "gemma3": {**_WINDOWS, "model.layer_kinds": ("window", "full"), "model.logit_cap": 3.0},
     "gemma2": {
         **_WINDOWS,
         "model.attention.score_dim": 20.0,

@@ -22,12 +22,12 @@ def write_model(folder: Path, name: str, values: dict[str, Any]) -> torch.nn.Mod
     config = getattr(transformers, f"{name}Config")(
         **values, attn_implementation="eager", experts_implementation="eager"
     )
-    kind = {"Llama4Text": "Llama4"}.get(name, name)
+    kind = name.removesuffix("Text")
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                start = 1.0 if "norm" in path else 0.0
+                start = parameter.mean() if "norm" in path else 0.0  # of norms that scale by 1 + weight it is 0
                 parameter.copy_(start + 0.3 * torch.randn_like(parameter))
             elif path.endswith("_bias"):
                 parameter.normal_(std=0.5)

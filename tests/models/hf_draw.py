@@ -20,6 +20,7 @@ FAMILIES = {
     "deepseek_v3": "DeepseekV3",
     "mistral": "Mistral",
     "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3Text",
 }
 """model_type -> the stem of transformers' class names."""
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
@@ -225,6 +226,16 @@ def draw_gemma2(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def draw_gemma3(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions of either kind of layers have an object each, in the newer way to write them."""
+    drawn, theta = {**draw_gemma2(pick, hf), "attn_logit_softcapping": None}, log_uniform(pick, 2.0, 1e6)
+    if "rope_parameters" not in hf:
+        renamed = {"rope_type" if key == "type" else key: value for key, value in (hf["rope_scaling"] or {}).items()}
+        return drawn | {"rope_local_base_freq": theta, "rope_scaling": renamed or None}
+    windowed = {"rope_type": "default", "rope_theta": theta}
+    return drawn | {"rope_parameters": {"full_attention": hf["rope_parameters"], "sliding_attention": windowed}}
+
+
 def draw_deepseek(pick: random.Random, hf: dict[str, Any]) -> dict[str, Any]:
     """What V2 and V3 share; groups of at least two experts."""
     groups, size = pick.choice((1, 2, 4)), pick.randint(2, 4)
@@ -270,4 +281,5 @@ DRAW_FAMILY: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]
     "deepseek_v3": draw_deepseek_v3,
     "mistral": draw_mistral,
     "gemma2": draw_gemma2,
+    "gemma3_text": draw_gemma3,
 }

@@ -53,6 +53,8 @@ def draw_field(pick: random.Random, leaf: Leaf) -> Any:
         return pick.choice(get_args(leaf.annotation))
     if isinstance(leaf.value, bool):
         return not leaf.value
+    if isinstance(leaf.value, tuple):  # layer by layer: enough for a model of three layers
+        return pick.choice(((), ("full", "window", "full"), ("window", "window", "full")))
     if isinstance(leaf.value, int):
         return max(0, leaf.value + pick.choice((-8, -4, -2, -1, 1, 2, 4, 8)))
     value = leaf.value * pick.choice((0.1, 0.5, 1.5, 3.0, 10.0)) or pick.choice((0.5, 1.0))
@@ -60,7 +62,8 @@ def draw_field(pick: random.Random, leaf: Leaf) -> Any:
 
 
 def fill(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Random weights, large enough that a wrong formula shows; vectors lie around 1, or around 0 for biases."""
+    """Random weights, large enough that a wrong formula shows; biases lie around 0, norms around their start, other
+    vectors around 1."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -68,7 +71,8 @@ def fill(tensors: Mapping[str, torch.Tensor]) -> None:
             if tensor.dim() > 1:
                 tensor.copy_(drawn * tensor.shape[-1] ** -0.5)
             else:
-                tensor.copy_(0.2 * drawn if name.endswith("bias") else 1 + 0.3 * drawn)
+                start = tensor.mean() if "norm" in name else 1
+                tensor.copy_(0.2 * drawn if name.endswith("bias") else start + 0.3 * drawn)
 
 
 def export(config: DecoderConfig, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:

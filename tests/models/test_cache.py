@@ -18,6 +18,7 @@ FAMILIES = (
     "llama4_debugmodel",
     "mistral_debugmodel",
     "gemma2_debugmodel",
+    "gemma3_debugmodel",
 )
 WINDOW, CHUNK = AttentionKind("window", window=5), AttentionKind("chunk", chunk=4)
 CAPACITY = 24
@@ -26,7 +27,8 @@ CAPACITY = 24
 def build(recipe, kinds=()):
     """A small random model in fp64, where rounding cannot hide a mistake; `kinds` of attention replace its own."""
     config = load_recipe(recipe).model
-    config.n_layers = 4 if recipe.startswith("llama4") else 2  # every fourth layer has no RoPE
+    every = {"llama4_debugmodel": 4, "gemma3_debugmodel": 6}  # layers, of which one has no RoPE or no window
+    config.n_layers = every.get(recipe, 2)
     config.loss.chunk_tokens = 8
     if hasattr(config, "window"):
         config.window = 5

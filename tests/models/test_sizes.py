@@ -38,13 +38,14 @@ PUBLISHED = {
     "gemma2_2b": 2_614_341_888,
     "gemma2_9b": 9_241_705_984,
     "gemma2_27b": 27_227_128_320,
+    "gemma3_1b": 999_885_952,
     "mistral_7b": 7_241_732_096,
     "mistral_nemo_12b": 12_247_782_400,
     "deepseek_v3_16b": 15_706_484_224,
     "deepseek_v3_236b": 235_741_434_880,
     "deepseek_v3_671b": 671_026_404_352,
 }
-FAMILIES = ("gpt_oss", "llama4", "llama3", "qwen2_5", "qwen3", "deepseek_v3", "mistral", "gemma2")
+FAMILIES = ("gpt_oss", "llama4", "llama3", "qwen2_5", "qwen3", "deepseek_v3", "mistral", "gemma2", "gemma3")
 DEBUG = (*(f"{family}_debugmodel" for family in FAMILIES), "qwen3_debugmodel_moe")
 
 

@@ -194,6 +194,7 @@ def family_flips() -> Iterator[Flip]:
     own = {"chunk": 4, "no_rope_interval": 3, "no_rope_layers": (0,), "moe_interval": 1, "moe_layers": (0,)}
     own |= {"attention.temperature_tuning": False, "attention.floor_scale": 3, "attention.attn_scale": 1.0}
     yield from (Flip(f"model.{name}", value, model="llama4") for name, value in own.items())
+    yield Flip("model.window_theta", 30.0, model="gemma3")
     own = {"logit_cap": 0.5, "attention.score_cap": 0.5, "attention.score_dim": 5.0}
     yield from (Flip(f"model.{name}", value, model="gemma2") for name, value in own.items())
     yield Flip("model.rope.truncate", True, given={"model.rope.original_max_seq_len": 1024}, model="gpt_oss")

@@ -21,8 +21,18 @@ RUNS = {
     "gpt_oss": {},
     "llama4": {},
     "gemma2": {},
+    "gemma3": {},
 }
-OWN = (".rope.", ".experts.alpha", ".experts.limit", ".attn_scale", ".logit_cap", ".score_cap", ".score_dim")
+OWN = (
+    ".rope.",
+    ".experts.alpha",
+    ".experts.limit",
+    ".attn_scale",
+    ".logit_cap",
+    ".score_cap",
+    ".score_dim",
+    ".window_theta",
+)
 """Of families that share the rest with deepseek_v3."""
 ELSEWHERE = {
     *("HfExportArguments.max_file_gb", "CompareArguments.tolerance", "BisectArguments.tolerance"),

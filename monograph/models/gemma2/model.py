@@ -1,6 +1,6 @@
 """Gemma 2: attention in a window or full, GeGLU, four norms a block, a scaled embedding, capped logits."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from monograph.models.attention_kind import CAUSAL, AttentionKind
 from monograph.models.config import ResidualSpec
@@ -15,7 +15,7 @@ from monograph.models.linear import Embedding
 class Gemma2(Decoder):
     """A Gemma 2 model."""
 
-    Config = Gemma2Config
+    Config: ClassVar[Any] = Gemma2Config
     config: Gemma2Config
     hf: ClassVar[HfFamily | None] = hf_names
 

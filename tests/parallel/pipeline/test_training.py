@@ -184,7 +184,8 @@ def test_a_pipeline_over_a_mesh_has_the_bits_of_that_mesh_without_it(degrees, sc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["gpt_oss", "llama4", "mistral", "gemma2"])
+@pytest.mark.parametrize("model", ["gpt_oss", "llama4", "mistral", "gemma2", "gemma3"])
 def test_every_family_of_decoders_has_the_bits_of_one_device(model):
-    is_tied = model == "gemma2"
-    compare(model, 4, 2, (("model.n_layers", 4),), pp=2, schedule="zero_bubble", is_tied=is_tied)
+    kinds = (("model.layer_kinds", ("window", "full") * 2),) if model == "gemma3" else ()
+    layers = (*kinds, ("model.n_layers", 4))
+    compare(model, 4, 2, layers, pp=2, schedule="zero_bubble", is_tied=model.startswith("gemma"))

@@ -93,7 +93,8 @@ def check_precompile(config: TrainerConfig, *, out: str, ranks: int, overwrite: 
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     read_key(config.compile.artifact_key_file)
-    check_output_folder("--out", str(Path(out).parent))
+    if not Path(out).exists():
+        check_output_folder("--out", out)
     check_target(Path(out), overwrite=overwrite)
 
 

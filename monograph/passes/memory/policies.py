@@ -79,7 +79,7 @@ def keep_selected(selectors: tuple[str, ...], graph: StepGraph) -> Callable[[Nod
             raise ConfigError(
                 f"activation_checkpoint.save has {selector}, which no node of the step matches",
                 why=f"{op} runs in {', '.join(paths[:4])}, ..." if paths else f"the step has no op {op}",
-                do="`monograph inspect` shows the step with paths and ops",
+                do="`monograph inspect RECIPE --out DIR` shows the step with paths and ops",
             )
     return lambda node: any(matches(node, path, op) for path, op in pairs)
 

@@ -132,7 +132,7 @@ def test_points_lead_to_the_details_of_their_run(result, browser, tmp_path, scre
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     assert browser.count("#chart circle") == 3 + MAX_MISFITS
     assert browser.count("#chart line.limit") == 1 and "74.5 GiB" in browser.run(LIMIT)
-    assert browser.text("#table tbody tr").split("\t")[1:4] == ["dp_shard 8", "1 x 4", "none"]
+    assert browser.text("#table tbody tr").split("\t")[1:4] == ["dp_shard 8", "1 x 4", "all"]
     assert browser.run(OPEN) == ["run-1"]
     browser.press("Tab")
     browser.run("document.querySelector('[data-key=runs]').focus()")

@@ -56,7 +56,7 @@ def test_the_costliest_ops_stand_in_a_table_and_under_the_roofline(open_page, br
 def test_passes_that_did_nothing_are_folded_away(open_page, browser):
     open_page(make_step_report())
     assert "idle" not in browser.text("#passes table")
-    assert browser.text("#idle") == "1 passdid nothing: switched off, or with nothing to do here"
+    assert browser.text("#idle") == "1 passchanged nothing: off, or not applicable here"
     browser.click("#idle summary")
     assert "idle\tskipped\tnothing" in browser.text("#idle table")
 

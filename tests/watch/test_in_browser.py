@@ -185,5 +185,5 @@ def test_everything_that_does_something_is_reached_by_the_tab_key(step_page, bro
     for _ in range(wanted + 5):
         browser.press("Tab")
         seen.append(browser.run("(e => e.dataset.key || e.id || e.innerText)(document.activeElement)"))
-    assert {"memory", "timeline final", "saved", "search", "version", "add_relu", "Time lines captured"} <= set(seen)
+    assert {"memory", "timeline final", "saved", "search", "version", "add_relu", "Timeline captured"} <= set(seen)
     assert len(set(seen)) >= wanted - 6, "several links have one name"

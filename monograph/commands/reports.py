@@ -7,6 +7,7 @@ from monograph import strict_json
 from monograph.commands.insight_arguments import ReportCompareArguments, TraceJoinArguments
 from monograph.commands.terminal import print_rows
 from monograph.execute.trace_marks import ELSEWHERE
+from monograph.plurals import counted
 from monograph.report.compare import compare_reports, read_report
 from monograph.report.join_traces import JoinedTraces, join_traces, read_trace
 from monograph.report.module_times import ModuleRow
@@ -59,7 +60,8 @@ def summarize_modules(joined: JoinedTraces) -> str:
     """The sums of all modules, and what belongs to none."""
     predicted, measured = (sum(getattr(row, side) for row in joined.rows) for side in ("predicted", "measured"))
     return (
-        f"all {len(joined.rows)} modules, without collectives: predicted {format_seconds(predicted)}, measured "
+        f"all {counted(len(joined.rows), 'module')}, without collectives: predicted "
+        f"{format_seconds(predicted)}, measured "
         f"{format_seconds(measured)}; {format_seconds(joined.unknown_seconds)} measured outside of them, such as the "
         "optimizer"
     )

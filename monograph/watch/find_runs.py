@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from monograph.errors import ConfigError
+from monograph.plurals import counted
 from monograph.system.foreign_json import open_regular
 from monograph.system.foreign_text import show
 
@@ -37,7 +38,8 @@ def choose_runs(name: str) -> tuple[list[Path], str]:
     if not left_out:
         return runs, ""
     names = ", ".join(left_out[:_MAX_LISTED]) + (", ..." if len(left_out) > _MAX_LISTED else "")
-    return runs[:MAX_SHOWN], f"{show(name)} has {len(runs)} runs; the last {MAX_SHOWN} are shown, not {names}"
+    note = f"{show(name)} has {counted(len(runs), 'run')}; the last {MAX_SHOWN} are shown, not {names}"
+    return runs[:MAX_SHOWN], note
 
 
 def list_runs(folder: Path) -> list[Path]:

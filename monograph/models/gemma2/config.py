@@ -17,6 +17,7 @@ from monograph.models.config import (
     ResidualSpec,
     check_positive,
 )
+from monograph.plurals import counted
 
 LayerKind = Literal["window", "full"]
 
@@ -82,7 +83,7 @@ class Gemma2Config(DecoderConfig):
         check_range(self, "logit_cap", 0, 1e6, why="logits are limited to it")
         if self.layer_kinds and len(self.layer_kinds) != self.n_layers:
             raise ConfigError(
-                f"layer_kinds has {len(self.layer_kinds)} entries and n_layers is {self.n_layers}",
+                f"layer_kinds has {counted(len(self.layer_kinds), 'entry', 'entries')} and n_layers is {self.n_layers}",
                 why="it says for every layer what its queries see",
                 do="write one entry for every layer, or none for the family's usual order",
             )

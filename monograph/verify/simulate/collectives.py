@@ -9,6 +9,7 @@ from torch import Tensor
 from monograph.axes import Group
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from monograph.errors import MonographError
+from monograph.plurals import counted
 from monograph.verify.simulate.coordinates import Coordinates, Partition
 
 COLLECTIVES = frozenset((ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL))
@@ -63,7 +64,7 @@ def _combine(op: Any, given: Sequence[Sequence[Any]]) -> Any:
         return total
     _check_size(given[0][2], len(values))
     if total.shape[0] % len(values):
-        raise SimulationError(f"a reduce_scatter over {len(values)} ranks gets {total.shape[0]} rows")
+        raise SimulationError(f"a reduce_scatter over {counted(len(values), 'rank')} gets {total.shape[0]} rows")
     return total.chunk(len(values))
 
 

@@ -104,7 +104,7 @@ def read_plan(saved: Mapping[str, Any], config: LrSchedulerConfig, *, peak: floa
         total = int(saved["total"])
         if not stretches or stretches[0].start or any(each.end <= each.start for each in stretches):
             raise ValueError("its schedules do not follow one another")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             "the checkpoint's learning rate plan cannot be read", why=str(error), do="load another checkpoint"
         ) from None

@@ -14,7 +14,7 @@ from monograph.train.data.cursor import Cursor
 from monograph.train.lr_plan import LrPlan, plan_lr
 from monograph.train.optimizer import Optimizer
 from monograph.train.saved_settings import check_model
-from monograph.train.state import collect_tensors
+from monograph.train.state import check_resumable, collect_tensors
 from monograph.train.step import Step
 
 
@@ -48,6 +48,7 @@ def load_start(config: TrainerConfig, step: Step, optimizer: Optimizer, groups: 
     peak, steps = config.optimizer.lr, config.training.steps
     if loaded is None or loaded.model_only:
         return Start(plan_lr(config.lr_scheduler, peak=peak, steps=steps).plan)
+    check_resumable(loaded.values)
     optimizer.set_updates(loaded.step)
     saved = loaded.values.get("lr_plan")
     rates = plan_lr(config.lr_scheduler, peak=peak, steps=steps, done=loaded.step, saved=saved).plan

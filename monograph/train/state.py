@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monograph.config.json_form import to_json
-from monograph.errors import ConfigError
+from monograph.errors import CheckpointError, ConfigError
 from monograph.train.checkpoint.verify import MODEL_PREFIX, OPTIMIZER_PREFIX
 from monograph.train.config import TrainerConfig, TrainingConfig
 from monograph.train.data.cursor import Cursor
@@ -61,9 +61,21 @@ def collect_values(
 
 def restore_position(values: Mapping[str, Any], data: DataLoader) -> Position:
     """The position a checkpoint was saved at, refused when the data is not the data it was counted on."""
+    check_resumable(values)
     data.check_fingerprint(values["data"])
     data.use_bookmark(values.get("bookmark"))
     return Position(step=values["step"], cursor=Cursor.from_json(values["cursor"]), tokens=values["tokens"])
+
+
+def check_resumable(values: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that does not say where its run stood."""
+    missing = [name for name in ("step", "tokens", "cursor", "data") if name not in values]
+    if missing:
+        raise CheckpointError(
+            "the checkpoint does not say where its run stood",
+            why=f"its values have no {' and no '.join(missing)}",
+            do="--checkpoint.load_model_only true takes the weights alone",
+        )
 
 
 def check_position(values: Mapping[str, Any], data: DataLoader, config: TrainerConfig, *, parts: int) -> None:

@@ -48,6 +48,7 @@ from monograph.train.startup import Startup
 from monograph.train.state import (
     Position,
     check_global_batch,
+    check_resumable,
     collect_tensors,
     collect_values,
     find_global_batch,
@@ -154,15 +155,12 @@ class Trainer(Configurable):
         check_model(values, self.config, path)
         if model_only:
             return
+        check_resumable(values)
         for change in find_setting_changes(values, self.config):
             log.info("saved run -> this run: %s", change)
-        planned = plan_lr(
-            self.config.lr_scheduler,
-            peak=self.config.optimizer.lr,
-            steps=self.config.training.steps,
-            done=values["step"],
-            saved=values.get("lr_plan"),
-        )
+        done, saved = values["step"], values.get("lr_plan")
+        peak, steps = self.config.optimizer.lr, self.config.training.steps
+        planned = plan_lr(self.config.lr_scheduler, peak=peak, steps=steps, done=done, saved=saved)
         self.lr_plan = planned.plan
         if planned.note:
             log.info("%s", planned.note)

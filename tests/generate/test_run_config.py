@@ -83,7 +83,10 @@ def test_settings_that_are_not_the_weights_are_refused_at_once(folder, tmp_path,
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("settings", []), ("settings", {"training": []}), ("model", []), ("cursor", 3), ("step", "1"), ("tokens", -1)],
+    [
+        *[("settings", []), ("settings", {"training": []}), ("settings", None), ("model", []), ("cursor", 3)],
+        *[("step", "1"), ("step", None), ("tokens", -1), ("data", []), ("lr_plan", None), ("revisions", "x")],
+    ],
 )
 def test_values_of_another_kind_are_refused_by_name(folder, tmp_path, capsys, monkeypatch, name, value):
     monkeypatch.chdir(tmp_path)
@@ -93,6 +96,15 @@ def test_values_of_another_kind_are_refused_by_name(folder, tmp_path, capsys, mo
     for words in (["generate", "run/checkpoints/step-00000001", "--prompt", "a"], train):
         assert main(words) in (1, 2)
         assert f"values.{name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["step", "tokens", "cursor", "data"])
+def test_a_checkpoint_that_does_not_say_where_it_stood_is_not_continued(folder, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    reseal(tmp_path / "run/checkpoints/step-00000001/manifest.json", lambda raw: raw["values"].pop(name))
+    assert main(["train", *TRAIN, "--checkpoint.load", "1"]) == 1
+    assert f"its values have no {name}" in capsys.readouterr().err
 
 
 def test_special_tokens_are_allowed_only_where_a_tokenizer_could_read_them(folder, capsys):

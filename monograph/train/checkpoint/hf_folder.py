@@ -164,7 +164,7 @@ class HfFolder(Mapping[str, torch.Tensor]):
     def _read_file(self, name: str) -> dict[str, TensorSpec]:
         try:
             return read_specs(self.path / name)
-        except (OSError, SafetensorError) as error:
+        except (OSError, MemoryError, SafetensorError) as error:  # no room to map a file that claims to be huge
             raise CheckpointError(
                 f"{self.path / name} cannot be read", why=str(error), do="download the folder again"
             ) from None

@@ -54,6 +54,7 @@ _manifest = record({**_head, "files": dictionary, "tensors": dictionary})
 _VALUES: dict[str, Check] = {
     **{"step": _natural, "tokens": _natural, "global_batch": _natural},
     **{"model": dictionary, "cursor": dictionary, "settings": mapping(dictionary)},
+    **{"data": dictionary, "revisions": dictionary, "lr_plan": dictionary},
 }
 """Plain values of a run that readers take apart; whoever saves others checks them."""
 _AFTER_HEAD = b',\n"files":{'
@@ -146,7 +147,7 @@ def parse_manifest(data: bytes) -> CheckpointManifest:
 
 def _check_values(values: Mapping[str, Any]) -> None:
     for name, check in _VALUES.items():
-        if values.get(name) is not None:
+        if name in values:
             check(values[name], f"values.{name}")
 
 

@@ -10,7 +10,7 @@ from monograph.log import set_up_log
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.verify.simulate.run import Simulation, simulate
-from monograph.verify.simulate.show import describe_scope, find_blame, print_simulation
+from monograph.verify.simulate.show import describe_scope, print_simulation
 from monograph.whole_file import write_output
 
 
@@ -30,7 +30,7 @@ def as_json(found: Simulation, config: TrainerConfig) -> dict[str, Any]:
     return {
         "is_equal": found.is_equal,
         "ranks": found.mesh.world_size,
-        "blame": find_blame(found),
+        "blame": found.blame,
         "scope": describe_scope(found, config),
         "seconds": found.seconds,
         "peak_bytes": found.peak_bytes,

@@ -46,6 +46,11 @@ class Comparison:
     """The largest relative difference of any of them."""
     wrong: tuple[OutputDifference, ...]
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether no output differs."""
+        return not self.wrong
+
 
 def compare_outputs(
     outputs: tuple[OutputSpec, ...],

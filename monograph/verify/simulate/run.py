@@ -1,14 +1,11 @@
 """Simulate one update of a run on its whole mesh, in one process, and compare it with one device."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from monograph.capture.capture import capture
-from monograph.capture.source import StepSource
 from monograph.execute.base import StepSettings
 from monograph.execute.facts import make_facts
 from monograph.graph.step_graph import StepGraph
@@ -17,29 +14,14 @@ from monograph.parallel.mesh import Mesh
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.run import build_source, make_example
 from monograph.train.config import TrainerConfig
-from monograph.verify.run import in_fp32, on_one_device, without_float8
+from monograph.verify.run import without_float8
 from monograph.verify.simulate.coordinates import Coordinates
-from monograph.verify.simulate.execute import Execution, GraphMachine
-from monograph.verify.simulate.inputs import MeshInputs
-from monograph.verify.simulate.one_device import Expected, OneDevice
-from monograph.verify.simulate.outcome import Comparison, compare_outputs
-from monograph.verify.simulate.start import MAX_BATCHES, draw_batches, share_batches
+from monograph.verify.simulate.locate import locate_fault
+from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
 from monograph.verify.simulate.twin import make_twin
 
 CAPTURED = "captured"
 """The name of a graph before any pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedGraph:
-    """One graph of the step on all coordinates."""
-
-    after: str
-    """The pass that made it, or CAPTURED."""
-    nodes: int
-    execution: Execution
-    comparison: Comparison
-    seconds: float
 
 
 @dataclass(kw_only=True)
@@ -50,6 +32,8 @@ class Simulation:
     """The twin."""
     mesh: Mesh
     graphs: list[SimulatedGraph] = field(default_factory=list)
+    blame: str = ""
+    """Where the first fault is; empty where there is none."""
     different_batches: int = 0
     """Micro-batches of a round that are not the same."""
     seconds: float = 0.0
@@ -57,7 +41,7 @@ class Simulation:
     @property
     def is_equal(self) -> bool:
         """Whether every output of every graph is what one device computes."""
-        return not any(graph.comparison.wrong for graph in self.graphs)
+        return all(graph.comparison.is_equal for graph in self.graphs)
 
     @property
     def worst(self) -> float:
@@ -68,50 +52,6 @@ class Simulation:
     def peak_bytes(self) -> int:
         """The most memory that values of one graph had."""
         return max((graph.execution.peak_bytes for graph in self.graphs), default=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedRound:
-    """One round of micro-batches on every rank, ready to run graphs on."""
-
-    source: StepSource
-    coordinates: Coordinates
-    device: OneDevice
-    drawn: Sequence[dict[str, Tensor]]
-    dealt: Sequence[int]
-    expected: Expected
-
-    def check(self, graph: StepGraph, after: str) -> SimulatedGraph:
-        """Run a graph on all coordinates and compare its outputs."""
-        start = time.perf_counter()
-        inputs = MeshInputs(self.source, self.coordinates, self.device, self.drawn, self.dealt, self.expected.scalars)
-        execution = GraphMachine(graph, self.coordinates).run(inputs.bind)
-        comparison = compare_outputs(
-            graph.outputs, execution.results, self.expected, self.source.table, self.coordinates
-        )
-        execution.results = []
-        return SimulatedGraph(
-            after=after,
-            nodes=len(graph.nodes),
-            execution=execution,
-            comparison=comparison,
-            seconds=time.perf_counter() - start,
-        )
-
-
-def plan_round(config: TrainerConfig, source: StepSource, coordinates: Coordinates, *, seed: int = 0) -> SimulatedRound:
-    """Random weights and micro-batches for a source captured from `config`, and what one device makes of them."""
-    device = OneDevice(on_one_device(in_fp32(config)), seed=seed)
-    dealt = share_batches(coordinates.mesh.data_parts, seed)
-    drawn = draw_batches(config, device.model, min(len(dealt), MAX_BATCHES), seed)
-    return SimulatedRound(
-        source=source,
-        coordinates=coordinates,
-        device=device,
-        drawn=drawn,
-        dealt=dealt,
-        expected=device.run(drawn, dealt),
-    )
 
 
 def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, seed: int = 0) -> Simulation:
@@ -128,6 +68,8 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
         found.graphs.append(planned.check(graph, CAPTURED))
         if found.is_equal:
             check_passes(found, planned, graph, groups, settings, every_pass=every_pass)
+    if not found.graphs[0].comparison.is_equal:
+        found.blame = find_blame(found, planned)
     found.seconds = time.perf_counter() - start
     return found
 
@@ -152,3 +94,14 @@ def check_passes(
     run_passes(graph, passes, facts, watch=watch, is_measured=False)
     if not every_pass:
         found.graphs.append(planned.check(graph, "all passes"))
+    wrong = next((checked for checked in found.graphs if not checked.comparison.is_equal), None)
+    if wrong is not None:
+        found.blame = f"in the graph after {wrong.after}: {wrong.comparison.wrong[0]}"
+
+
+def find_blame(found: Simulation, planned: SimulatedRound) -> str:
+    """The first node that is wrong in the captured graph, which is captured once more with the lines of its code."""
+    with fake_groups(found.mesh, 0, torch.device("cpu")):
+        graph = capture(planned.source, make_example(found.config, planned.source), has_sources=True)
+    wrong = found.graphs[0].comparison.wrong
+    return str(locate_fault(graph, planned, found.config, wrong) or wrong[0])

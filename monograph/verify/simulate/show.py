@@ -30,7 +30,7 @@ def print_simulation(found: Simulation, config: TrainerConfig) -> None:
     if found.is_equal:
         console.print(styled(("equal", "green"), f": {describe_equal(found)}"))
     else:
-        console.print(styled(("different", "red"), f", {find_blame(found)}"))
+        console.print(styled(("different", "red"), f", first: {found.blame}"))
         for entry in next(graph.comparison.wrong for graph in found.graphs if graph.comparison.wrong)[:SHOWN]:
             console.print(f"  {entry}")
     simulated, *missing = describe_scope(found, config)
@@ -51,15 +51,6 @@ def describe_mesh(mesh: Mesh) -> str:
 def describe_equal(found: Simulation) -> str:
     """The verdict on a plan without faults."""
     return f"the plan on {found.mesh.world_size:,} ranks computes what one device computes"
-
-
-def find_blame(found: Simulation) -> str:
-    """The first graph that differs, with its first wrong output; empty where all are equal."""
-    graph = next((graph for graph in found.graphs if graph.comparison.wrong), None)
-    if graph is None:
-        return ""
-    where = "in the captured graph" if graph is found.graphs[0] else f"in the graph after {graph.after}"
-    return f"first {where}: {graph.comparison.wrong[0]}"
 
 
 def describe_scope(found: Simulation, config: TrainerConfig) -> list[str]:

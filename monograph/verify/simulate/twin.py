@@ -135,14 +135,15 @@ def _divide(count: int, mesh: Mesh) -> int:
 
 
 def _shrink_experts(part: BaseConfig, mesh: Mesh) -> dict[str, Any]:
-    """Up to two experts on each rank, in up to two groups, of which a token chooses up to two."""
+    """Up to two experts on each rank, twice as many as a token chooses (up to two), in up to two groups."""
     experts, router = getattr(part, "n_experts", 0), getattr(part, "router", None)
     if not experts or router is None:
         return {}
     groups = min(router.n_groups, 2)
     chosen, top_groups = min(router.top_k, 2), 1 if router.top_groups < router.n_groups else groups
     least = math.lcm(mesh.ep, groups)
-    count = next((n for n in range(least, experts + 1, least) if n // mesh.ep >= 2 and n // groups >= 2), experts)
+    counts = (n for n in range(least, experts + 1, least) if n // mesh.ep >= 2 and n // groups >= 2 * chosen)
+    count = next(counts, experts)
     return {
         "n_experts": count,
         "router": router.replace(top_k=chosen, n_groups=groups, top_groups=top_groups),

@@ -1,0 +1,84 @@
+"""One round of micro-batches on every rank of a mesh: what graphs of the step are run on, and what they should give."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from monograph.capture.source import StepSource
+from monograph.graph.step_graph import StepGraph
+from monograph.train.config import TrainerConfig
+from monograph.verify.run import in_fp32, on_one_device
+from monograph.verify.simulate.coordinates import Coordinates
+from monograph.verify.simulate.execute import Execution, GraphMachine
+from monograph.verify.simulate.inputs import MeshInputs
+from monograph.verify.simulate.one_device import Expected, OneDevice
+from monograph.verify.simulate.outcome import Comparison, compare_outputs
+from monograph.verify.simulate.start import MAX_BATCHES, draw_batches, share_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedGraph:
+    """One graph of the step on all coordinates."""
+
+    after: str
+    """The pass that made it, or `captured`."""
+    nodes: int
+    execution: Execution
+    comparison: Comparison
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRound:
+    """One round of micro-batches on every rank, ready to run graphs on."""
+
+    source: StepSource
+    coordinates: Coordinates
+    device: OneDevice
+    drawn: Sequence[dict[str, Tensor]]
+    dealt: Sequence[int]
+    expected: Expected
+
+    def make_inputs(
+        self,
+        source: StepSource | None = None,
+        coordinates: Coordinates | None = None,
+        dealt: Sequence[int] | None = None,
+    ) -> MeshInputs:
+        """The inputs of a graph captured from `source`, by default this round's own, whose data-parallel ranks read
+        the micro-batches `dealt`."""
+        places = coordinates or self.coordinates
+        given = (self.device, self.drawn, dealt or self.dealt, self.expected.scalars)
+        return MeshInputs(source or self.source, places, *given)
+
+    def check(self, graph: StepGraph, after: str) -> SimulatedGraph:
+        """Run a graph on all coordinates and compare its outputs."""
+        start = time.perf_counter()
+        execution = GraphMachine(graph, self.coordinates).run(self.make_inputs().bind)
+        table = self.source.table
+        comparison = compare_outputs(graph.outputs, execution.results, self.expected, table, self.coordinates)
+        execution.results = []
+        return SimulatedGraph(
+            after=after,
+            nodes=len(graph.nodes),
+            execution=execution,
+            comparison=comparison,
+            seconds=time.perf_counter() - start,
+        )
+
+
+def plan_round(config: TrainerConfig, source: StepSource, coordinates: Coordinates, *, seed: int = 0) -> SimulatedRound:
+    """Random weights and micro-batches for a source captured from `config`, and what one device makes of them."""
+    device = OneDevice(on_one_device(in_fp32(config)), seed=seed)
+    dealt = share_batches(coordinates.mesh.data_parts, seed)
+    drawn = draw_batches(config, device.model, min(len(dealt), MAX_BATCHES), seed)
+    return SimulatedRound(
+        source=source,
+        coordinates=coordinates,
+        device=device,
+        drawn=drawn,
+        dealt=dealt,
+        expected=device.run(drawn, dealt),
+    )

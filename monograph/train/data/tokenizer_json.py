@@ -1,8 +1,10 @@
 """A Hugging Face tokenizer.json: data that the `tokenizers` library interprets; nothing in it is executed."""
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from monograph.errors import DataError
 from monograph.system.foreign_json import UnusableFile, read_json, read_text
 from monograph.system.foreign_text import show
 from monograph.train.data.special_tokens import BOS_NAMES, EOS_NAMES, find_special, keep_plain, read_declared
+from monograph.train.data.text_pieces import PIECE_CHARACTERS, Pieces, find_pieces
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.data.tokenizer_faults import library_errors
 
@@ -20,6 +23,10 @@ MAX_BYTES = 512 << 20
 """Of a tokenizer.json; far above the largest."""
 MAX_IDS = 1 << 24
 """Ids of a vocabulary; published ones have up to a million."""
+LONG_CHARACTERS = 1 << 22
+"""From here on a text is encoded in pieces, and of its pieces so many characters at a time."""
+MAX_WHOLE_CHARACTERS = 1 << 24
+"""Of a text or a piece that cannot be cut; it takes about 1.5 GiB."""
 _EXCERPT = 60
 _PROBES = ("", "a", "The quick  brown fox\n 1234567 isn't\té \u65e5\u672c \U0001f642!", "a" * 100)
 _DO = "--tokenizer.path FILE"
@@ -87,6 +94,11 @@ class HuggingFaceCodec:
 
     def encode_all(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
         """The ids of each text."""
+        is_long = any(len(text) > LONG_CHARACTERS for text in texts)
+        yield from map(self._encode_long, texts) if is_long else self._encode_group(texts)
+
+    def _encode_group(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+        """The ids of texts that are encoded together."""
         try:
             with self._errors("cannot encode a text"):
                 encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -99,6 +111,31 @@ class HuggingFaceCodec:
             if self._is_special is not None and self._is_special[ids].any():
                 raise self._leaked(text, int(ids[self._is_special[ids]][0]))
             yield ids
+
+    def _encode_long(self, text: str) -> np.ndarray:
+        """The ids of a text in pieces, a few at a time: the library takes 90 times the memory of what it encodes."""
+        if len(text) <= LONG_CHARACTERS:
+            return next(self._encode_group([text]))
+        pieces = self._pieces.cut(text) if self._pieces is not None else iter([text])
+        found: list[np.ndarray] = []
+        while group := list(islice(pieces, max(LONG_CHARACTERS // PIECE_CHARACTERS, 1))):
+            if max(map(len, group)) > MAX_WHOLE_CHARACTERS:
+                raise self._too_long(text)
+            found += self._encode_group(group)
+        return np.concatenate(found)
+
+    def _too_long(self, text: str) -> DataError:
+        place = "no space between two letters" if self._pieces is not None else "no known place"
+        return DataError(
+            f"a text of {len(text):,} characters is too long to encode: {show(repr(text[:_EXCERPT]))} ...",
+            why=f"there is {place} where {self.description} encodes both sides alone as it does the whole; in one go "
+            "it would take 90 bytes of memory for each of text",
+            do="--dataloader.document_separator STRING cuts text files into documents; cut other documents yourself",
+        )
+
+    @functools.cached_property
+    def _pieces(self) -> Pieces | None:
+        return find_pieces(self._tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids; special tokens say nothing."""

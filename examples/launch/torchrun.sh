@@ -6,7 +6,8 @@ set -euo pipefail
 
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=540
 # export NCCL_DEBUG=WARN           # INFO says which network it found
-# export NCCL_SOCKET_IFNAME=eth0   # the interface that nodes meet over, when there are several
+# export GLOO_SOCKET_IFNAME=eth0   # the interface of agents and hosts, if not the one towards the first
+# export NCCL_SOCKET_IFNAME=eth0   # the interface that NCCL meets over, if there are several
 # export NCCL_IB_HCA=mlx5          # InfiniBand adapters to use
 # export FI_PROVIDER=efa           # AWS: libfabric over EFA
 # export FI_EFA_USE_DEVICE_RDMA=1  # AWS: GPUs read and write the network themselves

@@ -7,23 +7,28 @@ ends with 75 when the ranks were asked to stop and have saved, else with the cod
 failure it says what the collectives of all ranks were doing.
 """
 
+import contextlib
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 
 from monograph.compat.elastic import patient_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit
 from monograph.errors import EXIT_FAILED
+from monograph.launch.agent_rendezvous import agent_rendezvous
 from monograph.launch.environment import STOP_VARIABLE
 from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.local import find_first_failure
+from monograph.launch.local_rendezvous import local_rendezvous
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import get_log, set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
@@ -58,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(given.log_dir) if given.log_dir else None
     begin = time.time_ns()
     try:
-        with safe_import_path(), patient_agent(seconds), passed_on() as heard:
-            elastic_launch(config, command)(*words)
+        with safe_import_path(), _meeting(config) as settings, patient_agent(seconds), passed_on() as heard:
+            elastic_launch(dataclasses.replace(config, **settings), command)(*words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if set(codes.values()) == {_STOPPED}:
@@ -73,6 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.info("%s: the ranks of this node have ended", heard[0] if heard else stopped.sigval.name)
         return EXIT_FAILED if failed else _STOPPED
     return 0
+
+
+@contextlib.contextmanager
+def _meeting(config: LaunchConfig) -> Iterator[dict[str, Any]]:
+    """Yield what replaces torch's c10d rendezvous: a file where there is one node, else a store on one interface."""
+    if config.rdzv_backend != "c10d":
+        yield {}
+        return
+    with (
+        local_rendezvous()
+        if config.max_nodes == 1
+        else agent_rendezvous(config.rdzv_endpoint, config.local_addr) as settings
+    ):
+        yield settings
 
 
 def find_notes(folder: Path | None, *, since: int) -> list[Path]:

@@ -9,7 +9,8 @@ STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """torch's name for how long an agent waits for ranks that it asked to end, before it kills them."""
 CHOICES = (
     ("NCCL_DEBUG", "WARN", "INFO says which network it found"),
-    ("NCCL_SOCKET_IFNAME", "eth0", "the interface that nodes meet over, when there are several"),
+    ("GLOO_SOCKET_IFNAME", "eth0", "the interface of agents and hosts, if not the one towards the first"),
+    ("NCCL_SOCKET_IFNAME", "eth0", "the interface that NCCL meets over, if there are several"),
     ("NCCL_IB_HCA", "mlx5", "InfiniBand adapters to use"),
     ("FI_PROVIDER", "efa", "AWS: libfabric over EFA"),
     ("FI_EFA_USE_DEVICE_RDMA", "1", "AWS: GPUs read and write the network themselves"),

@@ -8,6 +8,7 @@ asks for it under a name of its own, which no round before had either.
 import os
 import resource
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,11 @@ from monograph.errors import ConfigError
 
 STORE_VARIABLE = "MONOGRAPH_RANK_STORE"
 """The file that ranks of one machine meet in, which their launcher names; elsewhere they meet at MASTER_ADDR."""
+OWN_ADDRESS_VARIABLE = "MONOGRAPH_NODE_ADDRESS"
+"""The address by which other nodes reach this one, which its agent names: a store listens there and nowhere else."""
 _MANY_WORKERS = 1 << 30
 """The last of so many would delete the file; the launcher does."""
+_WAITING_CLIENTS = 2048
 _OTHER_FILES = 512
 """Data, checkpoints, devices and NCCL."""
 _PAUSE_SECONDS = (0.005, 0.2)
@@ -36,8 +40,30 @@ def join(expected: int, rank: int, limit: timedelta) -> tuple[dist.Store, int]:
         file.set_timeout(limit)
         return meet(file, rank, world_size, timeout=limit), world_size
     with _explained_rendezvous():
+        if rank == 0 and os.environ.get(OWN_ADDRESS_VARIABLE) == os.environ.get("MASTER_ADDR", ""):
+            world_size = int(os.environ["WORLD_SIZE"])
+            return meet(_serve_store(limit), rank, world_size, timeout=limit), world_size
         store, _, world_size = next(dist.rendezvous("env://", timeout=limit))
         return meet(store, rank, world_size, timeout=limit), world_size
+
+
+def _serve_store(limit: timedelta) -> dist.Store:
+    """The store of the first rank, on its node's address alone; torch's own listens on all of them."""
+    address = os.environ[OWN_ADDRESS_VARIABLE]
+    try:
+        port, file = listen_on(address, int(os.environ["MASTER_PORT"]))
+    except OSError as error:
+        raise dist.DistNetworkError(f"{address}: {str(error).lower()}") from None
+    return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=file)
+
+
+def listen_on(address: str, port: int) -> tuple[int, int]:
+    """Listen on one IPv4 address; return the port and the socket's file, which a store takes over."""
+    with socket.socket(socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address, port))
+        listening.listen(_WAITING_CLIENTS)
+        return listening.getsockname()[1], listening.detach()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor
 from monograph.errors import ConfigError, MonographError
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.parallel.meeting import listen_on
 from monograph.train.replicas.agreement import ReplicaDigest, digest_state, explain_difference, read_rows
 from monograph.train.replicas.buckets import replace_by_sums
 from monograph.train.replicas.config import FaultToleranceConfig
@@ -234,10 +235,7 @@ def serve_store(own: OwnAddress) -> dist.TCPStore:
     """A store that listens on the own address only; on IPv6 others look its name up, so it listens on all of them."""
     if own.family != socket.AF_INET:
         return dist.TCPStore(own.name, 0, is_master=True, wait_for_workers=False)
-    with socket.socket(own.family) as listening:
-        listening.bind((own.address[0], 0))
-        listening.listen(128)
-        port, number = listening.getsockname()[1], listening.detach()
+    port, number = listen_on(own.address[0], 0)
     return dist.TCPStore(own.name, port, is_master=True, wait_for_workers=False, master_listen_fd=number)
 
 

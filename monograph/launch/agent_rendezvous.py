@@ -1,0 +1,119 @@
+"""Let the agents of several nodes meet at a store that listens on one interface and is never unpickled.
+
+Whoever reaches the store can still stop the job, or answer in place of a node, so the network between the nodes must be
+trusted. The interface is GLOO_SOCKET_IFNAME where that is set, else the one towards the first node.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    DEFAULT_PORT,
+    C10dRendezvousBackend,
+    create_backend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from monograph.compat.rendezvous_state import BACKEND, JsonState
+from monograph.errors import ConfigError
+from monograph.log import get_log
+from monograph.parallel.meeting import OWN_ADDRESS_VARIABLE, listen_on
+
+log = get_log("agent")
+_GLOO = "GLOO_SOCKET_IFNAME"
+_GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux: the IPv4 address of an interface."""
+_READ_SECONDS = 60
+"""torch's own limit for an answer of the store."""
+
+
+def find_interface_address(name: str) -> str:
+    """The IPv4 address of an interface; "" when it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def find_own_address(host: str, port: int) -> str:
+    """The IPv4 address by which this node reaches the first one, and is reached; "" when that cannot be known.
+
+    The first node's own name may lead to its loopback, which other nodes do not reach.
+    """
+    if given := os.environ.get(_GLOO):
+        address = find_interface_address(given)
+        if not address and given not in [name for _, name in socket.if_nameindex()]:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(f"{_GLOO} is {given}", why="this node has no such interface", do=f"one of {names}")
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        asking.connect((host, port or 1))  # sends nothing
+        address = str(asking.getsockname()[0])
+        if not address.startswith("127.") or host == "localhost" or host.startswith("127."):
+            return address
+    return ""
+
+
+@contextmanager
+def agent_rendezvous(endpoint: str, local_addr: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the settings of torch's LaunchConfig by which the agents of several nodes meet.
+
+    Where no address is found (IPv6 only, a first node whose name leads to its loopback), torch's store is used.
+    """
+    address = find_own_address(*parse_rendezvous_endpoint(endpoint, DEFAULT_PORT))
+    if not address:
+        log.warning(
+            "the stores of this job listen on all networks of a node: no single address leads to %s; set %s to the "
+            "interface that the nodes meet over",
+            endpoint,
+            _GLOO,
+        )
+        yield {"rdzv_backend": BACKEND}
+        return
+    interface = next((name for _, name in socket.if_nameindex() if find_interface_address(name) == address), "")
+    added = {OWN_ADDRESS_VARIABLE: address} | ({_GLOO: interface} if interface and _GLOO not in os.environ else {})
+    os.environ |= added
+    try:
+        yield {"rdzv_backend": BACKEND, "local_addr": local_addr or address}
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def open_store(own: str, endpoint: str) -> TCPStore:
+    """The store at the endpoint, which the first agent of the node with that address keeps."""
+    host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+    limit = timedelta(seconds=_READ_SECONDS)
+    is_first = host in (socket.gethostname(), socket.getfqdn())
+    with contextlib.suppress(OSError):  # a name that is not known yet: another node's, which is waited for
+        found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, socket.AF_INET)]
+        is_first = is_first or own in found or any(address.startswith("127.") for address in found)
+    if is_first:
+        with contextlib.suppress(OSError):  # another agent of this node keeps it already
+            bound, file = listen_on(own, port)
+            return TCPStore(own, bound, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=file)
+    return TCPStore(own if is_first else host, port, is_master=False, timeout=limit)
+
+
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    if own := os.environ.get(OWN_ADDRESS_VARIABLE):
+        store: Store = open_store(own, parameters.endpoint)
+        backend = C10dRendezvousBackend(store, parameters.run_id)
+    else:
+        backend, store = create_backend(parameters)
+    return create_handler(store, JsonState(backend), parameters)
+
+
+rendezvous_handler_registry.register(BACKEND, _create)

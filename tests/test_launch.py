@@ -125,19 +125,21 @@ class Failure:
     exitcode: int
     error_file: str
     timestamp: int = 0
+    pid: int = 0
 
 
 @pytest.mark.parametrize(
-    ("codes", "noted", "ago", "first"),
+    ("codes", "noted", "ago", "ended", "first"),
     [
-        ({0: 1, 1: 1}, [1, 0], 0, 1),
-        ({0: 1, 1: 1}, [0, 1], 0, 0),
-        ({0: 1, 1: -9}, [0], 0, 1),
-        ({0: 1, 1: -11, 2: 1}, [2, 0], 0, 1),
-        ({0: -15, 1: 2}, [], 0, 1),
-        ({0: -15, 1: 1, 2: -15}, [1], 0, 1),
-        ({0: -9, 1: 1, 2: -9}, [1], 60, 1),
-        ({0: 75, 1: 75}, [0, 1], 0, 0),
+        ({0: 1, 1: 1}, [1, 0], 0, [], 1),
+        ({0: 1, 1: 1}, [0, 1], 0, [], 0),
+        ({0: 1, 1: -9}, [0], 0, [], 1),
+        ({0: 1, 1: -11, 2: 1}, [2, 0], 0, [], 1),
+        ({0: -15, 1: 2}, [], 0, [], 1),
+        ({0: -15, 1: 1, 2: -15}, [1], 0, [], 1),
+        ({0: 1, 1: -15, 2: -15}, [0], 0, [1, 0], 1),
+        ({0: -9, 1: 1, 2: -9}, [1], 60, [], 1),
+        ({0: 75, 1: 75}, [0, 1], 0, [], 0),
     ],
     ids=[
         "the earlier note",
@@ -146,22 +148,27 @@ class Failure:
         "a crashed rank too",
         "those told to end are no reason",
         "nor beside a note",
+        "unless somebody else told them",
         "nor when they had to be killed",
         "asked to stop",
     ],
 )
-def test_the_rank_that_failed_first_is_found_among_those_that_followed(codes, noted, ago, first, tmp_path):
+@pytest.mark.parametrize("skew", [0, -600, 600], ids=["same clock", "disk behind", "disk ahead"])
+def test_the_rank_that_failed_first_is_found_among_those_that_followed(codes, noted, ago, ended, first, skew, tmp_path):
     for place, rank in enumerate(noted):
         (tmp_path / f"{rank}.json").write_text("{}")
-        at = time.time() - ago + 0.001 * place
+        at = time.time() + skew - ago + 0.001 * place
         os.utime(tmp_path / f"{rank}.json", (at, at))
-    failures = {rank: Failure(code, str(tmp_path / f"{rank}.json")) for rank, code in codes.items()}
-    assert find_first_failure(failures) == first
+    failures = {
+        rank: Failure(code, str(tmp_path / f"{rank}.json"), int(time.time() - ago), pid=1000 + rank)
+        for rank, code in codes.items()
+    }
+    assert find_first_failure(failures, {1000 + rank for rank in ended}) == first
 
 
 def test_of_two_killed_ranks_the_one_that_was_killed_earlier_failed_first():
     """The other one hung in a collective until the launcher killed it."""
-    assert find_first_failure({0: Failure(-9, "none", 130), 1: Failure(-9, "none", 100)}) == 1
+    assert find_first_failure({0: Failure(-9, "none", 130), 1: Failure(-9, "none", 100)}, set()) == 1
 
 
 @pytest.fixture(scope="module")

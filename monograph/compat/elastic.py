@@ -8,16 +8,26 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import PContext
 
 _SECONDS_WITHOUT_A_PEER = 30
 """What torch gives: ranks whose peers are gone cannot finish their step, so there is nothing to wait for."""
 
 
 @contextmanager
-def patient_agent(seconds: int) -> Iterator[None]:
-    """Inside, an agent waits so long for ranks that it asked to end, also for those that make room for a new node."""
+def patient_agent(seconds: int) -> Iterator[set[int]]:
+    """Inside, an agent waits so long for ranks that it asked to end, also for those that make room for a new node.
+
+    Yields the pids of ranks that had ended before the agent began to end the others.
+    """
     agents: Any = LocalElasticAgent
-    stop, shutdown = agents._stop_workers, agents._shutdown
+    stop, shutdown, close = agents._stop_workers, agents._shutdown, PContext.close
+    ended: set[int] = set()
+
+    def note_ended(context: Any, *args: Any) -> None:
+        handlers = getattr(context, "subprocess_handlers", {}).values()
+        ended.update(each.proc.pid for each in handlers if each.proc.poll() is not None)
+        close(context, *args)
 
     def end(agent: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None) -> None:
         context = agent._pcontext
@@ -35,10 +45,12 @@ def patient_agent(seconds: int) -> Iterator[None]:
         end(agent, timeout=None if _is_whole(group) else _SECONDS_WITHOUT_A_PEER)
 
     agents._stop_workers, agents._shutdown = make_room, asked_to_end
+    PContext.close = note_ended  # type: ignore[method-assign, assignment]
     try:
-        yield
+        yield ended
     finally:
         agents._stop_workers, agents._shutdown = stop, shutdown
+        PContext.close = close  # type: ignore[method-assign]
 
 
 def _is_whole(group: WorkerGroup) -> bool:

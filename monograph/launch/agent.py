@@ -10,7 +10,9 @@ failure it says what the collectives of all ranks were doing.
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,21 +63,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = int(os.environ[STOP_VARIABLE])
     config.rdzv_configs.setdefault("join_timeout", seconds + _SECONDS_TO_MEET)
     folder = Path(given.log_dir) if given.log_dir else None
-    begin = time.time_ns()
+    begin, start = time.time(), read_file_clock(folder)
     try:
-        with safe_import_path(), _meeting(config) as settings, patient_agent(seconds), passed_on() as heard:
+        with (
+            safe_import_path(),
+            _meeting(config) as settings,
+            patient_agent(seconds) as ended,
+            passed_on() as heard,
+        ):
             elastic_launch(dataclasses.replace(config, **settings), command)(*words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if set(codes.values()) == {_STOPPED}:
             return _STOPPED
-        first = find_first_failure(error.failures)
+        first = find_first_failure(error.failures, ended)
         log.error("rank %d failed first: it %s", first, describe_exit(codes[first]))
-        _explain_hang(folder, since=begin / 1e9)
+        _explain_hang(folder, since=begin)
         return 128 - codes[first] if codes[first] < 0 else codes[first]
     except SignalException as stopped:
-        failed = [path for path in find_last_notes(folder, since=begin) if not is_of_a_stop(path)]
         log.info("%s: the ranks of this node have ended", heard[0] if heard else stopped.sigval.name)
+        if len(heard) > 1:
+            log.error("they were ended at once by %s, and may have saved nothing", heard[-1])
+            return 128 + signal.Signals[heard[-1]]
+        failed = [path for path in find_last_notes(folder, since=start) if not is_of_a_stop(path)]
         return EXIT_FAILED if failed else _STOPPED
     return 0
 
@@ -92,6 +102,15 @@ def _meeting(config: LaunchConfig) -> Iterator[dict[str, Any]]:
         else agent_rendezvous(config.rdzv_endpoint, config.local_addr) as settings
     ):
         yield settings
+
+
+def read_file_clock(folder: Path | None) -> int:
+    """The time in nanoseconds by the clock that dates files in a folder: a file server's may be minutes off."""
+    if folder is None:
+        return time.time_ns()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".clock-") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def find_notes(folder: Path | None, *, since: int) -> list[Path]:

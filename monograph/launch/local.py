@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.local_rendezvous import local_rendezvous
-from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
+from monograph.launch.stop_signals import TORCH_HANDLES, check_asked_once, passed_on
 from monograph.log import set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
 from monograph.system.child_process import safe_import_path
@@ -115,40 +115,47 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
             log_dir=str(logs), redirects={local: Std.ALL for local in range(1, ranks)}, tee=Std.NONE
         ),
     )
-    start = time.time_ns()
     try:
-        with safe_import_path(), local_rendezvous() as meeting, patient_agent(seconds_to_stop), passed_on() as heard:
+        with (
+            safe_import_path(),
+            local_rendezvous() as meeting,
+            patient_agent(seconds_to_stop) as ended,
+            passed_on() as heard,
+        ):
             elastic_launch(make_settings(**meeting), sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return LaunchFailure(find_first_failure(error.failures), codes)
+        return LaunchFailure(find_first_failure(error.failures, ended), codes)
     except SignalException as stopped:
-        for rank, path in _find_error_files(logs, since=start):
+        check_asked_once(heard)
+        for rank, path in _find_error_files(logs, label):
             if StoppedOnRequest.__name__ not in path.read_text(errors="replace"):
                 return LaunchFailure(rank, {rank: EXIT_FAILED})
         raise StoppedOnRequest(f"{(heard or [stopped.sigval.name])[0]}: all ranks have stopped") from None
     return None
 
 
-def find_first_failure(failures: Mapping[int, ProcessFailure]) -> int:
+def find_first_failure(failures: Mapping[int, ProcessFailure], ended: Collection[int]) -> int:
     """The rank whose failure made the others fail.
 
     A rank that raised noted when, before it left the others alone. One that was killed noted nothing, and then the
     others' notes are about that; unless they are so old that it was the launcher who killed what was still running.
+    Pids in `ended` are of ranks that had ended before the launcher did anything: it terminated none of them. Notes are
+    compared with each other by the clock of their disk, and with the present by the clock of this machine.
     """
     notes = {rank: path.stat().st_mtime for rank, each in failures.items() if (path := Path(each.error_file)).exists()}
     silent = {rank: each.exitcode for rank, each in failures.items() if rank not in notes}
-    is_late = bool(notes) and time.time() - min(notes.values()) > _SECONDS_TO_FOLLOW
+    is_late = bool(notes) and time.time() - min(failures[rank].timestamp for rank in notes) > _SECONDS_TO_FOLLOW
     told_to_end = {-signal.SIGTERM, -signal.SIGUSR1} | ({-signal.SIGKILL} if is_late else set())
-    killed = [rank for rank, code in silent.items() if code not in told_to_end]
+    killed = [rank for rank, code in silent.items() if code not in told_to_end or failures[rank].pid in ended]
     if killed:  # a survivor that hangs in a collective is killed by the launcher, but later
         return min(killed, key=lambda rank: (failures[rank].timestamp, rank))
     return min(notes, key=lambda rank: notes[rank]) if notes else min(failures)
 
 
-def _find_error_files(folder: Path, *, since: int) -> list[tuple[int, Path]]:
-    """What ranks noted about their failures in this launch, by rank, the earliest first."""
-    found = [path for path in folder.glob("*/attempt_0/*/error.json") if path.stat().st_mtime_ns >= since]
+def _find_error_files(folder: Path, label: str) -> list[tuple[int, Path]]:
+    """Rank and note of every rank of this launch that noted a failure, the earliest first."""
+    found = folder.glob(f"{label}_*/attempt_0/*/error.json")
     return [(int(path.parent.name), path) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 
@@ -172,6 +179,6 @@ def _print(text: str, *, style: str = "") -> None:
 
 
 def _read_log(rank: int, folder: Path) -> list[str]:
-    """What a rank of the latest launch wrote to standard error."""
-    logs = sorted(folder.glob(f"*/attempt_0/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    """The lines that a rank of the latest launch wrote to standard error; names of launches begin with their time."""
+    logs = sorted(folder.glob(f"*/attempt_0/{rank}/stderr.log"))
     return logs[-1].read_text(errors="replace").splitlines() if logs else []

@@ -2,18 +2,33 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from monograph.errors import MonographError
 from monograph.train.signals import SAME_REQUEST_SECONDS
 
 TORCH_HANDLES = "SIGHUP,SIGQUIT"
 """What is left to torch's own handlers, which raise at every signal: `LaunchConfig.signals_to_handle`."""
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class EndedAtOnce(MonographError):
+    """Ranks were asked to stop a second time and may have saved nothing, so a scheduler must not take it for a stop."""
+
+    label = "stopped"
+
+
+def check_asked_once(heard: Sequence[str]) -> None:
+    """Raise EndedAtOnce when a second request has ended the ranks; its exit code is a shell's for that signal."""
+    if len(heard) > 1:
+        error = EndedAtOnce(f"{heard[0]}, then {heard[-1]}: the ranks were ended at once")
+        error.exit_code = 128 + signal.Signals[heard[-1]]
+        raise error
 
 
 @contextmanager

@@ -104,7 +104,8 @@ def begin_folder(out: str) -> ReportFolder:
     try:
         folder.begin()
     except OSError as error:
-        raise ConfigError(f"--out {out}", why=f"it cannot be written: {error}", do="choose another folder") from None
+        why = f"{error.filename or out} cannot be written: {error.strerror or error}"
+        raise ConfigError(f"--out {out}", why=why, do="choose another folder") from None
     return folder
 
 

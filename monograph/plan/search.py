@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from monograph.compat.capture import TRACER_MODULES
+from monograph.log import get_log
 from monograph.machine.device import Machine
 from monograph.plan.axes import Fixed, check_choice, find_closed_axes, list_choices, list_pipelines, list_stage_counts
 from monograph.plan.choice import PipelineChoice, RunChoice
@@ -23,6 +24,7 @@ from monograph.plan.study import ModelStudy, capture_reference, find_model_facts
 from monograph.system.child_process import safe_import_path
 from monograph.train.config import TrainerConfig
 
+log = get_log(__name__)
 Submit = Callable[..., "Future[Any]"]
 _MOST_OF_A_CHOICE = 2
 """Rows for schedules of one choice."""
@@ -189,7 +191,13 @@ def executing(jobs: int) -> Iterator[Submit]:
         return
     context = get_context("forkserver")
     context.set_forkserver_preload([*TRACER_MODULES, __name__])
-    with safe_import_path(), ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    try:
+        pool = ProcessPoolExecutor(jobs, mp_context=context)
+    except OSError as error:  # their semaphores are files in /dev/shm, which may be full or missing
+        log.warning("no further processes can be started (/dev/shm: %s): meshes are tried one by one", error.strerror)
+        yield _run_here
+        return
+    with safe_import_path(), pool:
         yield pool.submit
 
 

@@ -17,7 +17,7 @@ import os
 import re
 import uuid
 from array import array
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -87,7 +87,8 @@ class ShardWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        with suppress(OSError):  # what could not be written is tried once more by closing, and was told by its name
+            self._stack.close()
         remove_made(self._temporary)
 
     def add(self, tokens: np.ndarray, key: int) -> None:

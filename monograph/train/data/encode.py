@@ -8,6 +8,7 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.log import get_log
+from monograph.plurals import counted
 from monograph.train.data.document import Document, find_key
 from monograph.train.data.tokenizer import Tokenizer
 
@@ -95,7 +96,15 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tu
 def tokenize_into(sink: TokenSink, source: Documents, tokenizer: Tokenizer) -> Progress:
     """Tokenize a whole source; an empty one is an error."""
     progress = Progress(f"reading {source.description}")
-    for tokens, key in tokenize(source.read(), tokenizer):
+    read = 0
+
+    def count_read() -> Iterator[Document]:
+        nonlocal read
+        for document in source.read():
+            read += 1
+            yield document
+
+    for tokens, key in tokenize(count_read(), tokenizer):
         sink.add(tokens, key)
         progress.add(len(tokens))
     if not progress.documents:
@@ -104,4 +113,6 @@ def tokenize_into(sink: TokenSink, source: Documents, tokenizer: Tokenizer) -> P
             why="no document in it has any text",
             do="name files that hold text: --dataloader.dataset PATH",
         )
+    if empty := read - progress.documents:
+        log.info("data: %s: leaving out %s without text", source.description, counted(empty, "document"))
     return progress

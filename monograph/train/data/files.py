@@ -74,7 +74,7 @@ def open_files(path: Path, *, text_field: str, separator: str = "") -> DocumentS
 def find_files(folder: Path) -> list[Path]:
     """Every readable file below a folder, without hidden ones, in a stable order. Says what it leaves out."""
     found = list_files(folder)
-    files = [path for path in found.files if path.name.endswith(KNOWN_ENDINGS)]
+    files = read_once([path for path in found.files if path.name.endswith(KNOWN_ENDINGS)], found)
     for path in found.special:
         if path.name.endswith(KNOWN_ENDINGS):
             check_regular(path)
@@ -88,6 +88,22 @@ def find_files(folder: Path) -> list[Path]:
     if left_out:
         log.info("data: %s: reading %d files and leaving out %s", show(folder), len(files), left_out)
     return files
+
+
+def read_once(files: list[Path], found: FolderFiles) -> list[Path]:
+    """Files without the links to others of them, which are noted; a file that only links lead to is read once."""
+    links = [path for path in files if path in found.linked]
+    if not links:
+        return files
+    seen = {os.path.realpath(path) for path in files if path not in found.linked}
+    repeated = set()
+    for path in links:
+        real = os.path.realpath(path)
+        if real in seen:
+            repeated.add(path)
+        seen.add(real)
+    found.repeated += sorted(repeated)
+    return [path for path in files if path not in repeated]
 
 
 def describe_left_out(folder: Path, found: FolderFiles) -> str:
@@ -170,7 +186,7 @@ def read_lines(path: Path, text_field: str) -> Iterator[Document]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(decode(line, where))
+                row = parse_row(decode(line, where), text_field)
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{where}: this line is not JSON",
@@ -178,6 +194,22 @@ def read_lines(path: Path, text_field: str) -> Iterator[Document]:
                     do="write one JSON object per line; a file cut off in the middle must be copied again",
                 ) from None
             yield Document(where, find_text(row, text_field, where))
+
+
+def parse_row(line: str, text_field: str) -> Any:
+    """The value of a JSON line; ValueError when an object in it has the text field twice, of which one would be lost.
+
+    Others may come twice, as some programs write them.
+    """
+    if line.count(f'"{text_field}"') < 2:
+        return json.loads(line)
+
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if sum(name == text_field for name, _ in pairs) > 1:
+            raise ValueError(f"an object has the field {text_field!r} twice")
+        return dict(pairs)
+
+    return json.loads(line, object_pairs_hook=read_object)
 
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:

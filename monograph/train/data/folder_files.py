@@ -16,12 +16,14 @@ class FolderFiles:
 
     files: list[Path] = field(default_factory=list)
     """Regular files and links to such, sorted by their paths below the folder."""
+    linked: set[Path] = field(default_factory=set)
+    """Those of `files` that are links."""
     special: list[Path] = field(default_factory=list)
     """FIFOs, sockets and devices."""
     hidden: list[Path] = field(default_factory=list)
     """Names that begin with a dot; hidden folders are not entered."""
     repeated: list[Path] = field(default_factory=list)
-    """Folders that lie in the dataset under another name as well, links into a cycle among them."""
+    """What lies in the dataset under another name as well, links into a cycle among them."""
 
 
 def list_files(folder: Path) -> FolderFiles:
@@ -59,6 +61,7 @@ def _walk(folder: Path, real: str, seen: set[str], found: FolderFiles) -> list[P
                 waiting.append((path, os.path.join(real, path.name)))
             else:
                 (found.files if stat.S_ISREG(mode) else found.special).append(path)
+                found.linked |= {path} if is_link else set()
     return links
 
 

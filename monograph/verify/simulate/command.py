@@ -34,6 +34,7 @@ def as_json(found: Simulation, config: TrainerConfig) -> dict[str, Any]:
         "scope": describe_scope(found, config),
         "seconds": found.seconds,
         "peak_bytes": found.peak_bytes,
+        "update": {entry.name: _plain(entry.difference) for entry in found.update},
         "graphs": [
             {
                 "after": graph.after,

@@ -10,7 +10,7 @@ from monograph.models.model import SEED, find_scalars
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
-from monograph.verify.reference import Reference
+from monograph.verify.reference import Reference, buffers_of
 from monograph.verify.simulate.precision import in_fp64
 from monograph.verify.simulate.start import randomize
 
@@ -47,6 +47,22 @@ class OneDevice:
     def buffers(self) -> dict[str, Tensor]:
         """The buffers by name: tables and biases."""
         return dict(self.model.named_buffers())
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """The buffers that training changes."""
+        return tuple(name for name, value in buffers_of(self.model).items() if value.is_floating_point())
+
+    def finish(self, metrics: Tensors) -> dict[str, Tensor]:
+        """The buffers that training changes, as they are after an update with these metrics; nothing is changed."""
+        kept = buffers_of(self.model)
+        before = {name: kept[name].clone() for name in self.kept_names}
+        with torch.no_grad():
+            self.model.finish_update(metrics)
+            after = {name: kept[name].clone() for name in self.kept_names}
+            for name, value in before.items():
+                kept[name].copy_(value)
+        return after
 
     def compute_scalars(self, batches: Sequence[Tensors]) -> dict[str, Tensor]:
         """The counts of an update that reads these micro-batches, and the seed."""

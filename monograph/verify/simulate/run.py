@@ -19,6 +19,7 @@ from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
 from monograph.verify.simulate.twin import make_twin
+from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
 CAPTURED = "captured"
 """The name of a graph before any pass."""
@@ -34,6 +35,8 @@ class Simulation:
     graphs: list[SimulatedGraph] = field(default_factory=list)
     blame: str = ""
     """Where the first fault is; empty where there is none."""
+    update: list[UpdateDifference] = field(default_factory=list)
+    """The numbers of the update around the captured graph."""
     different_batches: int = 0
     """Micro-batches of a round that are not the same."""
     seconds: float = 0.0
@@ -41,12 +44,14 @@ class Simulation:
     @property
     def is_equal(self) -> bool:
         """Whether every output of every graph is what one device computes."""
-        return all(graph.comparison.is_equal for graph in self.graphs)
+        is_update_right = not any(entry.is_wrong for entry in self.update)
+        return is_update_right and all(graph.comparison.is_equal for graph in self.graphs)
 
     @property
     def worst(self) -> float:
         """The largest relative difference."""
-        return max((graph.comparison.worst for graph in self.graphs), default=0.0)
+        differences = [entry.difference for entry in self.update]
+        return max([*differences, *(graph.comparison.worst for graph in self.graphs)], default=0.0)
 
     @property
     def peak_bytes(self) -> int:
@@ -67,9 +72,16 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
         found.different_batches = len(planned.drawn)
         found.graphs.append(planned.check(graph, CAPTURED))
         if found.is_equal:
+            results = found.graphs[0].execution.results
+            found.update = SimulatedUpdate(planned, graph, results, twin).compare()
+            wrong = next((entry for entry in found.update if entry.is_wrong), None)
+            found.blame = "" if wrong is None else f"outside of the graph: {wrong}"
+        if found.is_equal:
             check_passes(found, planned, graph, groups, settings, every_pass=every_pass)
     if not found.graphs[0].comparison.is_equal:
         found.blame = find_blame(found, planned)
+    for checked in found.graphs:
+        checked.execution.results = []
     found.seconds = time.perf_counter() - start
     return found
 

@@ -8,6 +8,7 @@ from monograph.train.config import TrainerConfig
 from monograph.verify.float8 import is_quantized
 from monograph.verify.simulate.outcome import TOLERANCE
 from monograph.verify.simulate.run import Simulation
+from monograph.verify.simulate.update import MOST_UPDATED
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 SHOWN = 8
@@ -26,12 +27,17 @@ def print_simulation(found: Simulation, config: TrainerConfig) -> None:
         worst = styled((f"{graph.comparison.worst:.1e}", "red" if graph.comparison.wrong else ""))
         counts = (graph.nodes, graph.execution.calls, graph.execution.shared, graph.comparison.compared)
         table.add_row(graph.after, *(f"{count:,}" for count in counts), worst)
+    if found.update:
+        largest = max(entry.difference for entry in found.update)
+        style = "red" if any(entry.is_wrong for entry in found.update) else ""
+        table.add_row("update", "", "", "", str(len(found.update)), styled((f"{largest:.1e}", style)))
     console.print(table)
     if found.is_equal:
         console.print(styled(("equal", "green"), f": {describe_equal(found)}"))
     else:
         console.print(styled(("different", "red"), f", first: {found.blame}"))
-        for entry in next(graph.comparison.wrong for graph in found.graphs if graph.comparison.wrong)[:SHOWN]:
+        outputs = [entry for graph in found.graphs for entry in graph.comparison.wrong]
+        for entry in [*outputs, *(entry for entry in found.update if entry.is_wrong)][:SHOWN]:
             console.print(f"  {entry}")
     simulated, *missing = describe_scope(found, config)
     console.print(f"simulated: {simulated}")
@@ -62,7 +68,10 @@ def describe_scope(found: Simulation, config: TrainerConfig) -> list[str]:
         f"sequences of {twin.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
     ]
     lines.append("real sizes, GPU kernels, and rounding in bfloat16")
-    lines.append("gradient norm, clipping, accumulation, the update of weights and of expert biases, evaluation")
+    lines[0] += "; then counts, total loss, gradient norm, clipping, the update of weights and of expert biases"
+    lines.append("data loading, accumulation over micro-batches, evaluation, checkpoints, the order of collectives")
+    if found.mesh.world_size > MOST_UPDATED:
+        lines.append(f"the update of weights on other than the first {MOST_UPDATED} distinct shards")
     if is_quantized(config):
         lines.append("float8 matmuls: the matmuls of numerics fast took their place")
     return lines

@@ -19,7 +19,7 @@ from tests.verify.plantings import missing_sum
 
 EVERY_AXIS = {"replicate": 2, "shard": 2, "cp": 2, "tp": 2}
 MESHES = {
-    "llama3": {**EVERY_AXIS, "shard": 4},
+    "llama3": EVERY_AXIS,
     "qwen3": {"shard": 2, "cp": 2, "tp": 2, "method": "ulysses"},
     "qwen3_moe": {**EVERY_AXIS, "ep": 4, "etp": 2},
     "deepseek_v3": {**EVERY_AXIS, "ep": 8, "gather": "latent"},

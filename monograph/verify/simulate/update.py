@@ -1,0 +1,221 @@
+"""What surrounds the graph in an update, on every rank, by the code that trains: counts, loss, norm, update, biases.
+
+Gradients, metrics and losses come from the simulated graph; everything else is computed by the methods of `MeshStep`
+and by the run's optimizer, whose collectives are emulated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monograph.axes import Axis
+from monograph.execute.base import MeshStep
+from monograph.graph.signature import OutputKind
+from monograph.graph.step_graph import StepGraph
+from monograph.parallel.mesh import Mesh
+from monograph.train.build_optimizer import build_optimizer
+from monograph.train.config import TrainerConfig
+from monograph.train.optimizer_config import AdamWConfig
+from monograph.verify.reference import build_plain_optimizer
+from monograph.verify.simulate.coordinates import Partition
+from monograph.verify.simulate.everywhere import run_everywhere
+from monograph.verify.simulate.execute import SharedValue
+from monograph.verify.simulate.outcome import TOLERANCE, largest, relative
+from monograph.verify.simulate.precision import in_fp64
+from monograph.verify.simulate.rounds import SimulatedRound
+
+MOST_UPDATED = 16
+"""Coordinates whose update of weights is computed: the first of more. Everything else is computed for all."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a step asks of its groups."""
+
+    mesh: Mesh
+    rank: int
+    device: torch.device
+
+
+class _RankStep(MeshStep):
+    """The step of one simulated rank, between its micro-batches and the next update."""
+
+    def __init__(self, planned: SimulatedRound, rank: int, parameters: Mapping[str, Tensor]) -> None:
+        place: Any = _Place(planned.coordinates.mesh, rank, torch.device("cpu"))
+        super().__init__(planned.source.model, planned.source.table, place, seed=planned.source.seed)
+        self.parameters = parameters
+
+    def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        raise NotImplementedError("the graph computes micro-batches")
+
+    def run_evaluation(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
+        raise NotImplementedError("the graph computes micro-batches")
+
+
+@dataclass(frozen=True)
+class UpdateDifference:
+    """One number of an update, and how far it is from one device's."""
+
+    name: str
+    difference: float
+
+    def __str__(self) -> str:
+        return f"{self.name} differs by {self.difference:.1e}"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether rounding does not explain it."""
+        return not self.difference <= TOLERANCE
+
+
+class SimulatedUpdate:
+    """An update after its only round of micro-batches, on every rank."""
+
+    def __init__(
+        self, planned: SimulatedRound, graph: StepGraph, results: Sequence[SharedValue | None], config: TrainerConfig
+    ) -> None:
+        self.planned, self.config, self.coordinates = planned, config, planned.coordinates
+        kinds: dict[OutputKind, dict[str, SharedValue]] = {kind: {} for kind in OutputKind}
+        for spec, value in zip(graph.outputs, results, strict=True):
+            if value is not None:
+                kinds[spec.kind][spec.name] = value
+        self.gradients, self.metrics = kinds[OutputKind.GRADIENT], kinds[OutputKind.METRIC]
+        self.loss = next(iter(kinds[OutputKind.LOSS].values()))
+
+    def compare(self) -> list[UpdateDifference]:
+        """Every number of the update against one device, in the order in which they are computed."""
+        expected = self.planned.expected
+        found = [self._compare_counts()]
+        loss = run_everywhere(
+            lambda rank: self._step(rank).total_loss(self.loss.at(rank)), self.loss.part, self.coordinates
+        )
+        found.append(_difference("loss of the update", loss, torch.tensor(expected.loss, dtype=torch.float64)))
+        norms = run_everywhere(
+            lambda rank: self._step_with_gradients(rank).grad_norm(), self._gradient_part(), self.coordinates
+        )
+        squares = [gradient.square().sum() for gradient in expected.gradients.values()]
+        norm = torch.stack(squares).sum().sqrt()
+        found.append(_difference("gradient norm", norms, norm))
+        found += self._compare_weights(norms, loss)
+        return found + self._compare_metrics()
+
+    def _step(self, rank: int) -> _RankStep:
+        """The step of a rank without parameters."""
+        return _RankStep(self.planned, rank, {})
+
+    def _step_with_gradients(self, rank: int, *, has_weights: bool = False) -> _RankStep:
+        """The step of a rank with gradients, in place of weights unless those are wanted as well."""
+        parameters = {}
+        for name, value in self.gradients.items():
+            gradient = value.at(rank)
+            parameters[name] = gradient.detach()
+            if has_weights:
+                slot = self.planned.source.table[name]
+                parameters[name] = slot.take_shard(self.planned.device.parameters[slot.name], rank)
+            parameters[name].grad = gradient.clone() if has_weights else gradient
+        return _RankStep(self.planned, rank, parameters)
+
+    def _gradient_part(self) -> Partition:
+        return self.coordinates.join([value.part for value in self.gradients.values()])
+
+    def _compare_counts(self) -> UpdateDifference:
+        """The counts that sums are divided by, which each rank takes of its own micro-batches."""
+        mesh, planned = self.coordinates.mesh, self.planned
+        reads = [planned.dealt[mesh.data_part(rank)] for rank in self.coordinates.ranks]
+        cp = [mesh.coordinate(rank, Axis.CP) for rank in self.coordinates.ranks]
+        part = self.coordinates.by_key(list(zip(reads, cp, strict=True)))
+        counts = run_everywhere(
+            lambda rank: self._step(rank).compute_scalars([planned.drawn[reads[rank]]]), part, self.coordinates
+        )
+        wanted = planned.expected.scalars
+        worst = max(
+            (
+                relative(held[name], wanted[name], largest(wanted[name].double()))
+                for held in counts.items
+                for name in wanted
+            ),
+            default=0.0,
+        )
+        return UpdateDifference("counts that sums are divided by", worst)
+
+    def _compare_weights(self, norms: SharedValue, losses: SharedValue) -> list[UpdateDifference]:
+        """Updated weights and moments, clipped to half the norm so that clipping shows, relative to their change."""
+        lr, max_norm = self.config.optimizer.lr, norms.items[0].item() / 2
+        planned, table = self.planned, self.planned.source.table
+        optimizer = self.config.optimizer.for_fp32()
+        if isinstance(optimizer, AdamWConfig):
+            optimizer = optimizer.replace(implementation="foreach")  # torch's fused kernel counts steps in fp32 only
+        weights = planned.device.parameters
+        plain = {slot.name: weights[slot.name].clone().requires_grad_() for slot in table.trained}
+        for slot in table.trained:
+            value = self.gradients[slot.name]
+            shards = {rank: value.at(rank) for rank in self.coordinates.ranks}
+            plain[slot.name].grad = table.gather_full(slot, shards)
+        decayed = frozenset(slot.name for slot in table.trained if slot.is_decayed)
+        with in_fp64():
+            rule = build_plain_optimizer(optimizer, plain, decayed)
+            norm = norms.items[0]
+            torch.nn.utils.clip_grads_with_norm_(plain.values(), max_norm, norm)
+            rule.step(lr, loss=losses.items[0], grad_norm=norm)
+        whole = {("weights", name): value.detach() for name, value in plain.items()} | dict(rule.state())
+        worst: dict[str, float] = {}
+        part = self.coordinates.join([self._gradient_part(), norms.part])
+        for first in part.firsts[:MOST_UPDATED]:
+            step = self._step_with_gradients(first, has_weights=True)
+            with in_fp64():
+                ours = build_optimizer(optimizer, step)
+                ours.step(lr, loss=losses.at(first), grad_norm=norms.at(first), max_norm=max_norm)
+            held = {("weights", slot.name): step.parameters[slot.name] for slot in table.trained} | ours.state()
+            for (kind, name), shard in held.items():
+                slot, moved = table[name], whole[kind, name]
+                gap = relative(
+                    slot.valid_part(shard, first),
+                    slot.valid_part(slot.take_shard(moved, first), first),
+                    largest(moved - weights[name]) if kind == "weights" else largest(moved),
+                )
+                label = f"update of {name}" if kind == "weights" else f"{kind} of {name}"
+                worst[label] = max(worst.get(label, 0.0), gap)
+        return [UpdateDifference(name, value) for name, value in worst.items()]
+
+    def _compare_metrics(self) -> list[UpdateDifference]:
+        """The metrics of the update, and what follows them, such as the experts' selection biases."""
+        planned, found = self.planned, []
+        part = self.coordinates.join([value.part for value in self.metrics.values()])
+        model = planned.source.model
+        stored = {name: value.clone() for name, value in _kept(planned, model).items()}
+        before = {name: planned.device.buffers[name].clone() for name in stored}
+
+        def finish(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            step = self._step(rank)
+            for name, value in _kept(planned, model).items():
+                value.data = before[name].clone()
+            for name, held in self.metrics.items():
+                step.metrics.add(name, held.at(rank))
+            metrics = step.finish_batch(None)
+            return metrics, {name: value.clone() for name, value in _kept(planned, model).items()}
+
+        after = run_everywhere(finish, part, self.coordinates)
+        for name, value in _kept(planned, model).items():
+            value.data = stored[name]
+        expected = planned.device.finish(planned.expected.metrics)
+        for name, wanted in planned.expected.metrics.items():
+            gaps = [relative(metrics[name], wanted, largest(wanted)) for metrics, _ in after.items]
+            found.append(UpdateDifference(f"{name} of the update", max(gaps)))
+        for name, wanted in expected.items():
+            scale = largest(wanted - before[name]) or 1.0
+            gaps = [relative(kept[name], wanted, scale) for _, kept in after.items]
+            found.append(UpdateDifference(f"update of {name}", max(gaps)))
+        return found
+
+
+def _kept(planned: SimulatedRound, model: Any) -> dict[str, Tensor]:
+    """The buffers of the parallel model that training changes."""
+    names = planned.device.kept_names
+    return {name: model.get_buffer(name) for name in names}
+
+
+def _difference(name: str, value: SharedValue, wanted: Tensor) -> UpdateDifference:
+    return UpdateDifference(name, max(relative(item, wanted, largest(wanted)) for item in value.items))

@@ -154,12 +154,12 @@ GENERATED: frozenset[str] = frozenset(
 )
 """What captures and passes produce on a CPU."""
 
-_ON_GPU = "attention on a GPU; the list is generated on a CPU, which has another op for it"
+_OWN_ATTENTION = "F.scaled_dot_product_attention in a model from outside: the families have an op of ours"
 EXTRA: Mapping[str, str] = {
     **{f"aten.{name}": "layers that models of other families are made of" for name in LAYER_OPS},
     **{
-        f"aten._scaled_dot_product_{kind}_attention{direction}.default": _ON_GPU
-        for kind in ("flash", "efficient", "cudnn")
+        f"aten._scaled_dot_product_{kind}{direction}.default": _OWN_ATTENTION
+        for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
         for direction in ("", "_backward")
     },
     **{str(each.op): "a custom op of kernels/catalog.py" for each in find_kernel_ops()},

@@ -1,4 +1,4 @@
-"""Operators of layers that other models than ours are made of: norms, activations, convolutions, comparisons.
+"""Operators of layers that other models than ours are made of: norms, activations, losses, convolutions, comparisons.
 
 Pure functions of tensors, like those that our own families need; so a model of a user's own can be precompiled.
 """
@@ -21,7 +21,7 @@ LAYER_OPS: tuple[str, ...] = tuple(
     squeeze.dims masked_fill.Tensor narrow.default slice_scatter.default select_scatter.default
     slice_backward.default select_backward.default index_put.default convolution.default
     convolution_backward.default diagonal.default pixel_shuffle.default upsample_nearest2d.vec unfold.default
-    reshape.default
+    reshape.default _log_softmax_backward_data.default nll_loss_forward.default nll_loss_backward.default
     """.split()  # noqa: SIM905 - a list of eighty names reads best as a paragraph
 )
 """By name in `aten`."""

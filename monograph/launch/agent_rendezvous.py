@@ -5,10 +5,8 @@ trusted. The interface is GLOO_SOCKET_IFNAME where that is set, else the one tow
 """
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,24 +25,12 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from monograph.compat.rendezvous_state import BACKEND, JsonState
 from monograph.errors import ConfigError
 from monograph.log import get_log
+from monograph.parallel.interfaces import GLOO_INTERFACE, find_interface, find_interface_address
 from monograph.parallel.meeting import OWN_ADDRESS_VARIABLE, listen_on
 
 log = get_log("agent")
-_GLOO = "GLOO_SOCKET_IFNAME"
-_GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux: the IPv4 address of an interface."""
 _READ_SECONDS = 60
 """torch's own limit for an answer of the store."""
-
-
-def find_interface_address(name: str) -> str:
-    """The IPv4 address of an interface; "" when it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            answer = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return ""
-    return socket.inet_ntoa(answer[20:24])
 
 
 def find_own_address(host: str, port: int) -> str:
@@ -52,11 +38,13 @@ def find_own_address(host: str, port: int) -> str:
 
     The first node's own name may lead to its loopback, which other nodes do not reach.
     """
-    if given := os.environ.get(_GLOO):
+    if given := os.environ.get(GLOO_INTERFACE):
         address = find_interface_address(given)
         if not address and given not in [name for _, name in socket.if_nameindex()]:
             names = ", ".join(name for _, name in socket.if_nameindex())
-            raise ConfigError(f"{_GLOO} is {given}", why="this node has no such interface", do=f"one of {names}")
+            raise ConfigError(
+                f"{GLOO_INTERFACE} is {given}", why="this node has no such interface", do=f"one of {names}"
+            )
         return address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         asking.connect((host, port or 1))  # sends nothing
@@ -78,12 +66,14 @@ def agent_rendezvous(endpoint: str, local_addr: str | None) -> Iterator[dict[str
             "the stores of this job listen on all networks of a node: no single address leads to %s; set %s to the "
             "interface that the nodes meet over",
             endpoint,
-            _GLOO,
+            GLOO_INTERFACE,
         )
         yield {"rdzv_backend": BACKEND}
         return
-    interface = next((name for _, name in socket.if_nameindex() if find_interface_address(name) == address), "")
-    added = {OWN_ADDRESS_VARIABLE: address} | ({_GLOO: interface} if interface and _GLOO not in os.environ else {})
+    interface = find_interface(address)
+    added = {OWN_ADDRESS_VARIABLE: address} | (
+        {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in os.environ else {}
+    )
     os.environ |= added
     try:
         yield {"rdzv_backend": BACKEND, "local_addr": local_addr or address}

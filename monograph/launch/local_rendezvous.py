@@ -22,12 +22,12 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from monograph.parallel.interfaces import GLOO_INTERFACE, LOOPBACKS
 from monograph.parallel.meeting import STORE_VARIABLE
 
 _BACKEND = "monograph-local"
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_INTERFACES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME")
 """Where the libraries of the ranks listen; unset, on an address that the network reaches."""
-_LOOPBACK = ("lo", "lo0")
 
 
 class LocalRendezvous(RendezvousHandler):
@@ -75,7 +75,7 @@ rendezvous_handler_registry.register(_BACKEND, _create)
 @contextmanager
 def local_rendezvous() -> Iterator[dict[str, Any]]:
     """Yield the settings of torch's LaunchConfig by which ranks of this machine meet; they listen on the loopback."""
-    loopback = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), "")
+    loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), "")
     names = [name for name in _INTERFACES if loopback and name not in os.environ]
     with tempfile.TemporaryDirectory(prefix="monograph-ranks-") as folder:
         held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

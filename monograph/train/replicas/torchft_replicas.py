@@ -23,6 +23,7 @@ from torch import Tensor
 from monograph.errors import ConfigError, MonographError
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.parallel.interfaces import leave_loopback
 from monograph.parallel.meeting import listen_on
 from monograph.train.replicas.agreement import ReplicaDigest, digest_state, explain_difference, read_rows
 from monograph.train.replicas.buckets import replace_by_sums
@@ -71,6 +72,7 @@ class TorchftReplicas(Replicas):
         for name in ("torchft.manager", "torchft.process_group", "torchft.checkpointing"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # a lost replica is no error: it is reported below
         own = find_own_address(config)
+        leave_loopback(str(own.address[0]))  # gloo connects the replicas, which may be on other machines
         host = own.name
         if groups.rank == 0:
             self._store = serve_store(own)

@@ -14,6 +14,7 @@ from monograph.train import node_corpus
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import find_source
 from monograph.train.data.text_source import TextSource
+from monograph.train.data.token_file import TokenFile
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.node_corpus import load_on_node
 from tests.kit.data import make_texts, write_texts
@@ -67,11 +68,11 @@ def _named(gather, machine):
 
 
 def read_all(corpus):
-    return np.concatenate(corpus.pieces).tolist(), corpus.offsets.tolist(), corpus.keys.tolist()
+    return np.concatenate([piece[:] for piece in corpus.pieces]).tolist(), corpus.offsets.tolist(), corpus.keys.tolist()
 
 
-def is_mapped(corpus):
-    return isinstance(corpus.pieces[0].base, np.memmap)
+def is_on_disk(corpus):
+    return isinstance(corpus.pieces[0], TokenFile)
 
 
 def test_one_rank_of_a_node_tokenizes_and_all_map_its_corpus(texts, monkeypatch):
@@ -79,7 +80,7 @@ def test_one_rank_of_a_node_tokenizes_and_all_map_its_corpus(texts, monkeypatch)
     corpora, tokenized = run([texts] * 4, monkeypatch)
     assert tokenized == [0]
     for corpus in corpora:
-        assert is_mapped(corpus)
+        assert is_on_disk(corpus)
         assert read_all(corpus) == read_all(alone)
         assert (corpus.content_hash, corpus.max_token_id, corpus.description) == (
             *(alone.content_hash, alone.max_token_id, alone.description),
@@ -90,7 +91,7 @@ def test_one_rank_of_a_node_tokenizes_and_all_map_its_corpus(texts, monkeypatch)
 def test_each_node_has_a_copy_of_its_own(texts, monkeypatch):
     corpora, tokenized = run([texts] * 5, monkeypatch, machines=["a", "a", "b", "b", "c"])
     assert tokenized == [0, 2, 4]
-    assert [is_mapped(corpus) for corpus in corpora] == [True, True, True, True, False]
+    assert [is_on_disk(corpus) for corpus in corpora] == [True, True, True, True, False]
 
 
 def test_text_that_cannot_be_read_is_one_error_on_every_rank(texts, monkeypatch):
@@ -107,7 +108,7 @@ def test_a_full_disk_for_temporary_files_leaves_every_rank_its_own_corpus(texts,
     monkeypatch.setattr(node_corpus.ShardWriter, "finish", fail)
     corpora, tokenized = run([texts] * 2, monkeypatch)
     assert tokenized == [0, 0, 1]
-    assert not any(is_mapped(corpus) for corpus in corpora)
+    assert not any(is_on_disk(corpus) for corpus in corpora)
     assert os.listdir(tempfile.gettempdir()) == []
 
 

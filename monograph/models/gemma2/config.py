@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from monograph.config.configurable import Configurable
 from monograph.config.ranges import check_range
 from monograph.errors import ConfigError
 from monograph.models.config import (
@@ -22,6 +23,12 @@ from monograph.plurals import counted
 LayerKind = Literal["window", "full"]
 
 
+def check_zero_or_range(config: Configurable.Config, name: str, *, why: str) -> None:
+    """Refuse a number that is neither 0 nor one that float32 can divide by and multiply with."""
+    if getattr(config, name) != 0:
+        check_range(config, name, 1e-2, 1e6, why=why)
+
+
 @dataclass(kw_only=True, slots=True)
 class GemmaAttentionConfig(AttentionConfig):
     """Grouped-query attention with a scale of its own and a soft cap on its scores."""
@@ -33,8 +40,8 @@ class GemmaAttentionConfig(AttentionConfig):
 
     def check(self) -> None:
         AttentionConfig.check(self)
-        check_range(self, "score_dim", 0, 1e6, why="scores are divided by its square root")
-        check_range(self, "score_cap", 0, 1e6, why="scores are limited to it")
+        check_zero_or_range(self, "score_dim", why="scores are divided by its square root; 0 takes a head's channels")
+        check_zero_or_range(self, "score_cap", why="scores are limited to it, in float32; 0 leaves them as they are")
         if self.score_cap and self.kernel in ("cudnn", "flash", "flex"):
             raise ConfigError(
                 f"kernel is {self.kernel} and score_cap is {self.score_cap}",
@@ -80,7 +87,7 @@ class Gemma2Config(DecoderConfig):
         DecoderConfig.check(self)
         self.attention.find_head_dim(self.dim)
         check_positive(self, "window", most=MAX_TOKENS)
-        check_range(self, "logit_cap", 0, 1e6, why="logits are limited to it")
+        check_zero_or_range(self, "logit_cap", why="logits are limited to it, in float32; 0 leaves them as they are")
         if self.layer_kinds and len(self.layer_kinds) != self.n_layers:
             raise ConfigError(
                 f"layer_kinds has {counted(len(self.layer_kinds), 'entry', 'entries')} and n_layers is {self.n_layers}",

@@ -6,8 +6,10 @@ a traceback is for our own bugs.
 
 import errno
 import os
+import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from monograph import __version__
@@ -77,7 +79,7 @@ def dispatch(words: list[str]) -> int:
     if not words or words[0] in _HELP:
         return show_commands()
     if words[0] == "--version":
-        print_plain(f"monograph {__version__}")
+        print_plain(f"monograph {__version__}, torch {_find_torch()}, Python {platform.python_version()}")
         return 0
     if words[0].startswith("-"):
         raise ConfigError(f"'{words[0]}' comes before any command", do="monograph COMMAND ...; see: monograph --help")
@@ -87,6 +89,14 @@ def dispatch(words: list[str]) -> int:
     if any(word in _HELP for word in rest):
         return show_help(command, [word for word in rest if word not in _HELP])
     return run_command(command, rest, imports)
+
+
+def _find_torch() -> str:
+    """The version of the installed torch, which is not imported for it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 def take_imports(words: list[str]) -> tuple[list[str], list[str]]:

@@ -6,8 +6,11 @@ Counted and not timed: the promise holds on a busy machine, and the module that 
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
+
+from monograph import __version__
 
 HEAVY = (
     *("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.onnx"),
@@ -66,3 +69,10 @@ def test_a_kept_step_is_run_without_what_captures_steps(tmp_path, monkeypatch):
     first = find_imports(tmp_path, words)
     assert "torch._dynamo" in first and "sympy" in first, "a capture needs both"
     assert find_heavy(find_imports(tmp_path, words)) == []
+
+
+def test_the_version_is_told_with_that_of_torch_which_is_not_imported(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "monograph", "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split(", ")[:2] == [f"monograph {__version__}", f"torch {version('torch')}"]

@@ -143,14 +143,14 @@ def find_loaded_sources() -> dict[str, bytes]:
 
 @cache
 def find_packages() -> dict[str, list[int]]:
-    """Installed package -> size and time of change of its first file, for all that are loaded at the first call.
+    """Other installed package -> size and time of change of its first file, for all that are loaded at the first call.
 
     Python, too, decides by them whether a compiled file is that of a source; a package that was installed again at the
     same version is noticed. What is loaded later is what captures and passes themselves import.
     """
     found = {}
     for name, file in _find_loaded_files():
-        if "." not in name and any(part in _INSTALLED for part in file.parts):
+        if "." not in name and not file.is_relative_to(_NOT_OWN[0]) and any(part in _INSTALLED for part in file.parts):
             with suppress(OSError):
                 status = file.stat()
                 found[name] = [status.st_size, status.st_mtime_ns]

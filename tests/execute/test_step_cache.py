@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 import monograph
 from monograph.cli import main
+from monograph.config import sources
 from monograph.config.leaves import replace_leaf
 from monograph.execute.artifact import machine
 from monograph.execute.step_cache import cache as cache_module
@@ -221,6 +223,21 @@ def test_other_code_versions_and_variables_change_the_key(tmp_path, monkeypatch)
     digests.append(digest_of(config))
     monkeypatch.delitem(sys.modules, "own_code_of_a_test")
     assert len(set(digests)) == len(digests)
+
+
+def test_packages_count_but_for_ours_whose_source_does(tmp_path, monkeypatch):
+    site = tmp_path / "site-packages"
+    for name in ("monograph", "other"):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text("")
+        module = ModuleType(name)
+        module.__file__ = str(site / name / "__init__.py")
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sources, "_NOT_OWN", (str(site / "monograph"), *sources._NOT_OWN[1:]))
+    before = sources.find_packages.__wrapped__()
+    assert "other" in before and "torch" in before and "monograph" not in before
+    os.utime(site / "other" / "__init__.py", (1, 1))
+    assert sources.find_packages.__wrapped__() != before
 
 
 def test_a_variable_that_no_code_names_leaves_the_key(tmp_path, monkeypatch):

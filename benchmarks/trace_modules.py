@@ -34,7 +34,7 @@ def make_traces(
 ) -> tuple[list[Event], list[Event], list[Event]]:
     """The predicted step, the same op by op, and a step of a training run."""
     words = [recipe, "--machine", machine, "--training.global_batch_size", "-1", *flags]
-    run = ["--training.steps", str(STEP), "--validator.interval", "0", "--checkpoint.interval", "0"]
+    run = ["--training.steps", str(STEP), "--validator.interval", "0", "--checkpoint.enabled", "false"]
     window = ["--profiler.start", str(STEP), "--profiler.steps", "1", "--job.dump_folder", str(folder / "run")]
     commands = [
         ["inspect", *words, "--out", str(folder / "predicted")],

@@ -53,6 +53,12 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+def _find_locked(folder: Path) -> str:
+    """A folder from which this process can delete nothing, or an empty string."""
+    folders = (path for path, *_ in os.walk(folder, followlinks=False))
+    return next((path for path in folders if not os.access(path, os.W_OK | os.X_OK, effective_ids=True)), "")
+
+
 def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Collection[str]]) -> None:
     """Raise ConfigError unless `target` is a folder of ours and holds nothing else.
 
@@ -68,6 +74,8 @@ def check_replaceable(target: Path, what: str, read_listed: Callable[[Path], Col
     except (ValueError, OSError, LookupError, TypeError, MonographError) as error:
         reason = ": ".join(filter(None, (error.what, error.why))) if isinstance(error, MonographError) else str(error)
         raise ConfigError(f"will not overwrite {target}", why=f"it is not {what}: {reason}", do=do) from None
+    if locked := _find_locked(target):
+        raise ConfigError(f"will not overwrite {target}", why=f"nothing can be deleted from {locked}", do=do)
     if foreign:
         names = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise ConfigError(f"will not overwrite {target}", why=f"it holds what is not {what}: {names}", do=do)

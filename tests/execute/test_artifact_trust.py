@@ -106,6 +106,12 @@ def test_a_truncated_file_is_found(with_code, name, nothing_read):
         use(with_code)
 
 
+def test_a_manifest_with_a_hole_is_refused_by_its_size_before_it_is_read(artifact):
+    os.truncate(artifact / "manifest.json", 100 << 30)
+    with pytest.raises(ArtifactError, match="its manifest cannot be read: it has 107374182400 bytes"):
+        read_manifest(artifact)
+
+
 @pytest.mark.parametrize("name", ["step.json", "kernels/ab/cabc.main.so", MANIFEST])
 def test_a_missing_file_is_found_by_name(with_code, name, nothing_read):
     (with_code / name).unlink()

@@ -170,6 +170,9 @@ class FileFuzzer:
         usual = self._find_usual(command)
         if mutation == BEHIND_A_LINK and any(target.is_relative_to(copy / place) for place in kind.writes):
             kind = replace(kind, writes=(*kind.writes, f"disk/{target.name}"))
+        if target.is_symlink() and target.name in kind.writes and target.is_dir():  # the run is behind the user's link
+            beside = (f"{target.readlink().name}/{path.name}" for path in (self.home / target.name).iterdir())
+            kind = replace(kind, writes=(*kind.writes, *beside))
         before = _take_stock(copy, kind)
         ended = run_command(command, copy)
         name = target.relative_to(copy)

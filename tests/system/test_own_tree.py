@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,18 @@ def test_a_folder_with_anything_else_in_it_is_left_as_it_is(tmp_path, extra):
     make(tmp_path / "new", "c")
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match="it holds what is not a thing"):
+        replace_folder(tmp_path / "new", tmp_path / "out", "a thing", read_listed)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("locked", [".", "sub"])
+def test_a_folder_from_which_nothing_can_be_deleted_is_refused_before_anything_is_moved(tmp_path, monkeypatch, locked):
+    make(tmp_path / "out", "a", "sub/b")
+    make(tmp_path / "new", "c")
+    before = snapshot(tmp_path)
+    closed = tmp_path / "out" / locked
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: Path(path) != closed)
+    with pytest.raises(ConfigError, match=f"nothing can be deleted from {closed}"):
         replace_folder(tmp_path / "new", tmp_path / "out", "a thing", read_listed)
     assert snapshot(tmp_path) == before
 

@@ -29,6 +29,8 @@ from monograph.system.own_file import create_own, naming
 from monograph.system.own_tree import check_replaceable, remove_made, replace_folder
 
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_FILE_BYTES = 2 << 30
+"""Files are read into memory before their hash is known, and sizes are what a manifest says."""
 
 
 def write_artifact(
@@ -150,10 +152,12 @@ def read_file(folder: Path, manifest: ArtifactManifest, name: str, *, is_private
     if record is None:
         raise ArtifactError(f"{name} is not part of the artifact", why="its manifest does not list it")
     try:
-        content = _read(folder / name, record.size + 1, is_private=is_private)
+        content = _read(folder / name, min(record.size, MAX_FILE_BYTES), is_private=is_private)
+    except _OversizedFile:
+        content = None
     except OSError as error:
         raise ArtifactError(f"{name} of the artifact cannot be read", why=str(error.strerror or error)) from None
-    if len(content) != record.size or hashlib.sha256(content).hexdigest() != record.sha256:
+    if content is None or len(content) != record.size or hashlib.sha256(content).hexdigest() != record.sha256:
         raise ArtifactError(
             f"{name} of the artifact is damaged",
             why="it is not the file whose hash the manifest has; nothing of it was used",
@@ -162,15 +166,21 @@ def read_file(folder: Path, manifest: ArtifactManifest, name: str, *, is_private
     return content
 
 
+class _OversizedFile(OSError):
+    """A file that is larger than it may be."""
+
+
 def _read(path: Path, limit: int, *, is_private: bool = False) -> bytes:
-    """At most so many bytes of a regular file: a pipe would wait forever, and a size may be any number."""
+    """Content of a regular file up to a size: a pipe would wait forever, and a hole may have any size."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError("it is not a file")
         if is_private and (writer := find_writer(found, read_acl(file.fileno()))):
             raise OSError(f"it is code, and {writer}")
-        return file.read(min(limit, found.st_size + 1))
+        if found.st_size > limit:
+            raise _OversizedFile(f"it has {found.st_size} bytes, and at most {limit} are read")
+        return file.read(limit)
 
 
 def check_files(folder: Path, manifest: ArtifactManifest) -> None:

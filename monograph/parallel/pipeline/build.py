@@ -2,10 +2,11 @@
 
 from monograph.errors import ConfigError
 from monograph.parallel.pipeline.builtin import BUILTIN, STAGES_PER_RANK, check_name, is_file
-from monograph.parallel.pipeline.check import check_schedule
+from monograph.parallel.pipeline.check import ScheduleError, check_schedule
 from monograph.parallel.pipeline.schedule import Schedule
 from monograph.parallel.pipeline.schedule_file import read_schedule
 from monograph.parallel.pipeline.transfers import has_transfers, with_transfers
+from monograph.system.foreign_text import show
 
 
 def build_schedule(name: str, *, ranks: int, virtual_stages: int, micro_batches: int) -> Schedule:
@@ -23,5 +24,10 @@ def build_schedule(name: str, *, ranks: int, virtual_stages: int, micro_batches:
         schedule = BUILTIN[name](ranks, virtual_stages or STAGES_PER_RANK.get(name, 1), micro_batches)
     if not has_transfers(schedule):
         schedule = with_transfers(schedule)
-    check_schedule(schedule)
+    try:
+        check_schedule(schedule)
+    except ScheduleError as error:
+        if not is_file(name):
+            raise
+        raise ScheduleError(f"{show(name)}: {error.what}", why=error.why, do=error.do) from None
     return schedule

@@ -39,7 +39,11 @@ def find_candidates(store: Store, which: str | int | Path) -> Candidates:
             raise CheckpointError(f"there is no checkpoint of step {which}", do=describe_choices(store))
         return Candidates([path], True, [])
     path = Path(which)
-    if is_checkpoint(path):
+    try:
+        is_one = is_checkpoint(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}", why=error.strerror or str(error), do="make it readable") from None
+    if is_one:
         return Candidates([path], True, [])
     nested = _find_newest(Store(path))
     if nested.paths or nested.rejected:

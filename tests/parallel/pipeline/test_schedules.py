@@ -79,7 +79,7 @@ def test_a_file_is_read_with_and_without_transfers_and_means_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0F0,0B0\n", "1 lines for 2 ranks"),
+        ("0F0,0B0\n", "1 line for 2 ranks"),
         ("0F0,0B0\n1F0,1X0\n", "line 2: '1X0' is not an action"),
         ("0F0,0B0\n1F0,1B0\n", "is for 1 micro-batches and an update has 2"),
         ("0F0,0B0,0F1,0B1\n1F0,1B0,0B1\n", "stage 0 is on rank 0"),
@@ -89,6 +89,7 @@ def test_a_file_is_read_with_and_without_transfers_and_means_the_same(tmp_path):
         ("+".join(["0F0"] * 5000) + "\n1F0\n", "not an action"),
         ("0F" + "9" * 5000 + "\n1F0\n", "not an action"),
         ("0F0,0B0,0F1,0B1\n999999999F0\n", "no action for stage 1"),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n", r"mine\.csv: pipeline rank 0 cannot run 0B1"),
     ],
 )
 def test_a_file_that_cannot_run_is_refused_with_its_line_or_action(tmp_path, text, words):

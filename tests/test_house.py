@@ -28,9 +28,10 @@ TESTS = [path for path in FILES if path.name.startswith("test_")]
 
 SOFT_LINES, HARD_LINES, FUNCTION_LINES = 300, 400, 60
 LEFT_TO_RIGHT = """
-    at_start renamed elsewhere errors labels plurals system strict_json whole_file line_file log crash locks permissions
-    manifest axes machine compat annotate config kernels models parts parallel graph capture passes execute report train
-    watch run generate bench verify bisect plan launch recipes api checks commands cli __main__
+    at_start renamed elsewhere errors labels plurals system strict_json whole_file line_file log crash locks
+    permissions private_temporary manifest axes machine compat annotate config kernels models parts parallel graph
+    capture passes execute report train watch run generate bench verify bisect plan launch recipes api checks commands
+    cli __main__
 """.split()  # noqa: SIM905 - the order reads best as one sentence
 OPTIONAL_PACKAGES = {
     *("datasets", "huggingface_hub", "lm_eval", "pyarrow", "tensorboard", "torchft", "transformers", "wandb")

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
 from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
 from monograph.launch.quote import quote_word, quote_words
+from monograph.private_temporary import private_temporary
 from monograph.recipes.size import count_parameters
 from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
@@ -120,8 +120,8 @@ def submit(engine: str, text: str, job: Job) -> int:
             why=f"it hands the job to {engine}",
             do="submit from a machine that has it, or leave --submit out and use the printed file",
         )
-    with tempfile.TemporaryDirectory(prefix="monograph-launch-") as folder:
-        path = Path(folder) / f"{job.name}.{'sh' if engine == 'slurm' else 'yaml'}"
+    with private_temporary("monograph-launch-") as folder:
+        path = folder / f"{job.name}.{'sh' if engine == 'slurm' else 'yaml'}"
         path.write_text(text, encoding="utf-8")
         sys.stdout.flush()
         code = subprocess.run([*command, str(path)], check=False).returncode

@@ -1,7 +1,6 @@
 """`monograph machine`: what estimates take a machine to be able to do, and what this one really can."""
 
 import os
-import tempfile
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from monograph.machine.device import Machine
 from monograph.machine.file import write_machine
 from monograph.machine.measure import count_in_node, measure
 from monograph.machine.table import MACHINES
+from monograph.private_temporary import private_temporary
 from monograph.system.child_process import safe_import_path
 from monograph.system.console import print_plain
 from monograph.whole_file import check_output
@@ -51,8 +51,8 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
         if "WORLD_SIZE" in os.environ:
             why = "each of the ranks that a launcher started would start ranks of its own"
             raise ConfigError(f"--ranks {arguments.ranks}", why=why, do="leave --ranks out")
-        with tempfile.TemporaryDirectory(prefix="monograph-machine-") as folder, safe_import_path():
-            store = Path(folder) / "store"
+        with private_temporary("monograph-machine-") as folder, safe_import_path():
+            store = folder / "store"
             multiprocessing.spawn(_measure_rank, (arguments, store), nprocs=arguments.ranks)
     else:
         found = measure(use_device(arguments.device), name=arguments.name)

@@ -1,6 +1,5 @@
 """`monograph precompile`: capture the step as fake ranks of a mesh, and write one artifact for all of them."""
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -39,6 +38,7 @@ from monograph.parallel.param_table import ParamTable
 from monograph.passes.base import Pass
 from monograph.passes.runner import OptimizedGraph, PassRecord, build_passes, run_passes
 from monograph.plurals import counted
+from monograph.private_temporary import private_temporary
 from monograph.report.units import format_bytes, format_seconds
 from monograph.run import build_source, make_example, plan_pipeline
 from monograph.system.console import print_plain
@@ -126,8 +126,8 @@ def precompile(
     files: dict[str, bytes] = {}
     calls: list[KernelCall] = []
     tunable: list[KernelCall] = []
-    with tempfile.TemporaryDirectory(prefix="monograph-compiler-") as folder:
-        compiler = compiler_folder(Path(folder)) if has_compiler(config, device.type) else nullcontext()
+    with private_temporary("monograph-compiler-") as folder:
+        compiler = compiler_folder(folder) if has_compiler(config, device.type) else nullcontext()
         with deterministic_kernels(config.debug.deterministic), compiler:
             for stage, first, peers in find_stages(config, mesh):
                 one, other = first + rank % peers, first + peers - 1 - rank % peers
@@ -136,7 +136,7 @@ def precompile(
                     again = capture_as(other, config, mesh, device, is_compiled=False, stage=stage)
                     check_rank_free(captured, one, again, other)
                 graphs |= captured.graphs
-                files |= make_files(captured.graphs, captured.facts, Path(folder))
+                files |= make_files(captured.graphs, captured.facts, folder)
                 calls += captured.calls
                 tunable += captured.tunable
         if config.compile.tune_kernels:

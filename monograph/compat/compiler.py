@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.autograd import DeviceType
 
+from monograph.compat.compiled_code import CODE_FOLDER, keep_compiled_code_private
 from monograph.compat.environment import variables_set
 
 CompiledCode = Callable[..., Any]
@@ -19,6 +20,7 @@ CompiledCode = Callable[..., Any]
 
 def start_workers() -> None:
     """Start Inductor's processes that build kernels: they import torch themselves, which takes them seconds."""
+    keep_compiled_code_private()
     importlib.import_module("torch._inductor.async_compile").maybe_warm_pool()
 
 
@@ -36,6 +38,7 @@ def compile_graph(module: fx.GraphModule, inputs: list[Any], mode: Any, *, for_a
     first runs. Where torch is asked for deterministic kernels nothing is measured: the fastest differs from run to run.
     Inductor and the tracing context are reached through torch's attributes: eager runs never import them.
     """
+    keep_compiled_code_private()
     guards = torch._guards
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     settings = {"triton.autotune_at_compile_time": for_artifact, "deterministic": is_deterministic}
@@ -84,7 +87,7 @@ def compiler_folder(folder: Path, *, is_complete: bool = False) -> Iterator[None
     no C++ kernel is built: one that is missing is an error, not a minute of waiting.
     """
     inductor = torch._inductor
-    folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    folders = {CODE_FOLDER: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
     def refuse(builder: Any) -> None:
         raise KernelMissing(f"there is no {Path(builder.get_target_file_path()).name}")

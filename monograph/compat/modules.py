@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from monograph.compat.compiled_code import keep_compiled_code_private
+
 
 def is_capture_error(error: Exception) -> bool:
     """Whether dynamo says that a frame cannot become one graph.
@@ -36,6 +38,7 @@ def find_backend(name: str) -> Any:
 
 def compile_in_place(module: nn.Module, backend: Any) -> None:
     """Compile a module's forward as one graph with static shapes; hooks on the module itself stay outside."""
+    keep_compiled_code_private()
     module.compile(fullgraph=True, dynamic=False, backend=backend)
 
 
@@ -67,6 +70,7 @@ def version_of(tensor: Tensor) -> int:
 
 def compile_function(function: Callable[..., Any], backend: Any, *, is_dynamic: bool = False) -> Callable[..., Any]:
     """A function as one compiled graph, for the sizes of its first call or for all."""
+    keep_compiled_code_private()
     return torch.compile(function, fullgraph=True, dynamic=is_dynamic, backend=backend)
 
 

@@ -7,9 +7,8 @@ lies in it: every user of the machine, and of its network, could run code as the
 import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from monograph.parallel.interfaces import GLOO_INTERFACE, LOOPBACKS
 from monograph.parallel.meeting import STORE_VARIABLE
+from monograph.private_temporary import private_temporary
 
 _BACKEND = "monograph-local"
 _INTERFACES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME")
@@ -77,12 +77,13 @@ def local_rendezvous() -> Iterator[dict[str, Any]]:
     """Yield the settings of torch's LaunchConfig by which ranks of this machine meet; they listen on the loopback."""
     loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), "")
     names = [name for name in _INTERFACES if loopback and name not in os.environ]
-    with tempfile.TemporaryDirectory(prefix="monograph-ranks-") as folder:
+    with private_temporary("monograph-ranks-") as folder:
         held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(held, fcntl.LOCK_SH)  # services that clean temporary folders leave a locked one alone
+        with suppress(OSError):  # on a file server that locks no folders
+            fcntl.flock(held, fcntl.LOCK_SH)  # services that clean temporary folders leave a locked one alone
         os.environ |= dict.fromkeys(names, loopback)
         try:
-            yield {"rdzv_backend": _BACKEND, "rdzv_endpoint": folder}
+            yield {"rdzv_backend": _BACKEND, "rdzv_endpoint": str(folder)}
         finally:
             os.close(held)
             for name in (*names, STORE_VARIABLE):

@@ -1,6 +1,5 @@
 """From an artifact to graphs that run: nothing is traced, nothing is compiled, and nothing unchecked is read."""
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from monograph.graph.verify_read import MemoryLimits, check_read_graph, check_sc
 from monograph.log import get_log
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.compile.regions import CompiledRegion
+from monograph.private_temporary import make_private_temporary, private_temporary
 from monograph.system.foreign_json import parse_json
 from monograph.system.own_tree import remove_made
 
@@ -132,20 +132,20 @@ class Artifact:
             log.warning("kernels of custom ops are built here: other users could have written those in the artifact")
             return False
         files = {name.removeprefix(OWN_KERNELS): self.read_code(name) for name in found}
-        with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
+        with private_temporary("monograph-kernels-") as folder:
             try:
                 calls = calls_from_data(parse_json(self.read(CUSTOM_CALLS), CUSTOM_CALLS))
-                put_kernels(Path(folder), files)
+                put_kernels(folder, files)
             except (ValueError, RecursionError) as error:
                 raise ArtifactError("the artifact's own kernels cannot be read", why=str(error)) from None
-            with triton_folder(Path(folder)):
+            with triton_folder(folder):
                 build_calls(calls)
         return True
 
     def unpack_kernels(self) -> Path:
         """The compiled kernels in a folder of this process alone, where nobody else can put anything."""
         if self._kernels is None:
-            folder = Path(tempfile.mkdtemp(prefix="monograph-kernels-"))
+            folder = make_private_temporary("monograph-kernels-")
             for name in self.manifest.files:
                 if name.startswith(KERNELS):
                     path = folder / name.removeprefix(KERNELS)

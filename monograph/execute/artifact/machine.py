@@ -26,7 +26,11 @@ APART: Mapping[str, str] = {
     **dict.fromkeys(("generate", "launch", "crash.py", "log.py"), "run before or after training, or around it"),
     **dict.fromkeys(("errors.py", "renamed.py"), "say what is wrong"),
     **dict.fromkeys(
-        ("system", "locks", "permissions.py", "manifest", "strict_json.py", "line_file.py", "whole_file.py"), "files"
+        (
+            *("system", "locks", "permissions.py", "private_temporary.py"),
+            *("manifest", "strict_json.py", "line_file.py", "whole_file.py"),
+        ),
+        "files",
     ),
     **dict.fromkeys(("train",), "what happens between steps; see _IN_TRAINING"),
 }

@@ -1,7 +1,6 @@
 """From captured graphs to the files of an artifact. Same graphs, same bytes."""
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from monograph.machine.device import Machine
 from monograph.parallel.mesh import Mesh
 from monograph.parallel.param_table import ParamTable
 from monograph.passes.runner import OptimizedGraph
+from monograph.private_temporary import private_temporary
 
 KERNELS = (".so",)
 """Endings of what a compiler leaves in its folder and loading needs again; Triton's kernels are inside of the code."""
@@ -50,10 +50,10 @@ class CannotPrecompile(MonographError):
 def make_custom_kernels(calls: Sequence[KernelCall], tuned: bytes | None = None) -> dict[str, bytes]:
     """Name -> content: the kernels of custom ops, what they are called with, and the settings in use, which they are
     built for; nothing where there is no GPU."""
-    with tempfile.TemporaryDirectory(prefix="monograph-kernels-") as folder:
-        with triton_folder(Path(folder)):
+    with private_temporary("monograph-kernels-") as folder:
+        with triton_folder(folder):
             build_calls(calls)
-        kernels = take_kernels(Path(folder))
+        kernels = take_kernels(folder)
     if not kernels:
         return {}
     content = json.dumps(calls_to_data(calls), separators=(",", ":"), allow_nan=False).encode()
@@ -79,8 +79,8 @@ def make_files(graphs: Mapping[str, OptimizedGraph], facts: Facts, compiler_fold
 
 
 def _save(module: Any) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "part.bin"
+    with private_temporary("monograph-part-") as folder:
+        path = folder / "part.bin"
         save_compiled(module.code, path)
         return path.read_bytes()
 

@@ -126,6 +126,9 @@ def _check_table(folder: Path, index: ShardIndex, corpus: TokenCorpus) -> None:
         )
     size = np.dtype(index.dtype).itemsize
     is_filled = sum(entry.bytes for entry in index.token_files) == index.tokens * size
+    for entry in index.token_files:
+        if entry.bytes % size:
+            raise damaged(folder / entry.name, f"it has {entry.bytes} bytes, which are no whole tokens of {size}")
     if offsets[0] != 0 or int(offsets[-1]) != index.tokens or not is_filled or _has_empty_document(offsets):
         raise damaged(path, f"its documents do not fill the {index.tokens} tokens one after the other")
     indices = np.searchsorted(offsets, corpus.piece_starts)

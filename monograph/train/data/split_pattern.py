@@ -42,7 +42,8 @@ class _Atom:
     """A class of characters, and how often it comes."""
 
     pattern: str
-    is_optional: bool
+    least: int
+    """Characters that it has to match; with 0 it may be left out."""
     is_repeated: bool
 
 
@@ -62,7 +63,7 @@ def judge(pattern: str, space: str) -> Cut | None:
     for row in rows:
         atoms = [atom for atom in row if atom is not None]
         looks_ahead = len(atoms) < len(row)
-        if all(atom.is_optional for atom in atoms):  # it matches nothing, also at the end of a piece
+        if not any(atom.least for atom in atoms):  # it matches nothing, also at the end of a piece
             return None
         if looks_ahead and (space != " " or row.index(None) < len(atoms)):
             return None
@@ -81,15 +82,15 @@ def _takes_space(atoms: list[_Atom], space: str) -> bool:
     """Whether a row matches the space alone, or the space and any one letter."""
 
     def needed(without: set[int]) -> bool:
-        return any(not atom.is_optional for number, atom in enumerate(atoms) if number not in without)
+        return any(atom.least for number, atom in enumerate(atoms) if number not in without)
 
     for first, atom in enumerate(atoms):
-        if not _matches_any(atom, space):
+        if atom.least > 1 or not _matches_any(atom, space):
             continue
         if not needed({first}):
             return True
         for last in range(first + 1, len(atoms)):
-            if not needed({first, last}) and _matches_all(atoms[last], LETTERS):
+            if atoms[last].least < 2 and not needed({first, last}) and _matches_all(atoms[last], LETTERS):
                 return True
     return False
 
@@ -147,7 +148,8 @@ def _read_item(text: str, flag: str) -> tuple[list[_Row], str]:
     rest = text[found.end() :]
     count = _COUNT.match(rest)
     if count is None:
-        return [(_Atom(pattern, is_optional=False, is_repeated=False),)], rest
-    is_optional = count[1] in "?*" or (count[1][0] == "{" and count[2] in ("", "0"))
-    is_repeated = count[1] != "?"
-    return [(_Atom(pattern, is_optional=is_optional, is_repeated=is_repeated),)], rest[count.end() :]
+        return [(_Atom(pattern, least=1, is_repeated=False),)], rest
+    if count[2] and (count[5] == "?" if not count[3] else int(count[2]) > int(count[4] or count[2])):
+        raise ValueError("a count that engines read differently")  # `{2}?` is two or none, `{2,1}` one or two
+    least = int(count[2] or 0) if count[1][0] == "{" else int(count[1] == "+")
+    return [(_Atom(pattern, least, is_repeated=count[1] != "?"),)], rest[count.end() :]

@@ -152,8 +152,7 @@ def _is_idle(step: dict[str, Any], space: str) -> bool:
 def _are_apart(tokenizer: tokenizers.Tokenizer, *, drops_space: bool) -> bool:
     """Whether added tokens are matched on both sides of a cut as in the whole text."""
     letters = set(LETTERS)
-    for token in tokenizer.get_added_tokens_decoder().values():
-        content = token.content
+    for token, content in _list_added(tokenizer):
         if any(one in letters and other in f" {_BLANK}" for one, other in itertools.pairwise(content)):
             return False
         if token.rstrip and content[-1:] in letters:
@@ -163,6 +162,14 @@ def _are_apart(tokenizer: tokenizers.Tokenizer, *, drops_space: bool) -> bool:
         if drops_space and content[:1] in letters:
             return False
     return True
+
+
+def _list_added(tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[tokenizers.AddedToken, str]]:
+    """Added tokens and what is looked for in a text: their content, or what the normalizer makes of it."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        yield token, token.content
+        if token.normalized and tokenizer.normalizer is not None:
+            yield token, tokenizer.normalizer.normalize_str(token.content)
 
 
 def _find_unmerged(tokenizer: tokenizers.Tokenizer, letters: list[str], space: str) -> list[str]:

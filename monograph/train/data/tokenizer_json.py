@@ -2,9 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from monograph.errors import DataError
 from monograph.system.foreign_json import UnusableFile, read_json, read_text
 from monograph.system.foreign_text import show
 from monograph.train.data.special_tokens import BOS_NAMES, EOS_NAMES, find_special, keep_plain, read_declared
-from monograph.train.data.text_pieces import PIECE_CHARACTERS, Pieces, find_pieces
+from monograph.train.data.text_pieces import Pieces, find_pieces
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
 from monograph.train.data.tokenizer_faults import library_errors
 
@@ -118,7 +117,7 @@ class HuggingFaceCodec:
             return next(self._encode_group([text]))
         pieces = self._pieces.cut(text) if self._pieces is not None else iter([text])
         found: list[np.ndarray] = []
-        while group := list(islice(pieces, max(LONG_CHARACTERS // PIECE_CHARACTERS, 1))):
+        for group in _group_pieces(pieces):
             if max(map(len, group)) > MAX_WHOLE_CHARACTERS:
                 raise self._too_long(text)
             found += self._encode_group(group)
@@ -156,6 +155,19 @@ class HuggingFaceCodec:
             why=f"{self.description} has no other way to encode a part of it, and texts may not write special tokens",
             do="take the text out, or --tokenizer.allow_special true",
         )
+
+
+def _group_pieces(pieces: Iterable[str]) -> Iterator[list[str]]:
+    """Pieces that are encoded together: at most LONG_CHARACTERS, or one piece that is longer."""
+    group: list[str] = []
+    size = 0
+    for piece in pieces:
+        if group and size + len(piece) > LONG_CHARACTERS:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += len(piece)
+    yield group
 
 
 def parse_tokenizer(content: str, path: Path) -> tokenizers.Tokenizer:

@@ -1,5 +1,6 @@
 """The outputs of a simulated step against one device's: loss, metrics and every gradient, on every rank."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +31,13 @@ class OutputDifference:
     """Relative to the largest number that one device has."""
     rank: int
     """The first rank that shows it."""
+    is_missing: bool = False
+    """The step does not compute it at all."""
 
     def __str__(self) -> str:
         what = "the loss" if self.kind is OutputKind.LOSS else f"the {self.kind} {self.name}".replace("_", " ")
+        if self.is_missing:
+            return f"{what} is not computed"
         return f"{what} differs by {self.difference:.1e} on rank {self.rank}"
 
 
@@ -59,25 +64,42 @@ def compare_outputs(
     table: ParamTable,
     coordinates: Coordinates,
 ) -> Comparison:
-    """Every output on every rank: gradients as shards, the loss summed over data, metrics summed over all ranks."""
+    """Every output on every rank: gradients as shards, the loss summed over data, metrics summed over all ranks.
+
+    One that the step should have and does not compute differs without bound.
+    """
     largest = max((gradient.abs().max().item() for gradient in expected.gradients.values()), default=0.0)
+    computed = {
+        (spec.kind, spec.name): value for spec, value in zip(outputs, results, strict=True) if value is not None
+    }
     found = []
-    for spec, value in zip(outputs, results, strict=True):
-        if spec.kind is OutputKind.GRADIENT and value is not None:
-            slot = table[spec.name]
-            worst = compare_shards(slot, value, expected.gradients[slot.name], coordinates, floor=NOISE * largest)
-        elif spec.kind is OutputKind.LOSS and value is not None:
-            worst = compare_sums(value, torch.tensor(expected.loss, dtype=torch.float64), Group.BATCH, coordinates)
-        elif spec.kind is OutputKind.METRIC and value is not None:
-            worst = compare_sums(value, expected.metrics[spec.name], Group.WORLD, coordinates)
-        else:
+    for kind, name in list_outputs(expected, table):
+        value = computed.get((kind, name))
+        if value is None:
+            found.append(OutputDifference(kind=kind, name=name, difference=float("inf"), rank=0, is_missing=True))
             continue
-        found.append(OutputDifference(kind=spec.kind, name=spec.name, difference=worst[0], rank=worst[1]))
+        if kind is OutputKind.GRADIENT:
+            slot = table[name]
+            worst = compare_shards(slot, value, expected.gradients[slot.name], coordinates, floor=NOISE * largest)
+        elif kind is OutputKind.LOSS:
+            worst = compare_sums(value, torch.tensor(expected.loss, dtype=torch.float64), Group.BATCH, coordinates)
+        else:
+            worst = compare_sums(value, expected.metrics[name], Group.WORLD, coordinates)
+        found.append(OutputDifference(kind=kind, name=name, difference=worst[0], rank=worst[1]))
     return Comparison(
         compared=len(found),
         worst=max((entry.difference for entry in found), default=0.0),
         wrong=tuple(entry for entry in found if not entry.difference <= TOLERANCE),
     )
+
+
+def list_outputs(expected: Expected, table: ParamTable) -> Iterator[tuple[OutputKind, str]]:
+    """What a step on any mesh has to compute."""
+    yield OutputKind.LOSS, ""
+    for slot in table.trained:
+        yield OutputKind.GRADIENT, slot.name
+    for name in expected.metrics:
+        yield OutputKind.METRIC, name
 
 
 def compare_shards(

@@ -71,6 +71,16 @@ def test_a_content_hash_of_other_tokens_is_refused(packed):
     assert "content_hash" in refuse(packed, "index.json").why
 
 
+def test_files_that_end_in_half_a_token_are_refused(packed):
+    files = json.loads((packed / "index.json").read_text())["token_files"]
+    for entry, change in zip(files, (lambda data: data + b"\0", lambda data: data[:-1]), strict=False):
+        path = packed / entry["name"]
+        path.write_bytes(change(path.read_bytes()))
+        entry["bytes"] = path.stat().st_size
+    reseal(packed, token_files=files)
+    assert "no whole tokens of 2" in refuse(packed, r"tokens-00000\.bin' is damaged", verify="sizes").why
+
+
 def test_other_borders_of_documents_are_another_content(packed):
     offsets = np.fromfile(packed / "offsets.bin", "<i8")
     offsets[1] += 1

@@ -110,6 +110,7 @@ def test_patterns_that_look_at_one_side_keep_words_together(pattern):
             "a|",
             "z*",
         ),
+        *(r"\s{2}?|\d", r" {2,0}|\d"),
         *(r"(?i)a| ", r"(?>\w+) ", r"\w+$| ", r"(?:\w+\s)?x| ", r"\p{L}*\s*", r"\w+(?!\S)x| ", r"\R| ", r"\X"),
     ],
 )
@@ -132,6 +133,10 @@ CHANGES = {
         pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")]),
     ),
     "adds a phrase": lambda made: made.add_tokens(["one day"]),
+    "adds a phrase with another kind of space": lambda made: (
+        setattr(made, "normalizer", normalizers.NFKC()),
+        made.add_tokens([AddedToken("one\u00a0day", normalized=True)]),
+    ),
     "adds a token that takes spaces": lambda made: made.add_tokens([AddedToken("so", rstrip=True)]),
     "adds a word that begins with a space": lambda made: made.add_tokens([AddedToken(" so", single_word=True)]),
 }
@@ -167,7 +172,6 @@ def test_long_documents_are_encoded_in_pieces(tmp_path, monkeypatch):
     tokenizer, texts = write(tmp_path), ["short", make_text(3000), "", make_text(200)]
     whole = tokenizer.encode_documents(texts)
     monkeypatch.setattr(tokenizer_json, "LONG_CHARACTERS", 1000)
-    monkeypatch.setattr(tokenizer_json, "PIECE_CHARACTERS", 100)
     monkeypatch.setattr(text_pieces, "PIECE_CHARACTERS", 100)
     monkeypatch.setattr(tokenizer_json, "MAX_WHOLE_CHARACTERS", 2000)
     sizes, encode_group = [], tokenizer_json.HuggingFaceCodec._encode_group
@@ -179,6 +183,27 @@ def test_long_documents_are_encoded_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_json.HuggingFaceCodec, "_encode_group", measure)
     assert all(map(np.array_equal, whole, tokenizer.encode_documents(texts)))
     assert len(sizes) > 10 and max(sizes) < 2000
+
+
+def test_words_that_a_run_of_spaces_alone_divides_are_not_cut_between():
+    vocab = {piece: number for number, piece in enumerate(["a", "b", " ", "a ", "a b"])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [("a", " "), ("a ", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s{2,}|\d"), "isolated")
+    assert encode(tokenizer, ["a b"]) == [4]
+    assert find_pieces(tokenizer) is None
+
+
+def test_long_pieces_are_encoded_one_at_a_time(tmp_path, monkeypatch):
+    sizes = []
+
+    def measure(codec, group):
+        sizes.append(sum(map(len, group)))
+        return [np.zeros(1, np.uint32) for _ in group]
+
+    tokenizer = write(tmp_path)
+    monkeypatch.setattr(tokenizer_json.HuggingFaceCodec, "_encode_group", measure)
+    tokenizer.encode(" ".join(["a" * 3_000_000] * 3 + ["a" * 10]))
+    assert sizes == [3_000_000, 3_000_001, 3_000_012]
 
 
 @pytest.mark.parametrize("text", ["日" * 3000, "a" * 3000])

@@ -9,8 +9,10 @@ import torch
 from monograph.axes import Group
 from monograph.cli import main
 from monograph.compat.ops import ALL_REDUCE, ALL_TO_ALL
+from monograph.graph.signature import OutputKind
 from monograph.parallel.mesh import Mesh
 from monograph.train.layout import count_ranks, plan_run_mesh
+from monograph.verify.simulate import run
 from monograph.verify.simulate.collectives import SimulationError, run_collective
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.run import simulate
@@ -52,6 +54,33 @@ def test_a_gradient_that_is_not_summed_over_tensor_parallel_ranks_differs(name, 
     with missing_sum(name, Group.TP_GRADS)():
         found = simulate_tiny("llama3", tmp_path, shard=2, tp=2)
     assert [entry.name for entry in found.graphs[0].comparison.wrong] == [name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (OutputKind.LOSS, "", "the loss is not computed"),
+        (OutputKind.GRADIENT, "layers.1.attention.wq.weight", "the gradient layers.1.attention.wq.weight is not"),
+        (OutputKind.METRIC, "expert_load", "the metric expert load is not computed"),
+    ],
+)
+@pytest.mark.parametrize("keeps_name", [True, False])
+def test_an_output_that_a_pass_drops_is_named(kind, name, words, keeps_name, tmp_path, monkeypatch):
+    def drop(graph, *args, **kwargs):
+        place = next(i for i, spec in enumerate(graph.outputs) if (spec.kind, spec.name) == (kind, name))
+        nodes = list(graph.results)
+        if keeps_name:
+            nodes[place] = None
+        else:
+            del nodes[place]
+            graph.outputs = (*graph.outputs[:place], *graph.outputs[place + 1 :])
+        graph.module.graph.output_node().args = (nodes,)
+        return []
+
+    monkeypatch.setattr(run, "run_passes", drop)
+    found = simulate_tiny("qwen3_moe", tmp_path, shard=2)
+    assert found.graphs[0].comparison.is_equal and not found.is_equal
+    assert found.blame.startswith(f"in the graph after all passes: {words}")
 
 
 def test_replicas_of_a_parameter_are_computed_once(tmp_path):

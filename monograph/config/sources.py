@@ -7,9 +7,11 @@ after anything is imported, and names of plain values are followed as well. Noth
 import ast
 import hashlib
 import importlib.util
+import os
 import site
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -28,6 +30,16 @@ _NOT_OWN = (
 )
 """Folders of this package and of installed ones."""
 _INSTALLED = ("site-packages", "dist-packages")
+_READING = frozenset(
+    [
+        *("open", "read_text", "read_bytes", "load", "load_file", "safe_load", "full_load", "unsafe_load", "fromfile"),
+        *("loadtxt", "genfromtxt", "memmap", "read_csv", "read_json", "read_parquet", "open_text", "open_binary"),
+        *("get_data", "urlopen", "run", "check_output", "popen", "Popen", "from_pretrained", "hf_hub_download"),
+    ]
+)
+"""Names of calls by which code reads what is not in its source."""
+STARTED = time.time()
+"""Before any module of a user's was imported by this package."""
 
 
 def hash_sources(things: Iterable[Any]) -> dict[str, str]:
@@ -36,6 +48,30 @@ def hash_sources(things: Iterable[Any]) -> dict[str, str]:
     Whole modules, because code calls what stands beside it; installed packages have versions of their own.
     """
     return {name_of(thing): _hash_modules(thing) for thing in things}
+
+
+def find_readers(things: Iterable[Any]) -> list[str]:
+    """`FILE calls NAME` for a user's modules behind these that read files, by the names of their calls."""
+    paths = {path for thing in things for path in _find_files(thing).values() if path.suffix == ".py"}
+    return [f"{path} calls {name}" for path in sorted(paths) for name in _find_reading_calls(path)]
+
+
+def _find_reading_calls(path: Path) -> list[str]:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+    names = [each.id if isinstance(each, ast.Name) else getattr(each, "attr", "") for each in calls]
+    return [name for name in dict.fromkeys(names) if name in _READING]
+
+
+def find_changed() -> list[str]:
+    """Files of loaded code that may have changed since this program started: what runs is not what they hold."""
+    found = []
+    for _, file in _find_loaded_files():
+        if str(file).startswith(_NOT_OWN[0] + os.sep) or _is_own_file(file):
+            with suppress(OSError):
+                status = file.stat()
+                if max(status.st_mtime, status.st_ctime) > STARTED:
+                    found.append(str(file))
+    return found
 
 
 def is_own(thing: Any) -> bool:
@@ -144,13 +180,16 @@ def find_loaded_sources() -> dict[str, bytes]:
 @cache
 def find_packages() -> dict[str, list[int]]:
     """Other installed package -> size and time of change of its first file, for all that are loaded at the first call.
+    Of a namespace package, which has no file, all loaded modules count.
 
     Python, too, decides by them whether a compiled file is that of a source; a package that was installed again at the
     same version is noticed. What is loaded later is what captures and passes themselves import.
     """
     found = {}
     for name, file in _find_loaded_files():
-        if "." not in name and not file.is_relative_to(_NOT_OWN[0]) and any(part in _INSTALLED for part in file.parts):
+        is_top = "." not in name or getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) is None
+        is_installed = any(part in _INSTALLED for part in file.parts) and not file.is_relative_to(_NOT_OWN[0])
+        if is_top and is_installed:
             with suppress(OSError):
                 status = file.stat()
                 found[name] = [status.st_size, status.st_mtime_ns]

@@ -221,7 +221,7 @@ def test_other_code_versions_and_variables_change_the_key(tmp_path, monkeypatch)
     digests.append(digest_of(config))
     own.write_text("ONE = 2\n")
     digests.append(digest_of(config))
-    monkeypatch.delitem(sys.modules, "own_code_of_a_test")
+    sys.modules.pop("own_code_of_a_test")
     assert len(set(digests)) == len(digests)
 
 

@@ -9,10 +9,13 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from monograph.axes import Axis
 from monograph.config.configurable import BaseConfig
+from monograph.config.sources import find_changed, find_readers
 from monograph.errors import ConfigError
+from monograph.execute.artifact.compare import find_own_code
 from monograph.execute.artifact.node_copy import is_first_of_node
 from monograph.execute.artifact.open import WantedGraph
 from monograph.execute.config import CompileConfig
@@ -51,8 +54,11 @@ class StepCache:
         self.has_read = False
         is_first_of_stage = groups.rank % groups.mesh.stride(Axis.PP) == 0
         self._is_writer = is_first_of_stage or is_first_of_node()  # nodes may have a home folder each
+        self._run: dict[str, Any] = {}
         try:
-            self._run = describe_run(config, groups) if self.folder is not None else {}
+            if self.folder is not None:
+                self._run = describe_run(config, groups)
+                _check_sources(config)
         except ConfigError as error:  # code that was typed into a notebook has no source that could be compared
             log.debug("the captured step is not kept: %s", error)
             self.folder = None
@@ -90,6 +96,17 @@ class StepCache:
             remove_oldest(self.folder, _ENTRY, max_bytes=MAX_BYTES)
         except OSError as error:
             log.debug("the captured step is not kept: %s", error)
+
+
+def _check_sources(config: BaseConfig) -> None:
+    """Raise ConfigError where equal sources do not mean equal steps.
+
+    What a model or a pass reads from a file is in no key. Sources are read now, maybe minutes after Python did so.
+    """
+    if readers := find_readers(find_own_code(config)):
+        raise ConfigError("a step by code that reads files cannot be compared", why=readers[0])
+    if changed := find_changed():
+        raise ConfigError("the source of loaded code has changed since this program started", why=changed[0])
 
 
 def _open_folder() -> Path | None:

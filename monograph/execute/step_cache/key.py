@@ -32,9 +32,11 @@ from monograph.execute.artifact.open import WantedGraph
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 
-_QUOTED = re.compile(r"""["']([A-Za-z_][A-Za-z0-9_]*)["']""")
-_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_")
-"""Beginnings of variables that differ from rank to rank or from job to job: a graph is the same on all of them."""
+_QUOTED = re.compile(r"""["']([A-Za-z_][A-Za-z0-9_]*)(?=["'{%])""")
+_OF_A_LAUNCHER = re.compile(
+    "RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE)_(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|SLURM)_.*"
+)
+"""Variables that differ from rank to rank or from job to job: a graph is the same on all of them."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def _describe_loaded() -> dict[str, Any]:
     """Code of a user's that is loaded, and the environment's variables that it names: it may decide by them."""
     sources = find_loaded_sources()
     texts = {name for content in sources.values() for name in _QUOTED.findall(content.decode(errors="replace"))}
-    named = {name: value for name, value in sorted(os.environ.items()) if name in texts}
+    beginnings = tuple(text for text in texts if text.endswith("_") and text.strip("_"))  # f"MY_{name}", "MY_" + name
+    named = [name for name in sorted(os.environ) if name in texts or name.startswith(beginnings)]
     return {
         "loaded": {name: hashlib.sha256(content).hexdigest()[:16] for name, content in sources.items()},
-        "variables": {name: value for name, value in named.items() if not name.startswith(_OF_A_LAUNCHER)},
+        "variables": {name: os.environ[name] for name in named if not _OF_A_LAUNCHER.fullmatch(name)},
     }

@@ -30,12 +30,12 @@ MISTAKES = {
     "OutsideUnits": "the parameter scale.weight belongs to no unit of the model",
     "WholeOutput": "layers.0.feed_forward.c_proj.weight is whole on every rank",
     "OtherInputs": "forward cannot be called with tokens, labels, targets and call",
-    "Dropping": "random",
+    "Dropping": "draws from a global generator",
     "HalfMapped": "layers.1.norm_2.bias: the map does not name it",
     "RankReader": "ranks capture different steps",
     "DirectCall": "it reads a parameter or another tensor that is not an input of the step",
     "Branching": "depends on the values of a tensor",
-    "NoStart": "no module says how layers.0.gain",
+    "NoStart": "no module says how to initialize layers.0.gain",
 }
 
 

@@ -142,7 +142,7 @@ def test_the_type_to_compute_in_can_be_chosen(folder):
     ("words", "complaint"),
     [
         (["missing", "--prompt", "a"], "no folder missing"),
-        (["llama"], "no prompt"),
+        (["llama"], "--prompt is missing"),
         (["llama", "--prompt", "a", "--prompt_file", "b"], "both"),
         (["llama", "--prompt", "a", "--top_p", "0.5"], "temperature is 0"),
         (["llama", "--prompt", "a", "--temperature", "-1"], "temperature"),

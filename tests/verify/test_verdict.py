@@ -148,7 +148,7 @@ def test_the_commands_exit_code_says_on_every_rank_whether_all_is_equal(tmp_path
 def test_the_verdict_shows_what_the_step_promises(tmp_path, capsys):
     verdict = Verdict(tolerance=1e-5, numerics="bitwise identical to eager")
     print_verdict(verdict, Mesh())
-    assert "numerics: bitwise identical to eager" in capsys.readouterr().out
+    assert "numerics promised: bitwise identical to eager" in capsys.readouterr().out
     write_verdict(verdict, tmp_path / "verify.json")
     assert json.loads((tmp_path / "verify.json").read_text())["numerics"] == "bitwise identical to eager"
 

@@ -44,6 +44,10 @@ WRONG = {
     "train": "a recipe is missing",
     "train --training.steps 5": "a recipe must come before --training.steps",
     "train llama3_8bb": "did you mean 'llama3_8b'?",
+    "train --model_name_or_path Qwen2.5-0.5B --lora_r 8": "--model.from Qwen2.5-0.5B",
+    "finetune llama3_8b": "monograph train --model.from FOLDER",
+    "fine-tune llama3_8b": "monograph train --model.from FOLDER",
+    "chat outputs/run": "monograph generate FOLDER",
     "train no.such.module:recipe": "No module named 'no'",
     "config deepseek_v3_debug": "did you mean 'deepseek_v3_debugmodel'?",
     "recipes please": "unexpected argument 'please'",
@@ -321,4 +325,4 @@ def test_data_pack_writes_shards_and_says_how_to_use_them(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
     (tmp_path / "b.jsonl").write_text('{"body": "hello"}\n')
     assert cli.main(["data", "pack", str(tmp_path / "b.jsonl"), str(tmp_path / "other")]) == 2
-    assert "do:  --text_field NAME" in capsys.readouterr().err, "the flag that this command has"
+    assert "do:  --text_field body" in capsys.readouterr().err, "the flag that this command has"

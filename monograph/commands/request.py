@@ -8,6 +8,7 @@ from monograph.config.configurable import BaseConfig, check_config, check_types,
 from monograph.config.leaves import find_leaves, replace_leaf
 from monograph.config.origins import Origin, find_origins
 from monograph.config.overrides import Override, apply_overrides, split_flags
+from monograph.elsewhere.answer import explain_flags
 from monograph.errors import ConfigError
 from monograph.recipes.catalog import find_recipes, load_recipe
 from monograph.recipes.pretrained import MODEL_FROM, start_from
@@ -68,11 +69,14 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str, list[Override]]:
         return "", flags
     first = next(iter(find_recipes()))
     what = f"a recipe must come before {arguments[0]}" if arguments else "a recipe is missing"
-    raise ConfigError(
-        what,
-        why="the recipe defines the fields",
-        do=f"for example {first}; see: monograph recipes; or --{MODEL_FROM} FOLDER with a model",
-    )
+    why = "the recipe defines the fields"
+    do = f"for example {first}; see: monograph recipes; or --{MODEL_FROM} FOLDER with a model"
+    known = [leaf.path for leaf in find_leaves(load_recipe(first))]
+    flags_elsewhere = [(flag.path, flag.words) for flag in flags if flag.path not in known]
+    if answer := explain_flags(flags_elsewhere, [*known, MODEL_FROM]):
+        _, found, instead = answer
+        why, do = f"{why}; of the others, {found}", f"{do}\n{instead}"
+    raise ConfigError(what, why=why, do=do)
 
 
 def load_start(name: str, origin: Sequence[Override], flags: Sequence[str]) -> TrainerConfig:

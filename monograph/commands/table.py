@@ -45,6 +45,8 @@ from monograph.commands.launch_arguments import LaunchOptions
 from monograph.commands.model_arguments import EvaluateArguments, GenerateArguments
 from monograph.commands.model_checks import check_evaluate, check_generate, check_import
 from monograph.config.configurable import BaseConfig
+from monograph.elsewhere.answer import fold_name
+from monograph.elsewhere.commands import COMMANDS_ELSEWHERE
 from monograph.errors import ConfigError, did_you_mean
 from monograph.train.checkpoint.arguments import HfExportArguments, HfImportArguments
 
@@ -385,4 +387,5 @@ def find_command(words: list[str]) -> tuple[Command, list[str]]:
         raise ConfigError(f"there is no command '{' '.join(words[:2])}'", do=did_you_mean(" ".join(words[:2]), group))
     if group:
         raise ConfigError(f"'{words[0]}' is not a whole command", do=f"choose one of: {', '.join(group)}")
-    raise ConfigError(f"there is no command '{words[0]}'", do=did_you_mean(words[0], names))
+    do = COMMANDS_ELSEWHERE.get(fold_name(words[0])) or did_you_mean(words[0], names)
+    raise ConfigError(f"there is no command '{words[0]}'", do=do)

@@ -82,5 +82,5 @@ def explain_flags(
     return (
         f"there are no fields {', '.join(path for path, _, _ in found)}",
         f"they are flags of {users}" if users else "they are called something else here",
-        "\n       ".join(answers),
+        "\n".join(answers),
     )

@@ -2,7 +2,9 @@
 
 import inspect
 import pkgutil
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from monograph import recipes as folder
@@ -43,6 +45,10 @@ def find_recipe(name: str) -> Recipe:
     """The recipe of that name; ConfigError with the nearest name when there is none."""
     if ":" in name:
         return _import_recipe(name)
+    if (Path(name) / "config.json").is_file():
+        raise ConfigError(
+            f"'{name}' is a folder with a model, not a recipe", do=f"monograph train --model.from {shlex.quote(name)}"
+        )
     if "/" in name or name.endswith(_FILES):
         raise ConfigError(
             f"'{name}' is a file or folder, not a recipe",

@@ -1,5 +1,6 @@
 """The last words of a run: what it reached, where its files are, what to try next."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -96,12 +97,21 @@ def find_next(summary: Summary, config: TrainerConfig, line: CommandLine) -> lis
     if summary.checkpoint is not None:
         changes |= {"checkpoint.load": "latest", "lr_scheduler.on_extend": "redecay"}
         text = "train on"
+        if config.checkpoint.initial_load_path:
+            others = [*suggest_uses(config.job.dump_folder), others[0]]
     else:
         text = "train longer, with a checkpoint at the end"
         changes |= {"checkpoint.enabled": "true", "checkpoint.save_last": "true", "checkpoint.load": ""}
     if config.checkpoint.load_model_only:
         changes["checkpoint.load_model_only"] = "false"
     return [(text, line.render(changes)), *others]
+
+
+def suggest_uses(folder: str) -> list[tuple[str, str]]:
+    """What a fine-tuned model is for: text from it, and a folder for transformers beside the run's."""
+    generate = ["monograph", "generate", folder, "--prompt", "The first thing"]
+    export = ["monograph", "hf", "export", folder, f"{folder}-hf"]
+    return [("write text with it", shlex.join(generate)), ("export it for transformers", shlex.join(export))]
 
 
 def start_again(config: TrainerConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from monograph.commands.table import COMMANDS, find_command
 from monograph.config.leaves import find_leaves
 from monograph.config.overrides import apply_overrides, split_flags
 from monograph.elsewhere.answer import SECTIONS, SETTINGS, fold_name
+from monograph.elsewhere.commands import COMMANDS_ELSEWHERE
 from monograph.elsewhere.rows import HF, NOT_HERE, TRAINERS
 from monograph.errors import ConfigError
 from monograph.recipes.catalog import find_recipes, load_recipe
@@ -161,3 +162,21 @@ def test_the_page_has_the_table():
     text = PAGE.read_text(encoding="utf-8")
     assert find_trainers(text) == list(TRAINERS)
     assert text == fill_page(text), "python -m docs.generate.foreign_settings"
+
+
+def test_commands_of_other_programs_are_answered_with_commands_that_exist():
+    for name, answer in COMMANDS_ELSEWHERE.items():
+        assert name == fold_name(name) and answer.startswith("monograph ")
+        for line in re.findall(r"monograph ([^;]*)", answer):
+            find_command(line.split())
+
+
+def test_a_model_named_in_place_of_a_recipe_is_answered_with_model_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen2.5-0.5B").mkdir()
+    (tmp_path / "Qwen2.5-0.5B" / "config.json").write_text("{}")
+    assert ask("", "Qwen2.5-0.5B").do == "monograph train --model.from Qwen2.5-0.5B"
+    answer = ask("--dataset texts --bf16", "--model=Qwen2.5-0.5B")
+    assert answer.what == "a recipe must come before --model=Qwen2.5-0.5B"
+    assert "\n--model Qwen2.5-0.5B -> --model.from Qwen2.5-0.5B" in answer.do
+    assert answer.do.endswith("--bf16 -> --training.compute_dtype bfloat16")

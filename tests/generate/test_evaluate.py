@@ -155,7 +155,7 @@ def test_a_table_is_printed_for_people(folder, capsys):
         (["tiny", "--data", "short.jsonl", "--seq_len", "1000"], "--seq_len 256"),
         (["tiny", "--data", "short.jsonl", "--seq_len", "8", "--stride", "9"], "--stride 8"),
         (["tiny", "--data", "a=short.jsonl", "a=long.txt"], "two sets"),
-        (["tiny", "--data", "long.txt", "short.jsonl", "--text_field", "body"], "do:  --text_field NAME"),
+        (["tiny", "--data", "long.txt", "short.jsonl", "--text_field", "body"], "do:  --text_field text"),
         (["tiny", "--data", "short.jsonl", "--num_fewshot", "2"], "--tasks"),
         (["short.jsonl", "--data", "short.jsonl"], "is a file"),
     ],

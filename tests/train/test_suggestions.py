@@ -116,6 +116,15 @@ def test_ranks_started_by_the_command_are_started_again_by_it(tmp_path):
     )
 
 
+def test_a_fine_tuned_model_is_suggested_for_text_and_for_export(tmp_path):
+    config = tiny_run(tmp_path, {"checkpoint.initial_load_path": "start", "job.dump_folder": "outputs/my model"})
+    line = CommandLine(["--model.from", "start"])
+    suggestions = dict(find_next(make_summary(checkpoint=tmp_path), config, line))
+    assert suggestions["write text with it"] == "monograph generate 'outputs/my model' --prompt 'The first thing'"
+    assert suggestions["export it for transformers"] == ("monograph hf export 'outputs/my model' 'outputs/my model-hf'")
+    assert "write text with it" not in dict(find_next(make_summary(), config, line)), "nothing was saved"
+
+
 @pytest.mark.long
 def test_two_ranks_suggest_a_command_that_continues_them(empty):
     words = [*shlex.split(TRAIN), "--training.steps", "1", "--ranks", "2"]

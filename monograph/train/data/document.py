@@ -16,6 +16,9 @@ from monograph.system.foreign_text import show
 KEY_BYTES = 8
 CHAT_FIELDS = {"messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chosen", "rejected"}
 """Fields of datasets of conversations."""
+PAIR_FIELDS = {"completion", "response", "answer", "output"}
+"""Fields of datasets of prompts with their answers, of which one alone is not the text to train on."""
+_CHAT_GUIDE = "docs/guides/train_your_data.md#chat-and-assistant-data"
 _OWN_TEXTS = (
     """write each document as {"text": "..."}, or a source of your own: docs/guides/own_data_and_optimizer.md"""
 )
@@ -86,10 +89,13 @@ def missing_field(field: str, names: list[str], where: str, *, texts: Sequence[s
     near = find_nearest(field, texts)
     if near or len(texts) == 1:
         do = f"--dataloader.text_field {shlex.quote(near or texts[0])}"
+    elif PAIR_FIELDS & {*names}:
+        do = f"a prompt and its answer are one text here: {_OWN_TEXTS}; see {_CHAT_GUIDE}"
     elif texts:
         do = f"--dataloader.text_field NAME, one of: {', '.join(sorted(texts))}; {_OWN_TEXTS}"
     else:
-        do = f"{'a conversation is not one text: ' if CHAT_FIELDS & {*names} else ''}{_OWN_TEXTS}"
+        is_chat = bool(CHAT_FIELDS & {*names})
+        do = f"a conversation is not one text: {_OWN_TEXTS}; see {_CHAT_GUIDE}" if is_chat else _OWN_TEXTS
     return DataError(
         f"{where}: there is no field '{field}'",
         why=show(f"it has {', '.join(sorted(names))}") if names else "it has no fields",

@@ -70,6 +70,11 @@ def count(number: float) -> str:
     return str(int(number))
 
 
+def count_noun(number: int, noun: str) -> str:
+    """`1 document`, `12.3k documents`: a count for people with its noun."""
+    return f"{count(number)} {noun if number == 1 else f'{noun}s'}"
+
+
 def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Documents in groups; those without text are left out, since they have nothing to learn."""
     group: list[Document] = []

@@ -8,7 +8,7 @@ import numpy as np
 
 from monograph.errors import DataError
 from monograph.train.data.cursor import Cursor
-from monograph.train.data.encode import count
+from monograph.train.data.encode import count_noun
 from monograph.train.data.permutation import Permutation, find_seed, mix
 from monograph.train.data.sample import Sample
 from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan
@@ -39,7 +39,7 @@ class IndexedSource(DataSource):
             )
         facts = (*self.identity(), str(total), plan.split, str(plan.held_out_fraction))
         content_hash = hashlib.sha256(repr(facts).encode("utf-8")).hexdigest()
-        description = f"{self.description}, {count(len(members))} samples per epoch"
+        description = f"{self.description}, {count_noun(len(members), 'sample')} per epoch"
         return OpenedSamples(IndexedSamples(self, members, plan), content_hash, description)
 
 

@@ -13,7 +13,7 @@ from monograph.system.foreign_text import show
 from monograph.system.own_tree import check_replaceable
 from monograph.train.data.config import DataLoaderConfig
 from monograph.train.data.dataset_name import choose_source
-from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.encode import count_noun, tokenize_into
 from monograph.train.data.shard_index import list_files
 from monograph.train.data.shards import KIND, SHARD_TOKENS, ShardWriter
 from monograph.train.data.text_source import TextSource
@@ -37,8 +37,8 @@ class PackSummary:
 
     def __str__(self) -> str:
         return (
-            f"packed {count(self.documents)} documents, {count(self.tokens)} tokens into {self.files} token shards "
-            f"({self.bytes / 2**20:.1f} MiB) in {self.seconds:.1f} s\n"
+            f"packed {count_noun(self.documents, 'document')}, {count_noun(self.tokens, 'token')} into "
+            f"{count_noun(self.files, 'token shard')} ({self.bytes / 2**20:.1f} MiB) in {self.seconds:.1f} s\n"
             f"train on them with: {shlex.join(self.flags)}"
         )
 

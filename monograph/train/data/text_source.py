@@ -9,7 +9,7 @@ from monograph.log import get_log
 from monograph.train.data.checks import check_length, check_tokens, check_vocab, find_split
 from monograph.train.data.corpus import CHUNK_DOCUMENTS, CorpusBuilder, TokenCorpus
 from monograph.train.data.document import Document
-from monograph.train.data.encode import count, tokenize_into
+from monograph.train.data.encode import count, count_noun, tokenize_into
 from monograph.train.data.packing import ORDER, PackedSamples
 from monograph.train.data.source import DataSource, OpenedSamples, SamplePlan
 from monograph.train.data.tokenizer import Tokenizer
@@ -66,8 +66,8 @@ class TextSource(DataSource):
         return OpenedSamples(
             samples,
             hash_split(corpus, members),
-            f"{corpus.description}, {plan.tokenizer.description}, {count(len(members))} documents, "
-            f"{count(samples.token_count)} tokens, {count(samples.samples_per_epoch)} samples per epoch",
+            f"{corpus.description}, {plan.tokenizer.description}, {count_noun(len(members), 'document')}, "
+            f"{count_noun(samples.token_count, 'token')}, {count_noun(samples.samples_per_epoch, 'sample')} per epoch",
         )
 
 

@@ -144,7 +144,10 @@ def test_only_fields_that_hold_text_are_suggested(tmp_path):
     error = refuse(chat, "no field 'text'")
     assert "a conversation is not one text" in error.do and "own_data_and_optimizer.md" in error.do
     pairs = write(tmp_path / "pairs.jsonl", '{"prompt": "a", "completion": "b"}')
-    assert "one of: completion, prompt" in refuse(pairs, "no field 'text'").do
+    answer = refuse(pairs, "no field 'text'").do
+    assert answer.startswith("a prompt and its answer are one text") and "chat-and-assistant-data" in answer
+    two = write(tmp_path / "two.jsonl", '{"title": "a", "body": "b"}')
+    assert "one of: body, title" in refuse(two, "no field 'text'").do
     body = write(tmp_path / "body.jsonl", '{"body": "a", "id": 1}')
     assert refuse(body, "no field 'text'").do == "--dataloader.text_field body"
 

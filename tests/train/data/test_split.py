@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monograph.train.data.document import Document, find_key
+from monograph.train.data.encode import count_noun
 from monograph.train.data.split import find_members, is_held_out
 
 keys = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200)
@@ -52,3 +53,9 @@ def test_of_several_texts_at_least_one_is_held_out():
 def test_a_stream_and_a_corpus_agree(key, fraction):
     keys = np.array([key, 0, 2**64 - 1], np.uint64)
     assert (0 in find_members(keys, fraction, "validation")) == is_held_out(key, fraction)
+
+
+def test_counts_are_printed_with_the_right_number_of_their_nouns():
+    assert [count_noun(n, "document") for n in (0, 1, 2, 12_345)] == [
+        "0 documents", "1 document", "2 documents", "12.3k documents",
+    ]  # fmt: skip

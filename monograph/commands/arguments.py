@@ -38,7 +38,7 @@ class VerifyOptions(RankOptions):
     """`monograph verify`."""
 
     simulate: bool = False
-    """Compute a small twin of the run for all ranks of the mesh in this process, in fp64; starts no ranks. `--ranks` is
+    """Compute a small copy of the run for all ranks of the mesh in this process, in fp64; starts no ranks. `--ranks` is
     then the size of the mesh, by default what the degrees say."""
     each_pass: bool = False
     """With --simulate: compare the graph after each pass instead of the captured one and the last."""

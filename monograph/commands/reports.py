@@ -10,7 +10,7 @@ from monograph.execute.trace_marks import ELSEWHERE
 from monograph.plurals import counted
 from monograph.report.compare import compare_reports, read_report
 from monograph.report.join_traces import JoinedTraces, join_traces, read_trace
-from monograph.report.module_times import ModuleRow
+from monograph.report.module_times import ModuleTimes
 from monograph.report.units import format_seconds
 from monograph.system.console import print_plain
 from monograph.whole_file import write_output
@@ -41,7 +41,7 @@ def join_command(arguments: TraceJoinArguments) -> int:
     return 0
 
 
-def make_module_rows(rows: Sequence[ModuleRow]) -> list[tuple[str, ...]]:
+def make_module_rows(rows: Sequence[ModuleTimes]) -> list[tuple[str, ...]]:
     """One row for each module and direction."""
     return [
         (

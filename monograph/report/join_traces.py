@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from monograph.errors import ConfigError
 from monograph.execute.trace_marks import STEP_MARK
-from monograph.report.module_times import RANGE, ModuleRow, compare_modules, find_timed_events
+from monograph.report.module_times import RANGE, ModuleTimes, compare_modules, find_timed_events
 from monograph.system.foreign_json import UnusableFile, read_file
 from monograph.system.foreign_text import show
 
@@ -74,7 +74,7 @@ class JoinedTraces(NamedTuple):
     """Two steps in one trace, and the time of each module in both."""
 
     trace: dict[str, Any]
-    rows: list[ModuleRow]
+    rows: list[ModuleTimes]
     """The largest difference first."""
     unknown_seconds: float
     """Measured in kernels and ops of no known module: the optimizer, copies of data."""

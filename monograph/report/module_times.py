@@ -41,7 +41,7 @@ class TimedEvent:
 
 
 @dataclass(frozen=True)
-class ModuleRow:
+class ModuleTimes:
     """Seconds of equal modules of all blocks in one direction."""
 
     module: Module
@@ -57,7 +57,7 @@ def find_timed_events(events: Sequence[Event], named: Sequence[Event] = ()) -> l
     return _name_by_order(timed, _attribute(named))
 
 
-def compare_modules(predicted: Iterable[Event], measured: Iterable[TimedEvent]) -> tuple[list[ModuleRow], float]:
+def compare_modules(predicted: Iterable[Event], measured: Iterable[TimedEvent]) -> tuple[list[ModuleTimes], float]:
     """Rows of all modules, the largest difference first, and the seconds that belong to no known module.
 
     Collectives are left out on both sides: how long one takes depends on when the other ranks arrive.
@@ -77,7 +77,7 @@ def compare_modules(predicted: Iterable[Event], measured: Iterable[TimedEvent]) 
             unknown += seconds
         else:
             found[_fold(*each.module)] += seconds
-    rows = [ModuleRow(module, expected[module], found[module]) for module in dict.fromkeys([*expected, *found])]
+    rows = [ModuleTimes(module, expected[module], found[module]) for module in dict.fromkeys([*expected, *found])]
     return sorted(rows, key=lambda row: -abs(row.measured - row.predicted)), unknown
 
 

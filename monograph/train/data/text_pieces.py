@@ -121,9 +121,9 @@ def _judge_splits(steps: Sequence[dict[str, Any]], space: str) -> tuple[Cut | No
 def _judge_split(step: dict[str, Any], space: str) -> Cut | None:
     kind = step["type"]
     if kind == "ByteLevel":
-        if step["add_prefix_space"] and space != " ":
-            return None
-        return judge(_GPT2, space) if step["use_regex"] else Cut.KEEPS
+        if (step["add_prefix_space"] and space != " ") or not step["use_regex"]:
+            return None  # without its split the steps behind it see bytes instead of spaces and letters
+        return judge(_GPT2, space)
     if kind == "Metaspace" and step["replacement"] == _BLANK:
         return Cut.DIVIDES if step["split"] else Cut.KEEPS
     if kind in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer"):
@@ -159,7 +159,8 @@ def _are_apart(tokenizer: tokenizers.Tokenizer, *, drops_space: bool) -> bool:
             return False
         if token.single_word and content[:1] in ("", " ", _BLANK):
             return False
-        if drops_space and content[:1] in letters:
+        # a token that begins at the cut, where the space is left out
+        if drops_space and content.removeprefix(" ").removeprefix(_BLANK)[:1] in {"", *letters}:
             return False
     return True
 

@@ -9,7 +9,7 @@ from monograph.errors import EXIT_FAILED
 from monograph.log import set_up_log
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
-from monograph.verify.simulate.run import Simulation, simulate
+from monograph.verify.simulate.run import MeshSimulation, simulate
 from monograph.verify.simulate.show import describe_scope, print_simulation
 from monograph.whole_file import write_output
 
@@ -25,7 +25,7 @@ def simulate_command(config: TrainerConfig, *, ranks: int, each_pass: bool) -> i
     return 0 if found.is_equal else EXIT_FAILED
 
 
-def as_json(found: Simulation, config: TrainerConfig) -> dict[str, Any]:
+def as_json(found: MeshSimulation, config: TrainerConfig) -> dict[str, Any]:
     """All numbers; a difference that is not finite is a word."""
     return {
         "is_equal": found.is_equal,

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from monograph.models.linear import Embedding
 from monograph.models.model import SEED, find_scalars
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import Batch
 from monograph.train.data.cursor import Cursor
 from monograph.verify.reference import Reference, buffers_of
-from monograph.verify.simulate.precision import in_fp64
+from monograph.verify.simulate.precision import WIDE, in_fp64
 from monograph.verify.simulate.start import randomize
 
 Tensors = Mapping[str, Tensor]
@@ -32,11 +33,15 @@ class Expected:
 class OneDevice:
     """A model of plain modules with random weights, and what it computes."""
 
-    def __init__(self, config: TrainerConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: TrainerConfig, *, compute_dtype: torch.dtype, seed: int = 0) -> None:
         self.config = config
         self.reference = Reference(config, torch.device("cpu"))
         self.model = self.reference.model
         randomize(self.model, seed)
+        for module in self.model.modules():
+            if isinstance(module, Embedding) and module.scales:
+                # a captured step holds the scale as its own dtype rounds it, which is part of the model
+                module.scales = {**module.scales, WIDE: module.scales[compute_dtype]}
 
     @property
     def parameters(self) -> dict[str, Tensor]:

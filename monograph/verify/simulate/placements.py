@@ -74,7 +74,10 @@ class _Way:
             shape[along] *= mesh.cp
             whole = inside[0].new_empty(shape)
             for place, value in enumerate(inside):
-                find_part(mesh, place).put(value, whole, along)
+                part = find_part(mesh, place)
+                if value.shape[along] % len(part.bounds(shape[along])):
+                    return None  # no sequence: a rank has one or two equal slices of each
+                part.put(value, whole, along)
         return whole.flatten(dim, dim + 1) if self.rows > 1 else whole
 
 

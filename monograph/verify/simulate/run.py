@@ -18,7 +18,7 @@ from monograph.verify.run import without_float8
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
-from monograph.verify.simulate.twin import make_twin
+from monograph.verify.simulate.small_copy import make_small_copy
 from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
 CAPTURED = "captured"
@@ -26,11 +26,11 @@ CAPTURED = "captured"
 
 
 @dataclass(kw_only=True)
-class Simulation:
+class MeshSimulation:
     """What was simulated, and what came of it."""
 
     config: TrainerConfig
-    """The twin."""
+    """The small copy."""
     mesh: Mesh
     graphs: list[SimulatedGraph] = field(default_factory=list)
     blame: str = ""
@@ -59,21 +59,21 @@ class Simulation:
         return max((graph.execution.peak_bytes for graph in self.graphs), default=0)
 
 
-def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, seed: int = 0) -> Simulation:
-    """One update of the run's small twin: the captured graph and the one after all passes, or after each of them."""
+def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, seed: int = 0) -> MeshSimulation:
+    """One update of the run's small copy: the captured graph and the one after all passes, or after each of them."""
     start = time.perf_counter()
-    twin = make_twin(without_float8(config), mesh)
-    found = Simulation(config=twin, mesh=mesh)
+    small = make_small_copy(without_float8(config), mesh)
+    found = MeshSimulation(config=small, mesh=mesh)
     with fake_groups(mesh, 0, torch.device("cpu")) as groups:
-        source, settings = build_source(twin, groups)
-        graph = capture(source, make_example(twin, source))
+        source, settings = build_source(small, groups)
+        graph = capture(source, make_example(small, source))
         coordinates = Coordinates(mesh)
-        planned = plan_round(twin, source, coordinates, seed=seed)
+        planned = plan_round(small, source, coordinates, seed=seed)
         found.different_batches = len(planned.drawn)
         found.graphs.append(planned.check(graph, CAPTURED))
         if found.is_equal:
             results = found.graphs[0].execution.results
-            found.update = SimulatedUpdate(planned, graph, results, twin).compare()
+            found.update = SimulatedUpdate(planned, graph, results, small).compare()
             wrong = next((entry for entry in found.update if entry.is_wrong), None)
             found.blame = "" if wrong is None else f"outside of the graph: {wrong}"
         if found.is_equal:
@@ -87,7 +87,7 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
 
 
 def check_passes(
-    found: Simulation,
+    found: MeshSimulation,
     planned: SimulatedRound,
     graph: StepGraph,
     groups: Groups,
@@ -111,7 +111,7 @@ def check_passes(
         found.blame = f"in the graph after {wrong.after}: {wrong.comparison.wrong[0]}"
 
 
-def find_blame(found: Simulation, planned: SimulatedRound) -> str:
+def find_blame(found: MeshSimulation, planned: SimulatedRound) -> str:
     """The first node that is wrong in the captured graph, which is captured once more with the lines of its code."""
     with fake_groups(found.mesh, 0, torch.device("cpu")):
         graph = capture(planned.source, make_example(found.config, planned.source), has_sources=True)

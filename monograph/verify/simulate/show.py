@@ -7,7 +7,7 @@ from monograph.system.console import make_console, styled
 from monograph.train.config import TrainerConfig
 from monograph.verify.float8 import is_quantized
 from monograph.verify.simulate.outcome import TOLERANCE
-from monograph.verify.simulate.run import Simulation
+from monograph.verify.simulate.run import MeshSimulation
 from monograph.verify.simulate.update import MOST_UPDATED
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -15,7 +15,7 @@ SHOWN = 8
 """Wrong outputs that are listed."""
 
 
-def print_simulation(found: Simulation, config: TrainerConfig) -> None:
+def print_simulation(found: MeshSimulation, config: TrainerConfig) -> None:
     """Every graph with its largest difference, the verdict, and what the verdict is about."""
     console = make_console(soft_wrap=False)
     title = f"{describe_mesh(found.mesh)} against one device in fp64, largest relative difference"
@@ -54,18 +54,18 @@ def describe_mesh(mesh: Mesh) -> str:
     return f"{mesh.world_size:,} ranks" + (f" ({degrees})" if degrees else "")
 
 
-def describe_equal(found: Simulation) -> str:
+def describe_equal(found: MeshSimulation) -> str:
     """The verdict on a plan without faults."""
     return f"the plan on {found.mesh.world_size:,} ranks computes what one device computes"
 
 
-def describe_scope(found: Simulation, config: TrainerConfig) -> list[str]:
+def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
     """What was simulated, then one line for each part of a run that was not."""
-    twin, rounds = found.config, found.different_batches
-    layers = f"{getattr(twin.model, 'n_layers', 'all')} of {getattr(config.model, 'n_layers', 'all')} blocks, "
+    small, rounds = found.config, found.different_batches
+    layers = f"{getattr(small.model, 'n_layers', 'all')} of {getattr(config.model, 'n_layers', 'all')} blocks, "
     lines = [
-        f"forward, loss and backward of one micro-batch on every rank, of a twin with {layers}"
-        f"sequences of {twin.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
+        f"forward, loss and backward of one micro-batch on every rank, of a small copy with {layers}"
+        f"sequences of {small.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
     ]
     lines.append("real sizes, GPU kernels, and rounding in bfloat16")
     lines[0] += "; then counts, total loss, gradient norm, clipping, the update of weights and of expert biases"

@@ -132,6 +132,13 @@ CHANGES = {
         "pre_tokenizer",
         pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")]),
     ),
+    "turns spaces into bytes first": lambda made: setattr(
+        made,
+        "pre_tokenizer",
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), pre_tokenizers.WhitespaceSplit()]
+        ),
+    ),
     "adds a phrase": lambda made: made.add_tokens(["one day"]),
     "adds a phrase with another kind of space": lambda made: (
         setattr(made, "normalizer", normalizers.NFKC()),
@@ -147,6 +154,14 @@ def test_tokenizers_that_may_look_across_a_cut_have_no_pieces(change):
     tokenizer = tokenizers.Tokenizer.from_str(make_json("gpt2"))
     assert find_pieces(tokenizer) is not None
     CHANGES[change](tokenizer)
+    assert find_pieces(tokenizer) is None
+
+
+@pytest.mark.parametrize("content", [" ", "▁", " so", "▁so"])
+def test_spaces_that_are_tokens_of_their_own_are_not_left_out(content):
+    tokenizer = tokenizers.Tokenizer.from_str(make_json("llama2"))
+    assert find_pieces(tokenizer) is not None
+    tokenizer.add_tokens([AddedToken(content, normalized=False)])
     assert find_pieces(tokenizer) is None
 
 

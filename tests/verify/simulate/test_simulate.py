@@ -15,6 +15,8 @@ from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.verify.simulate import run
 from monograph.verify.simulate.collectives import SimulationError, run_collective
 from monograph.verify.simulate.coordinates import Coordinates
+from monograph.verify.simulate.execute import SharedValue
+from monograph.verify.simulate.placements import find_placement
 from monograph.verify.simulate.run import simulate
 from tests.kit.tiny import tiny
 from tests.verify.plantings import missing_sum
@@ -26,6 +28,8 @@ MESHES = {
     "qwen3_moe": {**EVERY_AXIS, "ep": 4, "etp": 2},
     "deepseek_v3": {**EVERY_AXIS, "ep": 8, "gather": "latent"},
     "gpt_oss": {"shard": 2, "tp": 2, "ep": 4},
+    "mistral": {"cp": 4},
+    "gemma3": {"cp": 2, "tp": 2},
     "llama4": {"shard": 2, "tp": 2, "ep": 2, "etp": 2},
 }
 
@@ -42,6 +46,20 @@ def test_a_mesh_of_every_family_computes_what_one_device_computes(model, tmp_pat
     assert [graph.after for graph in found.graphs] == ["captured", "all passes"]
     assert 0 < found.worst < 1e-9
     assert all(graph.comparison.compared >= 14 for graph in found.graphs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_scale_of_an_embedding_is_that_of_the_captured_dtype(dtype, tmp_path):
+    changes = {"training.compute_dtype": dtype, "model.mask": "document"}
+    found = simulate_tiny("gemma2", tmp_path, changes, shard=2, cp=2)
+    assert found.config.model.dim**0.5 % 1, "a root that no dtype holds"
+    assert found.is_equal and found.worst < 1e-9, found.blame
+
+
+def test_a_dim_that_no_rank_can_have_two_slices_of_is_no_sequence():
+    mesh = Mesh(cp=2)
+    value = SharedValue(Coordinates(mesh).by_key(range(2)), [torch.ones(1, 3), torch.zeros(1, 3)])
+    assert find_placement(value, [torch.ones(2, 3)], mesh) is None
 
 
 def test_documents_are_kept_apart_on_every_rank(tmp_path):

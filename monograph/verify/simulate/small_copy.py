@@ -1,4 +1,4 @@
-"""A small twin of a run: the same mesh, passes and kinds of blocks at sizes that one process computes in seconds.
+"""A small copy of a run: the same mesh, passes and kinds of blocks at sizes that one process computes in seconds.
 
 Sizes that ranks divide stay divisible by what divides them. Fields are known by name, in whatever part of a model's
 config they stand; what a family adds under other names keeps its size.
@@ -19,14 +19,14 @@ from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 
 BLOCKS = 2
-"""Blocks of each kind in a twin: one that follows another of its kind is in it."""
+"""Blocks of each kind in a small copy: one that follows another of its kind is in it."""
 COMPILED = ("compile_whole", "compile_regions", "mark_regions")
 """Passes that put compiled code in the place of ops; they run where they are asked for only."""
 Rule = Callable[[BaseConfig, int, Mesh], int]
 
 
-def make_twin(config: TrainerConfig, mesh: Mesh) -> TrainerConfig:
-    """The twin of a run on this mesh, as a graph of ops; a config that its own checks accept."""
+def make_small_copy(config: TrainerConfig, mesh: Mesh) -> TrainerConfig:
+    """The small copy of a run on this mesh, as a graph of ops; a config that its own checks accept."""
     on = tuple(name for name in config.passes.on if name not in COMPILED)
     passes = config.passes.replace(on=on, mark_regions=config.passes.mark_regions.replace(regions=()))
     compiled = config.compile.replace(mode="graph", cuda_graph="off", artifact="")

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,16 +49,24 @@ def run(words: Sequence[str], folder: Path) -> tuple[float, str]:
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n" + "\n".join(lines[-20:]))
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, done.stderr
 
 
-def measure(words: Sequence[str], folder: Path, times: int) -> dict[str, float]:
-    """Median user seconds, and modules imported with the milliseconds they took; the first start is not counted."""
-    run(words, folder)
-    seconds = [run(words, folder)[0] for _ in range(times)]
-    own = [int(each) for each in IMPORTED.findall(run(["-X", "importtime", *words], folder)[1])]
-    return {"seconds": statistics.median(seconds), "modules": len(own), "import_ms": sum(own) / 1000}
+def measure(starts: Mapping[str, Sequence[str]], folder: Path, times: int) -> dict[str, dict[str, float]]:
+    """Median user seconds by start, and modules imported with the milliseconds they took.
+
+    Starts take turns, because a machine that others use is slower at one time than at another; the first turn fills
+    caches and is not counted.
+    """
+    turns = [{name: run(words, folder)[0] for name, words in starts.items()} for _ in range(times + 1)]
+    rows = {}
+    for name, words in starts.items():
+        own = [int(each) for each in IMPORTED.findall(run(["-X", "importtime", *words], folder)[1])]
+        seconds = statistics.median(turn[name] for turn in turns[1:])
+        rows[name] = {"seconds": seconds, "modules": len(own), "import_ms": sum(own) / 1000}
+    return rows
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -67,13 +75,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(words)
-    rows: dict[str, dict[str, float]] = {}
+    starts = {"import torch": ["-c", "import torch"]} | {
+        case: ["-m", "monograph", "train", arguments.recipe, *QUIET, *flags] for case, flags in CASES.items()
+    }
     with tempfile.TemporaryDirectory(prefix="monograph-start-up-") as name:
-        folder = Path(name)
-        rows["import torch"] = measure(["-c", "import torch"], folder, arguments.times)
-        for case, flags in CASES.items():
-            line = ["-m", "monograph", "train", arguments.recipe, *QUIET, *flags]
-            rows[case] = measure(line, folder, arguments.times)
+        rows = measure(starts, Path(name), arguments.times)
     torch = rows["import torch"]
     print("| start | user s | of import torch | modules | imports, of those of torch |")
     print("|---|---|---|---|---|")

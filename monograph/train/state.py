@@ -74,7 +74,7 @@ def check_resumable(values: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "the checkpoint does not say where its run stood",
             why=f"its values have no {' and no '.join(missing)}",
-            do="--checkpoint.load_model_only true takes the weights alone",
+            do="take the weights alone: --checkpoint.load_model_only true",
         )
 
 

@@ -138,7 +138,7 @@ def test_a_rank_that_computes_something_else_is_named(tmp_path):
     outcomes = pool.run(2, bisect_with_bad_rank, config, 1)[0]
     text = describe_outcomes(outcomes, "within 1e-05")
     assert text.startswith("different: update 1, on rank 1 of 2\n  gradient layers.1.attention.wo.weight: ")
-    assert outcomes[1].findings["both"].kind == "execution" and "as rank 1 sees it" in text
+    assert outcomes[1].findings["both"].kind == "execution" and "on rank 1:" in text
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_fault_on_one_pipeline_stage_is_located_to_the_stage_the_pass_and_the_
     assert finding.node is not None and finding.node.path.startswith("layers.1")
     text = describe_outcomes(outcomes, "within 1e-05")
     assert f"different: update 1, on all {ranks} ranks" in text, "a wrong stage changes the others' gradients"
-    assert "A: pass remove_no_ops on stage 1" in text and f"as rank {ranks // 2} sees it" in text
+    assert "A: pass remove_no_ops on stage 1" in text and f"on rank {ranks // 2}:" in text
 
 
 IN_CHUNKS = ("recompute", "fuse_kernels")

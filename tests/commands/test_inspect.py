@@ -125,7 +125,7 @@ REFUSED = {
     "--out there --ranks -1": "--ranks -1",
     "--out there --compile.mode eager": "inspect shows the captured graph",
     "--out there --ranks 3 --parallelism.tensor_parallel_degree 2": "there are 3",
-    "--out pyproject.toml": "cannot be written",
+    "--out pyproject.toml": "pyproject.toml is not a folder",
     "--out there --passes.off buckets": "there is no pass of that name",
 }
 

@@ -172,7 +172,7 @@ def see_determinism(config: TrainerConfig) -> bool:
     """Whether only deterministic kernels run once training begins."""
     seen: list[bool] = []
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         seen.append(torch.are_deterministic_algorithms_enabled())
         raise DataError("this is enough")
 

@@ -6,7 +6,7 @@ either: what experts exchange in between has none on a healthy mesh.
 """
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,8 @@ READS_SHAPE = frozenset(
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 )
 """Ops that read no number of their operand."""
-READS_PART = READS_SHAPE | {torch.ops.aten.select.int}
+SELECT = torch.ops.aten.select.int
+READS_PART = READS_SHAPE | {SELECT}
 """Ops whose results may be right although their operand is not."""
 
 
@@ -183,15 +184,25 @@ def infer_placements(graph: StepGraph, planned: SimulatedRound, config: TrainerC
 
 
 def _find_ancestors(nodes: Iterable[Node], ends: frozenset[Any] = READS_SHAPE) -> set[Node]:
-    """The nodes, and all that they are computed from; ops in `ends` are not followed further."""
+    """The nodes, and all that they are computed from; ops in `ends` are followed where they read all of an operand."""
     found: set[Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += [] if node.target in ends else node.all_input_nodes
+            waiting += node.all_input_nodes if node.target not in ends or _is_read_whole(node, found) else []
     return found
+
+
+def _is_read_whole(node: Node, found: Set[Node]) -> bool:
+    """Whether found nodes together select all of an operand."""
+    if node.target is not SELECT:
+        return False
+    operand, dim = node.args[:2]
+    assert isinstance(operand, Node) and isinstance(dim, int)
+    places = {user.args[2] for user in operand.users if user in found and user.target is SELECT and user.args[1] == dim}
+    return len(places) == operand.meta["val"].shape[dim]
 
 
 def _blame_node(node: Node, graph: StepGraph, placements: Placements, planned: SimulatedRound) -> Blame:

@@ -80,8 +80,8 @@ def test_a_field_of_the_same_name_and_another_type_is_not_kept():
     ("line", "words"),
     [
         (f"--model {TOYS}:Unrelated", ["derived from tests.config.toys:ModelConfig", "Unrelated.Config"]),
-        (f"--model {TOYS}:Plain", ["derived from tests.config.toys:ModelConfig", "not a Config class"]),
-        ("--model json:dumps", ["not a Config class", "known by name"]),
+        (f"--model {TOYS}:Plain", ["derived from tests.config.toys:ModelConfig", "without a Config class"]),
+        ("--model json:dumps", ["without a Config class", "known by name"]),
         ("--model WideModelConfg", ["did you mean --model WideModelConfig?"]),
         (f"--model {TOYS}:Dep", [f"did you mean {TOYS}:Deep?"]),
         ("--model unheard_of_package.model:Config", ["No module named 'unheard_of_package'"]),

@@ -126,7 +126,7 @@ RULES = {
     "returns 2 values and has names for 3": return_less,
     "the loss is": return_a_double,
     "waited for 0 times": drop_the_wait,
-    "no collective": wait_for_nothing,
+    "something that is not a collective": wait_for_nothing,
     "there is no group 'tpp'": lambda graph: give(first(graph, ALL_REDUCE), 2, "tpp"),
     "has 3 ranks": lambda graph: give(first(graph, ALL_GATHER), 1, 3),
     "has no tag": lambda graph: first(graph, ATEN.mm.default).meta.pop("monograph_tag"),

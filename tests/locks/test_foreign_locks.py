@@ -50,7 +50,7 @@ def test_what_a_power_cut_leaves_of_a_lock_is_taken_over(tmp_path, left):
 def test_a_pipe_in_place_of_a_lock_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     assert LockFile(tmp_path / ".lock").read_holder() is None
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         FolderLock(tmp_path).acquire()
 
 

@@ -150,7 +150,7 @@ DAMAGED = {
         {f"{GATE_UP}_scales": torch.zeros(4, 64, 1, dtype=torch.uint8)},
         r"\[4, 64, 1\] instead of \[4, 64, 2\]",
     ),
-    "no exponent": ({f"{GATE_UP}_scales": torch.full((4, 64, 2), 255, dtype=torch.uint8)}, "no exponent"),
+    "no exponent": ({f"{GATE_UP}_scales": torch.full((4, 64, 2), 255, dtype=torch.uint8)}, "not an exponent"),
     "blocks in bf16": ({f"{GATE_UP}_blocks": torch.zeros(4, 64, 2, 16, dtype=torch.bfloat16)}, "not in uint8"),
 }
 

@@ -40,7 +40,7 @@ def test_the_example_keeps_its_promises(models):
         (planted.ReadsRank, "equal text on ranks 0 and 3", "it depends on the rank, at line "),
         (planted.LeavesNoTag, "graph rules", "a node has no tag"),
         pytest.param(planted.RoundsTooMuch, "within rounding", "more than rounding explains", marks=pytest.mark.long),
-        (planted.Crashes, "graph rules", "KeyError: 'no such node' ("),
+        (planted.Crashes, "graph rules", "failed; KeyError: 'no such node'; at "),
         (planted.Idle, "has something to do", "it changes none of these graphs"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

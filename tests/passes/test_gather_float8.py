@@ -73,7 +73,7 @@ def test_ranks_agree_on_a_scale_and_gather_bytes():
           3: int32[1] = all_reduce(f.2, max, fsdp_gather)  <<  # param_amax by gather_float8
           4: int32[1] = wait_tensor(f.3)  # param_amax by gather_float8
           5: float32[1] = view.dtype(f.4, float32)  # param_amax by gather_float8
-          6: 1 values = split_with_sizes(f.5, [1])  # param_amax by gather_float8
+          6: 1 value = split_with_sizes(f.5, [1])  # param_amax by gather_float8
           7: float32[1] = getitem(f.6, 0)  # param_amax saved by gather_float8
           8: 2 values = monograph.float8_cast_known(%w, f.7, float8_e4m3fn)  # param_all_gather w by gather_float8
           9: float8_e4m3fn[16, 32] = getitem(f.8, 0)  # param_all_gather w by gather_float8

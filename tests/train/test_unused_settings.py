@@ -38,6 +38,13 @@ REFUSED = [
     (LLAMA, "--model.rope.mscale 0.7", "", "model.rope.scaling", YARN),
     (LLAMA, "--model.rope.truncate false", "", "model.rope.scaling", YARN),
     ("gpt_oss_debugmodel", "--model.window 8", "--model.n_layers 1 --model.layer_kinds full", "model.layer_kinds", ""),
+    (
+        "gemma3_debugmodel",
+        "--model.window_theta 500",
+        "--model.n_layers 1 --model.layer_kinds full",
+        "model.layer_kinds",
+        "",
+    ),
     (DEEPSEEK, "--model.rope.mscale_all_dim 0.7", "--model.rope.scaling none", "model.rope.scaling", ""),
     (QWEN, "--model.moe.hidden_dim 64", "", "model.moe.n_experts", "--model.moe.n_experts 8"),
     (QWEN, "--model.moe.n_shared_experts 1", "", "model.moe.n_experts", "--model.moe.n_experts 8"),

@@ -87,7 +87,7 @@ def test_what_the_user_wrote_about_resuming_stays(capsys):
         ("slurm --nodes 1 --min-nodes 2", "never more nodes"),
         ("slurm --image x", "--image while --on is slurm"),
         ("kubernetes", "--image is missing"),
-        ("kubernetes --image x --job.dump_folder outputs", "gone with it"),
+        ("kubernetes --image x --job.dump_folder outputs", "lost with it"),
         ("kubernetes --image x --mount /m --job.dump_folder /m/run", "--volume_claim"),
         ("skypilot --job.dump_folder /shared/run", "--accelerators is missing"),
         ("slurm --name Has_Capitals", "lower case"),

@@ -44,9 +44,9 @@ class CheckpointError(MonographError):
     """A checkpoint is damaged, incomplete or does not fit this run."""
 
 
-def find_nearest(name: str, choices: Iterable[str]) -> str:
+def find_nearest(name: str, choices: Iterable[str], *, cutoff: float = 0.5) -> str:
     """The choice that looks most like `name`, or an empty string when none is close."""
-    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)
     return found[0] if found else ""
 
 

@@ -182,7 +182,7 @@ def test_a_users_own_recipe_is_found_in_the_current_folder(own_module):
         (".py:mine", ["names a file", ":mine?"]),
         (".mine", [":mine'?"]),
         (".py", ["is a file", ":FUNCTION"]),
-        ("/config.toml", ["is a file", "Python function"]),
+        ("/missing/config.toml", ["no file or folder of that name", "Python function"]),
     ],
 )
 def test_what_is_wrong_with_a_users_recipe_is_said_with_its_place(own_module, ending, complaints):
@@ -190,3 +190,21 @@ def test_what_is_wrong_with_a_users_recipe_is_said_with_its_place(own_module, en
         load_recipe(own_module + ending)
     for complaint in complaints:
         assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("Qwen/Qwen2.5-0.5B", "qwen2_5_0_5b"), ("meta-llama/Llama-3.2-1B", "llama3_1b"), ("a/gpt2", "")],
+)
+def test_a_model_of_the_hub_is_answered_with_the_command_that_trains_it_on(name, nearest):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(name)
+    shown = str(caught.value)
+    assert f"monograph train --model.from {name} --dataloader.dataset" in shown
+    assert f"hf download {name} --local-dir FOLDER" in shown
+    assert shown.endswith(f"monograph train {nearest}") if nearest else "new weights" not in shown
+
+
+def test_a_folder_without_a_model_is_called_one(tmp_path):
+    with pytest.raises(ConfigError, match=f"'{tmp_path}' is a file or folder, not a recipe"):
+        load_recipe(str(tmp_path))

@@ -15,7 +15,7 @@ from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.machine.device import Machine
 from monograph.plan.axes import find_fixed
 from monograph.plan.page import collect_plan
-from monograph.plan.search import PlanResult, search
+from monograph.plan.search import PlanResult, most_captures, search
 from monograph.plan.show import (
     HEADS,
     compare_runs,
@@ -66,7 +66,10 @@ def plan(
         machine = replace(machine, memory_gb=parse_bytes(memory) / 1e9)
     fixed = find_fixed(config, origins)
     jobs = min(2, os.cpu_count() or 1) if gpus > 1 else 1
-    make_console(stderr=True).print(f"planning for {gpus} x {machine.name}")
+    most = most_captures(top, jobs)
+    make_console(stderr=True).print(
+        f"planning for {gpus} x {machine.name}: at most {most} captures of a few seconds each"
+    )
     result = search(config, gpus, machine, fixed, wanted=top, jobs=jobs)
     took = format_seconds(time.perf_counter() - start)
     if not result.runs:

@@ -41,6 +41,8 @@ class Ranking:
     kinds: list[Hashable] = field(init=False)
     taken: set[int] = field(default_factory=set)
     by_mesh: Counter[Mesh] = field(default_factory=Counter)
+    fastest: dict[Mesh, float] = field(default_factory=dict)
+    """Seconds of the fastest capture of a mesh that fits."""
     errors: dict[Hashable, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     """Seconds and bytes that were measured by those guessed, by kind; None has all."""
 
@@ -51,25 +53,32 @@ class Ranking:
         """Take note of what a capture showed."""
         for kind in (find_kind(guessed.choice), None):
             self.errors[kind].append((seconds / guessed.guess.seconds, needed / guessed.guess.bytes))
+        mesh = guessed.choice.mesh
+        if needed <= self.memory_bytes:
+            self.fastest[mesh] = min(seconds, self.fastest.get(mesh, math.inf))
 
     def take(self, count: int, *, is_smallest: bool = False, below: float = math.inf) -> list[Guessed]:
-        """The next to capture: those that should fit and be fastest, in less than `below` seconds; or those that should
-        need least."""
+        """The next to capture, of different meshes: those that should fit and be fastest, in less than `below` seconds;
+        or those that should need least, whatever their mesh."""
         found: list[Guessed] = []
-        for _, index in sorted(self._list_open(below, is_smallest=is_smallest)):
+        for *_, index in sorted(self._list_open(below, is_smallest=is_smallest)):
             each = self.guesses[index]
+            mesh = each.choice.mesh
             if len(found) == count:
                 break
-            if self.by_mesh[each.choice.mesh] >= MOST_OF_A_MESH and not is_smallest:
+            if not is_smallest and (self.by_mesh[mesh] >= MOST_OF_A_MESH or mesh in [one.choice.mesh for one in found]):
                 continue
             self.taken.add(index)
             if self.is_accepted(each):
-                self.by_mesh[each.choice.mesh] += 1
+                self.by_mesh[mesh] += 1
                 found.append(each)
         return found
 
-    def _list_open(self, below: float, *, is_smallest: bool) -> list[tuple[float, int]]:
-        """What could be taken next: (what it is ranked by, its index)."""
+    def _list_open(self, below: float, *, is_smallest: bool) -> list[tuple[bool, float, int]]:
+        """Candidates for the next capture: (whether a capture of its mesh should be as fast, its rank, its index).
+
+        Meshes that have no capture yet come first: a plan compares meshes, and the number of captures is limited.
+        """
         corrections = {kind: self._find_correction(kind) for kind in set(self.kinds)}
         rooms = {kind: self.memory_bytes * (1.0 if kind in self.errors else ALLOWANCE) for kind in corrections}
         found = []
@@ -78,7 +87,8 @@ class Ranking:
             seconds, needed = each.guess.seconds * slower, each.guess.bytes * larger
             if index in self.taken or (not is_smallest and (needed > rooms[kind] or seconds >= below)):
                 continue
-            found.append((needed if is_smallest else seconds, index))
+            has_better = not is_smallest and seconds >= self.fastest.get(each.choice.mesh, math.inf)
+            found.append((has_better, needed if is_smallest else seconds, index))
         return found
 
     def _find_correction(self, kind: Hashable) -> tuple[float, float]:

@@ -30,9 +30,6 @@ from monograph.train.layout import count_micro_batches
 from monograph.train.optimizer_config import ITEM_BYTES
 from monograph.train.out_of_memory import suggest_less
 
-SEARCH_SECONDS = 20.0
-"""Captures for a suggestion begin within these."""
-
 
 def check_room(
     config: TrainerConfig,
@@ -110,7 +107,7 @@ def find_fitting(
     if config.compile.mode != "graph" or has_compiler(config, machine.device):
         return None  # what a compiler fuses is not known before it has run, which takes minutes
     config = name_machine(config, machine)
-    found = search(config, mesh.world_size, machine, fixed, wanted=1, seconds=SEARCH_SECONDS)
+    found = search(config, mesh.world_size, machine, fixed, wanted=1)
     if found.runs:
         return found.runs[0]
     return found.nearest if may_grow else None

@@ -1,6 +1,5 @@
 """Search: guess every choice, capture the most promising ones, rank them by what their graphs cost."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 from monograph.compat.capture import TRACER_MODULES
 from monograph.log import get_log
 from monograph.machine.device import Machine
+from monograph.parallel.mesh import Mesh
 from monograph.plan.axes import Fixed, check_choice, find_closed_axes, list_choices, list_pipelines, list_stage_counts
 from monograph.plan.choice import PipelineChoice, RunChoice
 from monograph.plan.depth import ReducedDepth
@@ -93,9 +93,12 @@ class Search:
             found.append(sorted(runs, key=lambda run: (not run.fits, run.update_seconds)))
         return found
 
-    def explore(self, ranking: Ranking, *, wanted: int, jobs: int, limit: float) -> None:
-        """Capture until nothing is left that should be faster than the runs that are wanted, or the time is over."""
-        while time.perf_counter() < limit and self.captured < 2 * wanted + jobs:
+    def explore(self, ranking: Ranking, *, wanted: int, jobs: int) -> None:
+        """Capture until nothing is left that should be faster than the wanted runs, or twice as many are captured.
+
+        The limit is a number of captures and no time, so that a plan is the same on a machine that is busy.
+        """
+        while self.captured < most_captures(wanted, jobs):
             chosen = ranking.take(jobs, below=self._find_slowest(wanted))
             if not chosen:
                 return
@@ -105,9 +108,15 @@ class Search:
                 self.runs += runs
 
     def _find_slowest(self, wanted: int) -> float:
-        """Seconds of the last of the best runs; there is no limit while there are fewer."""
+        """Seconds of the last of the best runs; there is no limit while they have fewer meshes."""
         best = choose_best(self.runs, wanted)
-        return best[-1].update_seconds if len(best) == wanted else float("inf")
+        meshes = {run.choice.mesh for run in best}
+        return best[-1].update_seconds if len(meshes) == wanted else float("inf")
+
+
+def most_captures(wanted: int, jobs: int) -> int:
+    """Graphs that are captured for a plan of so many runs, by so many processes beside each other."""
+    return 2 * wanted + jobs
 
 
 def search(
@@ -118,10 +127,8 @@ def search(
     *,
     wanted: int = 10,
     jobs: int = 1,
-    seconds: float = 60.0,
 ) -> PlanResult:
-    """The best ways to run a recipe on so many devices of a machine, from captures of at most about so many seconds."""
-    limit = time.perf_counter() + seconds
+    """The best ways to run a recipe on so many devices of a machine."""
     whole, machine = machine, machine.for_ranks(gpus)
     with executing(jobs) as submit:
         study = study_model(config, list_stage_counts(config, gpus, fixed))
@@ -130,7 +137,7 @@ def search(
         facts = find_model_facts(config, study, reference.result())
         found = Search(config, machine, fixed, study, submit)
         ranking = Ranking(found.guess_all(choices, facts), machine.memory_bytes, found.is_accepted)
-        found.explore(ranking, wanted=wanted, jobs=jobs, limit=limit)
+        found.explore(ranking, wanted=wanted, jobs=jobs)
         if not any(run.fits for run in found.runs):
             found.runs += [run for runs in found.capture(ranking.take(2, is_smallest=True)) for run in runs]
         best = choose_best(found.runs, wanted)
@@ -150,18 +157,24 @@ def search(
 
 
 def choose_best(runs: Iterable[PlannedRun], wanted: int) -> list[PlannedRun]:
-    """The fastest that fit, few of each choice; gathered weights are kept or not, whichever is faster."""
+    """The fastest run that fits of each mesh; where there are fewer meshes than wanted, their other runs as well.
+
+    Of each choice there are few schedules, and gathered weights are kept or not, whichever is faster.
+    """
     counts: Counter[RunChoice] = Counter()
     seen: set[tuple[RunChoice, PipelineChoice]] = set()
-    found = []
+    meshes: set[Mesh] = set()
+    first: list[PlannedRun] = []
+    further: list[PlannedRun] = []
     for run in sorted((run for run in runs if run.fits), key=lambda run: -run.tokens_per_second):
         kind = run.choice._replace(reshard=True)
         if (kind, run.pipeline) in seen or counts[kind] == _MOST_OF_A_CHOICE:
             continue
         seen.add((kind, run.pipeline))
         counts[kind] += 1
-        found.append(run)
-    return found[:wanted]
+        (further if run.choice.mesh in meshes else first).append(run)
+        meshes.add(run.choice.mesh)
+    return sorted([*first, *further][:wanted], key=lambda run: -run.tokens_per_second)
 
 
 def find_nearest(found: Search, gpus: int, facts: ModelFacts, machine: Machine) -> PlannedRun | None:

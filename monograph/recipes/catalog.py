@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from monograph import recipes as folder
+from monograph.config.python_form import make_identifier
 from monograph.config.references import describe_exception, import_reference, load_reference
 from monograph.errors import ConfigError, MonographError, find_nearest
+from monograph.train.checkpoint.hf_source import HUB_NAME
 from monograph.train.config import TrainerConfig
 
 Recipe = Callable[[], TrainerConfig]
@@ -49,13 +51,18 @@ def find_recipe(name: str) -> Recipe:
         raise ConfigError(
             f"'{name}' is a folder with a model, not a recipe", do=f"monograph train --model.from {shlex.quote(name)}"
         )
+    if HUB_NAME.fullmatch(name) and not name.endswith(_FILES) and not Path(name).parent.exists():
+        raise _explain_hub_name(name)
     if "/" in name or name.endswith(_FILES):
+        is_there = Path(name).exists()
         raise ConfigError(
-            f"'{name}' is a file or folder, not a recipe",
+            f"'{name}' is a file or folder, not a recipe"
+            if is_there
+            else f"there is no recipe '{name}', and no file or folder of that name",
             why="a recipe is a Python function that returns a configuration, written package.module:function",
             do=f"{_find_module(name)}:FUNCTION"
             if name.endswith(".py")
-            else f"see: monograph recipes; or --model.from {name} for a model that lies there",
+            else "see: monograph recipes" + (f"; or --model.from {name} for a model that lies there" * is_there),
         )
     recipes = find_recipes()
     if name in recipes:
@@ -67,6 +74,18 @@ def find_recipe(name: str) -> Recipe:
         f"there is no recipe '{name}'",
         why="a recipe is one of ours, or a function of your own as package.module:function",
         do=f"did you mean '{module}:{function}'?" if module else "see: monograph recipes",
+    )
+
+
+def _explain_hub_name(name: str) -> ConfigError:
+    """The error for organization/name: how to train that model on, and the recipe that trains one like it anew."""
+    nearest = find_nearest(make_identifier(name.partition("/")[2]), find_recipes(), cutoff=0.6)
+    anew = f"; with new weights: monograph train {nearest}" if nearest else ""
+    return ConfigError(
+        f"'{name}' is not a recipe",
+        why="there is no such folder; organization/name is how the Hugging Face hub names models",
+        do=f"monograph train --model.from {name} --dataloader.dataset TEXTS (downloads it; without network: "
+        f"hf download {name} --local-dir FOLDER elsewhere, then --model.from FOLDER){anew}",
     )
 
 

@@ -88,6 +88,27 @@ def test_what_is_chosen_is_a_configuration_that_training_accepts(change):
         assert not check_choice(config, choice, pipeline)
 
 
+def test_captures_are_spread_over_meshes_before_one_is_tried_twice():
+    meshes = [Mesh(dp_shard=8), Mesh(dp_shard=4, tp=2)]
+    policies = ("none", "selective", "full")
+    guesses = [
+        Guessed(RunChoice(mesh, 1, 1, policy, True), [PipelineChoice()], RoughEstimate(seconds, 10.0))
+        for mesh, times in zip(meshes, [(1.0, 1.1, 1.2), (1.3, 1.4, 1.5)], strict=True)
+        for policy, seconds in zip(policies, times, strict=True)
+    ]
+    ranking = Ranking(guesses, 100.0, is_accepted=lambda each: True)
+    first = ranking.take(2)
+    assert [each.choice.mesh for each in first] == meshes, "captures that run beside each other are of different meshes"
+    ranking = Ranking(guesses, 100.0, is_accepted=lambda each: True)
+    (one,) = ranking.take(1)
+    ranking.learn(one, 1.0, 10.0)
+    assert ranking.take(1)[0].choice.mesh == meshes[1], "a mesh that fits is not tried again before the others"
+    ranking = Ranking(guesses, 100.0, is_accepted=lambda each: True)
+    (one,) = ranking.take(1)
+    ranking.learn(one, 1.0, 110.0)
+    assert ranking.take(1)[0].choice == guesses[1].choice, "a mesh whose capture did not fit is tried again"
+
+
 def test_a_guess_is_corrected_by_captures_of_its_kind():
     slow, fast = (RunChoice(Mesh(dp_shard=8), number, 1, "selective", True) for number in (1, 2))
     others = [RunChoice(Mesh(dp_shard=number, tp=2), 1, 1, "full", True) for number in (1, 2, 4)]

@@ -173,6 +173,18 @@ def test_planned_commands_train_on_two_ranks(recipe, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+def test_a_plan_of_the_guide_compares_ten_meshes(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    line = f"plan deepseek_v3_16b --gpus 64 --machine h100 --explain --json {path}"
+    assert cli.main(line.split()) == 0
+    out = capsys.readouterr().out
+    content = json.loads(path.read_text())
+    assert len({str(run["mesh"]) for run in content["runs"]}) == 10 == len(content["runs"])
+    assert len(re.findall(r"^\d+\. .* takes \d+\.\d % longer: ", out, re.MULTILINE)) == 9
+    assert content["captured"] <= 2 * 10 + 2 + len(content["other_numerics"])
+
+
+@pytest.mark.long
 def test_what_fits_only_with_full_recomputation_is_found(tmp_path, capsys):
     """8B parameters with their moments leave 10 GiB of an H200 to everything else."""
     assert cli.main(["plan", "llama3_8b", "--gpus", "1", "--machine", "h200", "--top", "2"]) == 0

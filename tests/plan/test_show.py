@@ -53,6 +53,7 @@ def test_a_mesh_is_shown_once_with_gathered_weights_kept_or_not_whichever_is_fas
     other = replace(other, step=replace(other.step, compute_seconds=9.0))
     best = choose_best([*runs, other], 10)
     assert best == [runs[0], runs[2], other]
+    assert choose_best([*runs, other], 2) == [runs[0], other], "another mesh comes before another schedule"
 
 
 MOE = "deepseek_v3_16b --training.global_batch_size 32"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# monograph launch llama3_8b --on slurm --nodes 2 --gpus_per_node 8
+# monograph launch llama3_8b --on slurm --nodes 2 --gpus_per_node 8 --time 12:00:00
 # note: parameters and optimizer state take 6.0 of 80 GB on H100 (--machine names another); monograph inspect estimates the whole step
 # note: 570 s to stop: a step, and two checkpoints of 48.2 GB a node, written and read back at 0.5 GB/s; --seconds_to_save N for slower storage or longer steps
 #SBATCH --job-name=llama3-8b

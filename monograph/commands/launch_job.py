@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from monograph.commands.launch_arguments import LaunchOptions
 from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
 from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
@@ -34,7 +35,8 @@ def launch_job(config: TrainerConfig, *, recipe: str, words: list[str], **option
         check_output("--out", options["out"], makes_folder=True)
     job = plan_job(config, recipe=recipe, words=words, **options)
     text = RENDER[options["on"]](job)
-    for note in job.notes:
+    is_shown = not (options["out"] or options["submit"]) and sys.stdout.isatty()  # the file holds the notes
+    for note in () if is_shown else job.notes:
         make_console(stderr=True).print(f"note: {note}")
     if options["out"]:
         write_output(Path(options["out"]), text)
@@ -62,7 +64,10 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
     if not seconds:
         seconds, reckoned = plan_seconds_to_save(config, mesh, size.total if size else None, nodes=min_nodes)
     notes = [*find_notes(config, mesh, ranks_per_node=ranks), *(each for each in (memory, reckoned) if each)]
-    shown = [f"--{name} {quote_word(str(options[name]))}" for name in ("on", "nodes", "gpus_per_node")]
+    defaults = LaunchOptions()
+    changed = {name for name, value in options.items() if value != getattr(defaults, name)} - {"out", "submit"}
+    named = [name for name in options if name in changed | {"on", "nodes", "gpus_per_node"}]
+    shown = [f"--{name} {quote_word(str(options[name]))}" for name in named]
     return Job(
         name=options["name"] or make_name(recipe),
         nodes=nodes,

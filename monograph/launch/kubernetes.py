@@ -1,5 +1,7 @@
 """A TrainingRuntime and a TrainJob for Kubeflow Trainer v2; its JobSet starts one pod with one agent a node."""
 
+import re
+
 from monograph.launch.environment import STOP_VARIABLE, describe_head, make_choices
 from monograph.launch.job import EXIT_REQUEUE, Job
 from monograph.launch.quote import quote_word, quote_yaml
@@ -74,10 +76,15 @@ def _runtime(job: Job) -> list[str]:
     ]
 
 
+def _keep_dollars(shell: str) -> str:
+    """The text as Kubernetes gives it to the shell: in a command it replaces $(NAME) and writes $$ as one sign."""
+    return re.sub(r"\$(?=[$(])", "$$", shell)
+
+
 def _train_job(job: Job) -> list[str]:
     """The job itself. The runtime's torch policy sets PET_MASTER_ADDR and PET_MASTER_PORT in every pod."""
     agent = job.agent(endpoint='"$PET_MASTER_ADDR:$PET_MASTER_PORT"', run_id=quote_word(job.name))
-    shell = [" ".join(words) for words in agent]
+    shell = [_keep_dollars(" ".join(words)) for words in agent]
     body = [f"{text} \\" for text in shell[:-1]] + [shell[-1]]
     gpus = [
         "    resourcesPerNode:",

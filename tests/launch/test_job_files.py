@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -98,10 +98,8 @@ def test_what_the_user_wrote_about_resuming_stays(capsys):
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_printed(words, expected, capsys):
-    start = time.monotonic()
     code, said = launch(capsys, *words.split())
     assert code == 2 and expected in said, said
-    assert time.monotonic() - start < 2
 
 
 def test_a_model_whose_state_does_not_fit_the_devices_is_refused_with_the_numbers(capsys):
@@ -157,7 +155,7 @@ def test_what_a_user_wrote_is_one_word_of_the_job_whatever_is_in_it(file, capsys
     script = printed
     if file.endswith(".yaml"):
         last = list(yaml.safe_load_all(printed))[-1]
-        script = last["run"] if engine == "skypilot" else last["spec"]["trainer"]["command"][-1]
+        script = last["run"] if engine == "skypilot" else expand(last["spec"]["trainer"]["command"][-1], {})
     stub = (
         'python() { printf \'%s\\0\' "$@" > words; }; srun() { shift 2; "$@"; }; scontrol() { :; }; exec() { "$@"; }\n'
     )
@@ -166,6 +164,42 @@ def test_what_a_user_wrote_is_one_word_of_the_job_whatever_is_in_it(file, capsys
     subprocess.run(["bash", "-c", stub + script], cwd=tmp_path, env=variables, check=True)
     assert HOSTILE in (tmp_path / "words").read_bytes().decode().split("\0")
     assert [path.name for path in tmp_path.iterdir()] == ["words"], "and nothing of it ran"
+
+
+def expand(text, variables):
+    """A command as Kubernetes hands it over: $(NAME) by its value where there is one, and $$ as one sign."""
+
+    def replace(found):
+        name = found[1]
+        return "$" if name is None else variables.get(name, found[0])
+
+    return re.sub(r"\$(?:\$|\(([^)]*)\))", replace, text)
+
+
+def test_signs_that_kubernetes_would_replace_arrive_as_they_were_written(capsys):
+    on, *words = JOBS["kubernetes.yaml"]
+    odd = "a$$b$$$(HOME)$(PET_NNODES)$c$"
+    command = list(yaml.safe_load_all(launch(capsys, on, *words, "--job.description", odd)))[-1]["spec"]["trainer"][
+        "command"
+    ][-1]
+    script = expand(command, {"HOME": "/root", "PET_NNODES": "2"})
+    assert odd in shlex.split(script) and '"$PET_MASTER_ADDR:$PET_MASTER_PORT"' in script
+
+
+def test_notes_are_printed_beside_a_file_that_a_terminal_does_not_show(capsys, monkeypatch):
+    assert main(["launch", "llama3_8b", "--on", "slurm"]) == 0
+    assert "note: " in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["launch", "llama3_8b", "--on", "slurm"]) == 0
+    said = capsys.readouterr()
+    assert "# note: " in said.out and said.err == ""
+
+
+def test_the_command_in_a_job_file_makes_the_same_file_again(capsys):
+    printed = launch(capsys, "slurm", *ELASTIC, "--nodes", "2", "--partition", "a", "--python", "/a b/python")
+    line = next(each for each in printed.splitlines() if each.startswith("# monograph launch"))
+    assert main(shlex.split(line.removeprefix("# monograph "))) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_a_skypilot_job_keeps_its_folder_on_a_volume_and_recommends_no_bucket(capsys):

@@ -4,6 +4,7 @@ A new folder of mode 0700 is not enough: in a folder that others can write to, a
 they rename it and make one of the same name.
 """
 
+import fcntl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,29 +19,48 @@ _PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Where TMPDIR cannot be used, in this order."""
 
 
-def make_private_temporary(prefix: str) -> Path:
-    """Make a folder that only this user can enter, write to and rename; in TMPDIR where that is a place for it."""
+def make_private_temporary(prefix: str, *, locks: bool = False) -> Path:
+    """Make a folder that only this user can enter, write to and rename; in TMPDIR where that is a place for it.
+
+    With `locks`, files in it can be locked, which Lustre and some file servers refuse.
+    """
     chosen = Path(tempfile.gettempdir())
     reasons = []
     for place in dict.fromkeys((chosen, *map(Path, _PLACES))):
         exposed = find_exposed_parents(place / prefix)
         try:
             if not exposed:
-                return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+                folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+                problem = _try_lock(folder) if locks else ""
+                if not problem:
+                    return folder
+                remove_made(folder)
+                exposed = [f"{place}: its file system locks no files ({problem})"]
         except OSError as error:
             exposed = [f"{place}: {error.strerror}"]
         reasons += exposed[:1]
+    what = "other users cannot replace" + (" and in which files can be locked" if locks else "")
     raise ConfigError(
-        f"no temporary folder can be made that other users cannot replace; TMPDIR is {show(chosen)}",
+        f"no temporary folder can be made that {what}; TMPDIR is {show(chosen)}",
         why="; ".join(map(show, reasons)),
-        do="set TMPDIR to a folder of yours (mode 0700)",
+        do="set TMPDIR to a folder of yours (mode 0700)" + (" on a disk of this machine" if locks else ""),
     )
 
 
+def _try_lock(folder: Path) -> str:
+    """Lock a file in a folder of ours; return why that failed, "" if it worked."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 @contextmanager
-def private_temporary(prefix: str) -> Iterator[Path]:
+def private_temporary(prefix: str, *, locks: bool = False) -> Iterator[Path]:
     """Yield such a folder, which is deleted at the end."""
-    folder = make_private_temporary(prefix)
+    folder = make_private_temporary(prefix, locks=locks)
     try:
         yield folder
     finally:

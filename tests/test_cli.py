@@ -309,7 +309,7 @@ def test_a_name_that_the_terminal_cannot_show_is_no_error():
     assert (done.returncode, done.stderr) == (0, "") and r"dump_folder = '\xfc'" in done.stdout
 
 
-@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "two"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "two"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "1"}])
 def test_what_is_wrong_with_a_launchers_variables_is_said_at_once(variables, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,5 +1,7 @@
 """Folders for what is run or unpickled: no other user can put another folder in their place."""
 
+import errno
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -47,6 +49,32 @@ def test_a_folder_of_ones_own_is_used_and_deleted(tmp_path, monkeypatch):
     with local_rendezvous() as meeting:
         assert Path(meeting["rdzv_endpoint"]).parent == tmp_path
     assert make_custom_kernels([]) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def refuse_locks(folder, monkeypatch):
+    """Let a folder's file system refuse locks, as Lustre does where it is mounted without them."""
+    lock = fcntl.flock
+
+    def refuse(file, operation):
+        number = file if isinstance(file, int) else file.fileno()
+        if os.readlink(f"/proc/self/fd/{number}").startswith(str(folder)):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_the_store_of_ranks_lies_where_files_can_be_locked(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    use_temporary(tmp_path, monkeypatch)
+    refuse_locks(tmp_path, monkeypatch)
+    with local_rendezvous() as meeting:
+        assert tmp_path not in Path(meeting["rdzv_endpoint"]).parents
+    monkeypatch.setattr(private_temporary, "_PLACES", ())
+    with pytest.raises(ConfigError, match=f"files can be locked; TMPDIR is {tmp_path}") as raised, local_rendezvous():
+        pass
+    assert "locks no files (No locks available)" in raised.value.why
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,7 +21,7 @@ from monograph.whole_file import check_output, check_output_folder
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
     """train, verify: the mesh fits the ranks, and an artifact fits both."""
-    launched = count_launched()
+    launched = count_launched(ranks)
     if launched and ranks > 0:
         raise ConfigError(
             f"--ranks {ranks} under a launcher that started {launched} ranks",
@@ -33,11 +33,14 @@ def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
         check_before_start(config, config.compile, mesh)
 
 
-def count_launched() -> int:
-    """The ranks that a launcher started, by its variables; 0 without one."""
+def count_launched(ranks: int) -> int:
+    """The ranks that a launcher started, by its variables; 0 without one.
+
+    RANK alone is refused: a process would take itself for one of several and print nothing. --ranks sets it anew.
+    """
     words = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     if not all(word.isascii() and word.isdigit() for word in words.values()) or (
-        "WORLD_SIZE" in os.environ and int(words["RANK"]) >= int(words["WORLD_SIZE"])
+        (ranks <= 0 or "WORLD_SIZE" in os.environ) and int(words["RANK"]) >= max(1, int(words["WORLD_SIZE"]))
     ):
         raise ConfigError(
             f"the environment has RANK {words['RANK']!r} and WORLD_SIZE {words['WORLD_SIZE']!r}",

@@ -51,7 +51,7 @@ def measure_machine(arguments: MachineMeasureArguments) -> int:
         if "WORLD_SIZE" in os.environ:
             why = "each of the ranks that a launcher started would start ranks of its own"
             raise ConfigError(f"--ranks {arguments.ranks}", why=why, do="leave --ranks out")
-        with private_temporary("monograph-machine-") as folder, safe_import_path():
+        with private_temporary("monograph-machine-", locks=True) as folder, safe_import_path():
             store = folder / "store"
             multiprocessing.spawn(_measure_rank, (arguments, store), nprocs=arguments.ranks)
     else:

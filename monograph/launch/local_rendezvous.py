@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from monograph.parallel.interfaces import GLOO_INTERFACE, LOOPBACKS
-from monograph.parallel.meeting import STORE_VARIABLE
+from monograph.parallel.meeting import NO_PORT, STORE_VARIABLE
 from monograph.private_temporary import private_temporary
 
 _BACKEND = "monograph-local"
@@ -47,7 +47,7 @@ class LocalRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         os.environ[STORE_VARIABLE] = str(self._folder / f"store-{self._round}")
         self._round += 1
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", NO_PORT))
 
     def is_closed(self) -> bool:
         return False
@@ -77,7 +77,7 @@ def local_rendezvous() -> Iterator[dict[str, Any]]:
     """Yield the settings of torch's LaunchConfig by which ranks of this machine meet; they listen on the loopback."""
     loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), "")
     names = [name for name in _INTERFACES if loopback and name not in os.environ]
-    with private_temporary("monograph-ranks-") as folder:
+    with private_temporary("monograph-ranks-", locks=True) as folder:
         held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         with suppress(OSError):  # on a file server that locks no folders
             fcntl.flock(held, fcntl.LOCK_SH)  # services that clean temporary folders leave a locked one alone

@@ -20,6 +20,9 @@ from monograph.errors import ConfigError
 
 STORE_VARIABLE = "MONOGRAPH_RANK_STORE"
 """The file that ranks of one machine meet in, which their launcher names; elsewhere they meet at MASTER_ADDR."""
+NO_PORT = 0
+"""The MASTER_PORT of a launcher that names a file. With any other port the file's name was inherited from a shell that
+a rank of another job had started, and would keep the ranks of this job apart."""
 OWN_ADDRESS_VARIABLE = "MONOGRAPH_NODE_ADDRESS"
 """The address by which other nodes reach this one, which its agent names: a store listens there and nowhere else."""
 _MANY_WORKERS = 1 << 30
@@ -33,9 +36,9 @@ _PAUSE_SECONDS = (0.005, 0.2)
 
 def join(expected: int, rank: int, limit: timedelta) -> tuple[dist.Store, int]:
     """A store for this joining alone, and how many ranks have met there."""
-    if expected == 1 and "MASTER_ADDR" not in os.environ:
+    if expected == 1 and not {"MASTER_ADDR", "WORLD_SIZE"} <= os.environ.keys():
         return dist.HashStore(), 1
-    if path := os.environ.get(STORE_VARIABLE):
+    if (path := os.environ.get(STORE_VARIABLE)) and os.environ.get("MASTER_PORT") == str(NO_PORT):
         file, world_size = dist.FileStore(path, _MANY_WORKERS), int(os.environ["WORLD_SIZE"])
         file.set_timeout(limit)
         return meet(file, rank, world_size, timeout=limit), world_size

@@ -8,7 +8,9 @@ import pytest
 import torch.distributed as dist
 
 from monograph.errors import ConfigError
+from monograph.parallel import meeting
 from monograph.parallel.meeting import make_room_for_sockets, meet
+from tests.launch.agents import find_port
 
 LIMIT = timedelta(seconds=20)
 SHORT = timedelta(seconds=0.3)
@@ -51,6 +53,19 @@ def test_ranks_meet_again_although_the_first_one_never_came_the_time_before(stor
 def test_a_world_that_grows_and_shrinks_meets_every_time(store):
     for world in (2, 4, 3, 1, 2):
         assert join(store, list(range(world)), world=world) == ["the first rank's"] * world
+
+
+def test_a_store_that_another_job_named_is_not_used(monkeypatch, tmp_path):
+    """A shell that a rank has started hands its variables on."""
+    monkeypatch.setenv(meeting.STORE_VARIABLE, str(tmp_path / "store"))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(find_port()))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert meeting.join(1, 0, LIMIT)[1] == 1, "no launcher: one process"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert meeting.join(1, 0, LIMIT)[1] == 1, "under torchrun"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("soft", "hard", "ranks", "wanted"), [(1024, 4096, 8, None), (1024, 4096, 1024, 2560)])

@@ -2,9 +2,10 @@
 and on 2.13, which does so where it stops them only to start them again."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -12,27 +13,35 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 
 _SECONDS_WITHOUT_A_PEER = 30
 """What torch gives: ranks whose peers are gone cannot finish their step, so there is nothing to wait for."""
+SECONDS_ONCE_ASKED_AGAIN = 10
+"""How long ranks may take to end after a second request. One that hangs in C code or is suspended obeys no signal."""
 
 
 @contextmanager
-def patient_agent(seconds: int) -> Iterator[set[int]]:
+def patient_agent(seconds: int, requests: Sequence[str] = ()) -> Iterator[set[int]]:
     """Inside, an agent waits so long for ranks that it asked to end, also for those that make room for a new node.
 
-    Yields the pids of ranks that had ended before the agent began to end the others.
+    Once `requests` holds a second one, the ranks are killed soon. Yields the pids of ranks that had ended before the
+    agent began to end the others.
     """
     agents: Any = LocalElasticAgent
     stop, shutdown, close = agents._stop_workers, agents._shutdown, PContext.close
     ended: set[int] = set()
+    closed: WeakSet[PContext] = WeakSet()
 
     def note_ended(context: Any, *args: Any) -> None:
-        handlers = getattr(context, "subprocess_handlers", {}).values()
-        ended.update(each.proc.pid for each in handlers if each.proc.poll() is not None)
+        # torch closes a context up to three times, and after the first time it has ended the ranks itself
+        if context not in closed:
+            closed.add(context)
+            handlers = getattr(context, "subprocess_handlers", {}).values()
+            ended.update(each.proc.pid for each in handlers if each.proc.poll() is not None)
         close(context, *args)
 
     def end(agent: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None) -> None:
         context = agent._pcontext
         if context is not None:
             limit = seconds if timeout is None else timeout
+            limit = min(limit, SECONDS_ONCE_ASKED_AGAIN) if len(requests) > 1 else limit
             context.close = lambda number=None, *_: type(context).close(context, number, limit)
         shutdown(agent, death_sig)
 

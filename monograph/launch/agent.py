@@ -25,8 +25,8 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from monograph.compat.elastic import patient_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit
-from monograph.errors import EXIT_FAILED
-from monograph.launch.agent_rendezvous import agent_rendezvous
+from monograph.errors import EXIT_FAILED, MonographError
+from monograph.launch.agent_rendezvous import SECONDS_TO_MEET, agent_rendezvous
 from monograph.launch.environment import STOP_VARIABLE
 from monograph.launch.follow import LAUNCHER_VARIABLE
 from monograph.launch.local import find_first_failure
@@ -34,7 +34,9 @@ from monograph.launch.local_rendezvous import local_rendezvous
 from monograph.launch.stop_signals import TORCH_HANDLES, passed_on
 from monograph.log import get_log, set_up_log
 from monograph.parallel.flight import FOLDER, describe_flights
+from monograph.parallel.meeting import OWN_ADDRESS_VARIABLE, STORE_VARIABLE
 from monograph.system.child_process import safe_import_path
+from monograph.system.console import make_console
 from monograph.train.signals import StoppedOnRequest
 
 log = get_log("agent")
@@ -42,8 +44,6 @@ _STOPPED = StoppedOnRequest.exit_code
 SHUTDOWN_SECONDS = 3600
 """How long ranks may take to end after they were asked to, where the job file does not say. It is longer than their own
 limits for a step and for files, which end them in words if they hang."""
-_SECONDS_TO_MEET = 600
-"""torch's own limit for agents to find each other, which begins when the first of them has stopped its ranks."""
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """With the store of the first rendezvous shared, torch (2.13) tells its address only once: a node that joins later, or
 comes back, waits for it in vain. So every rendezvous has a store of its own."""
@@ -51,6 +51,16 @@ comes back, waits for it in vain. So every rendezvous has a store of its own."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's ranks until the job is over; returns an exit code."""
+    try:
+        return _run(arguments)
+    except MonographError as error:
+        make_console(stderr=True).print(f"{error.label}: {error}", style="red")
+        return error.exit_code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    for name in (STORE_VARIABLE, OWN_ADDRESS_VARIABLE):
+        os.environ.pop(name, None)  # inherited from a rank or agent of another job
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault(STOP_VARIABLE, str(SHUTDOWN_SECONDS))
     os.environ.setdefault(STACKS_VARIABLE, "1")
@@ -61,15 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, command, words = config_from_args(given)
     config.signals_to_handle = TORCH_HANDLES
     seconds = int(os.environ[STOP_VARIABLE])
-    config.rdzv_configs.setdefault("join_timeout", seconds + _SECONDS_TO_MEET)
+    config.rdzv_configs.setdefault("join_timeout", seconds + SECONDS_TO_MEET)
     folder = Path(given.log_dir) if given.log_dir else None
     begin, start = time.time(), read_file_clock(folder)
     try:
         with (
             safe_import_path(),
             _meeting(config) as settings,
-            patient_agent(seconds) as ended,
             passed_on() as heard,
+            patient_agent(seconds, heard) as ended,
         ):
             elastic_launch(dataclasses.replace(config, **settings), command)(*words)
     except ChildFailedError as error:

@@ -7,13 +7,20 @@ trusted. The interface is GLOO_SOCKET_IFNAME where that is set, else the one tow
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
-from torch.distributed import Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
     DEFAULT_PORT,
     C10dRendezvousBackend,
@@ -23,12 +30,17 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from monograph.compat.rendezvous_state import BACKEND, JsonState
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, MonographError
 from monograph.log import get_log
 from monograph.parallel.interfaces import GLOO_INTERFACE, find_interface, find_interface_address
 from monograph.parallel.meeting import OWN_ADDRESS_VARIABLE, listen_on
+from monograph.system.foreign_text import show
 
 log = get_log("agent")
+_T = TypeVar("_T")
+SECONDS_TO_MEET = 600
+"""torch's own limit for agents to find each other, which begins when the first of them has stopped its ranks. Also how
+long the others wait for the first one's store: nodes of a job may start minutes apart, as images are pulled."""
 _READ_SECONDS = 60
 """torch's own limit for an answer of the store."""
 
@@ -60,7 +72,15 @@ def agent_rendezvous(endpoint: str, local_addr: str | None) -> Iterator[dict[str
 
     Where no address is found (IPv6 only, a first node whose name leads to its loopback), torch's store is used.
     """
-    address = find_own_address(*parse_rendezvous_endpoint(endpoint, DEFAULT_PORT))
+    try:
+        host, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
+    except ValueError as error:
+        raise ConfigError(
+            f"--rdzv-endpoint is {show(endpoint)}",
+            why=f"it names the first node and a port: {show(error)}",
+            do="HOST:PORT; see how the job file finds the first node",
+        ) from None
+    address = find_own_address(host, port)
     if not address:
         log.warning(
             "the stores of this job listen on all networks of a node: no single address leads to %s; set %s to the "
@@ -94,15 +114,47 @@ def open_store(own: str, endpoint: str) -> TCPStore:
         with contextlib.suppress(OSError):  # another agent of this node keeps it already
             bound, file = listen_on(own, port)
             return TCPStore(own, bound, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=file)
-    return TCPStore(own if is_first else host, port, is_master=False, timeout=limit)
+    there, longest = own if is_first else host, timedelta(seconds=SECONDS_TO_MEET)
+    store = _in_time(lambda: TCPStore(there, port, is_master=False, timeout=longest))
+    store.set_timeout(limit)
+    return store
+
+
+def _in_time(connect: Callable[[], _T]) -> _T:
+    """Connect in a thread: torch waits for ever for a program that answers nothing, and hears no signal meanwhile."""
+    results: SimpleQueue[_T | Exception] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(connect())
+        except Exception as error:
+            results.put(error)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        result = results.get(timeout=SECONDS_TO_MEET)
+    except Empty:
+        raise DistNetworkError(f"nothing has answered as a store does for {SECONDS_TO_MEET} s") from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    if own := os.environ.get(OWN_ADDRESS_VARIABLE):
-        store: Store = open_store(own, parameters.endpoint)
-        backend = C10dRendezvousBackend(store, parameters.run_id)
-    else:
-        backend, store = create_backend(parameters)
+    try:
+        if own := os.environ.get(OWN_ADDRESS_VARIABLE):
+            store: Store = open_store(own, parameters.endpoint)
+            backend = C10dRendezvousBackend(store, parameters.run_id)
+        else:
+            parameters.config.setdefault("read_timeout", SECONDS_TO_MEET)
+            backend, store = _in_time(lambda: create_backend(parameters))
+    except (DistNetworkError, DistStoreError, RendezvousConnectionError) as error:
+        raise MonographError(
+            f"this node has found no agent of the first node at {show(parameters.endpoint)}",
+            why=show(str(error.__cause__ or error).partition("\n")[0]),
+            do="look at the first node's log: its agent keeps the store; its name must lead to it from here, and no "
+            "other program may use the port (--port of monograph launch)",
+        ) from None
     return create_handler(store, JsonState(backend), parameters)
 
 

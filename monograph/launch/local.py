@@ -119,8 +119,8 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
         with (
             safe_import_path(),
             local_rendezvous() as meeting,
-            patient_agent(seconds_to_stop) as ended,
             passed_on() as heard,
+            patient_agent(seconds_to_stop, heard) as ended,
         ):
             elastic_launch(make_settings(**meeting), sys.executable)("-m", "monograph", *words)
     except ChildFailedError as error:

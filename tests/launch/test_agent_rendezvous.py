@@ -2,21 +2,27 @@
 
 import base64
 import json
+import os
 import pickle
 import socket
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from threading import Timer
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from monograph.compat.rendezvous_state import JsonState, parse_state, write_state
-from monograph.errors import ConfigError
-from monograph.launch.agent_rendezvous import agent_rendezvous, find_own_address
+from monograph.compat.rendezvous_state import BACKEND, JsonState, parse_state, write_state
+from monograph.errors import ConfigError, MonographError
+from monograph.launch import agent, agent_rendezvous
+from monograph.launch.agent_rendezvous import find_own_address
+from monograph.parallel.meeting import OWN_ADDRESS_VARIABLE, STORE_VARIABLE
 from tests.kit.paced import find_processes
-from tests.launch.agents import Agents
+from tests.launch.agents import Agents, find_port
 from tests.launch.test_strangers import Evil, find_listening, find_stores
 
 
@@ -78,8 +84,50 @@ def test_an_interface_that_does_not_exist_is_refused_with_those_that_do(monkeypa
 def test_without_one_address_the_agents_meet_as_before_and_say_so(monkeypatch, caplog):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: (_ for _ in ()).throw(OSError()))
-    with agent_rendezvous("::1:29500", None) as settings:
+    with agent_rendezvous.agent_rendezvous("::1:29500", None) as settings:
         assert settings == {"rdzv_backend": "monograph-c10d"}
+
+
+def test_a_port_that_another_program_holds_and_is_silent_at_ends_the_wait_in_words(monkeypatch):
+    monkeypatch.setattr(agent_rendezvous, "SECONDS_TO_MEET", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"localhost:{silent.getsockname()[1]}"
+        monkeypatch.setenv(OWN_ADDRESS_VARIABLE, "127.0.0.1")
+        with pytest.raises(MonographError, match=f"no agent of the first node at {endpoint}") as raised:
+            get_rendezvous_handler(RendezvousParameters(BACKEND, endpoint, "job", 2, 2))
+    assert "nothing has answered as a store does for 1 s" in raised.value.why
+
+
+def test_the_first_node_may_start_later_than_a_store_answers(monkeypatch):
+    monkeypatch.setattr(agent_rendezvous, "_READ_SECONDS", 0.2)
+    monkeypatch.setattr(agent_rendezvous, "listen_on", lambda *_: (_ for _ in ()).throw(OSError()))
+    port = find_port()
+    stores = []
+    serve = partial(dist.TCPStore, "127.0.0.1", port, is_master=True, wait_for_workers=False)
+    Timer(2.5, lambda: stores.append(serve())).start()
+    store = agent_rendezvous.open_store("127.0.0.1", f"localhost:{port}")
+    assert store.add("x", 1) == 1 and store.timeout == timedelta(seconds=0.2)
+
+
+def test_agents_say_in_words_what_is_wrong_with_their_endpoint_or_interface(monkeypatch, capsys):
+    """An empty name is what a shell makes of a node list that it could not read."""
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", ":29500", "x.py"]
+    assert agent.main(words) == 2
+    assert "--rdzv-endpoint is :29500" in capsys.readouterr().err
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-0")
+    words[5] = "localhost:29500"
+    assert agent.main(words) == 2
+    assert "GLOO_SOCKET_IFNAME is no-such-0" in capsys.readouterr().err
+
+
+def test_agents_drop_what_ranks_of_another_job_were_told(monkeypatch):
+    names = (STORE_VARIABLE, OWN_ADDRESS_VARIABLE)
+    found = []
+    for name in names:
+        monkeypatch.setenv(name, "/of/another/job")
+    monkeypatch.setattr(agent, "elastic_launch", lambda *_: lambda *_: found.append(set(names) & set(os.environ)))
+    assert agent.main(["--nnodes", "1", "--rdzv-backend", "static", "x.py"]) == 0
+    assert found == [set()]
 
 
 @pytest.mark.faults

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from monograph.compat import elastic
 from monograph.launch import agent, local, stop_signals
 from monograph.launch.stop_signals import EndedAtOnce
 from monograph.train.signals import StoppedOnRequest
@@ -15,6 +17,24 @@ from tests.kit.runs import change
 from tests.kit.tiny import tiny
 
 HOUR = 3600
+RANK = """
+import os, pathlib, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(60)
+if sys.argv[1] == "1":
+    pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": "planted"}')
+sys.exit(3)
+"""
+DEAF_RANK = """
+import os, pathlib, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+for _ in range(2):
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(40)
+pathlib.Path(sys.argv[1]).touch()
+"""
 
 
 def note(logs, run_id, text, *, attempt=0):
@@ -84,3 +104,22 @@ def test_notes_of_an_earlier_start_are_no_failure_whatever_the_clock_of_the_disk
 @pytest.mark.parametrize("which", ["agent", "local"])
 def test_ranks_that_are_asked_twice_end_as_a_shell_says_it_and_not_as_saved(which, launched):
     assert launched(which, ask_twice) == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_obeys_no_signal_is_killed_soon_after_the_second_request(tmp_path, monkeypatch):
+    """As one that hangs in C code; the launcher's own limit for a save is longer than an hour."""
+    monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", 0.0)
+    monkeypatch.setattr(elastic, "SECONDS_ONCE_ASKED_AGAIN", 0.5)
+    (tmp_path / "rank.py").write_text(DEAF_RANK)
+    words = ["--nnodes", "1", "--rdzv-backend", "c10d", "--log-dir", str(tmp_path / "logs"), "--no-python"]
+    assert agent.main([*words, sys.executable, str(tmp_path / "rank.py"), str(tmp_path / "survived")]) == 143
+    assert not (tmp_path / "survived").exists()
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["without a note", "with a note"])
+def test_a_rank_that_the_agent_terminated_is_not_named_as_the_first_to_fail(noted, tmp_path, capfd):
+    """Ranks of two processes without torch: rank 1 fails, and rank 0 is terminated because of that."""
+    (tmp_path / "rank.py").write_text(RANK)
+    words = ["--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--log-dir", str(tmp_path / "logs")]
+    assert agent.main([*words, "--no-python", sys.executable, str(tmp_path / "rank.py"), str(int(noted))]) == 3
+    assert "rank 1 failed first: it ended with exit code 3" in capfd.readouterr().err

@@ -20,6 +20,7 @@ from monograph.config import sources
 from monograph.config.leaves import replace_leaf
 from monograph.execute.artifact import machine
 from monograph.execute.step_cache import cache as cache_module
+from monograph.execute.step_cache import key as key_module
 from monograph.execute.step_cache.cache import StepCache
 from monograph.execute.step_cache.key import describe_run
 from monograph.parallel.groups import fake_groups, joined_groups
@@ -311,7 +312,8 @@ def test_every_stage_of_a_pipeline_reads_its_own_step(tmp_path, folder):
 
 
 def build_in(home, config, is_made):
-    with patch.dict(os.environ, {"XDG_CACHE_HOME": home}):
+    """As ranks of one job do, which have loaded the same code: processes of the pool have run other tests."""
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": home}), patch.object(key_module, "find_loaded_sources", dict):
         return build_on_ranks(config, is_made)
 
 

@@ -30,7 +30,7 @@ from monograph.train.checkpoint.finite import NonFiniteError
 from monograph.train.checkpoint.hf_assets import CONFIG_NAME
 from monograph.train.checkpoint.hf_weights import HfWeights
 from monograph.train.checkpoint.manifest import ManifestHead
-from monograph.train.checkpoint.manifest_file import DamagedError, read_head
+from monograph.train.checkpoint.manifest_file import DamagedError, find_foreign_files, read_head
 from monograph.train.checkpoint.patient_read import UnreadableError
 from monograph.train.checkpoint.ranks import PeerError, Ranks, is_disk_error
 from monograph.train.checkpoint.slow_writers import WriterWatch
@@ -356,11 +356,20 @@ class CheckpointManager(Configurable):
         """Delete this run's oldest checkpoints beyond `keep_last`; the one just committed was read back and stays.
 
         A link in the place of a checkpoint was made by somebody who keeps it elsewhere: it stays, and does not count.
+        Neither does one with files that it does not list, such as an export: they would be deleted with it.
         """
         found = self._read_heads() if self.config.keep_last else []
         mine = [(head.sequence, path) for path, head in found if head.run == self._run and is_plain_folder(path)]
         for _, path in sorted(mine)[: -self.config.keep_last]:
-            self._store.delete(path)
+            try:
+                reason = ", ".join(find_foreign_files(path)[:3])
+            except (OSError, ValueError) as error:
+                reason = str(error)
+            if not reason:
+                self._store.delete(path)
+            elif path not in self._warned:
+                self._warned.add(path)
+                log.warning("%s is not deleted (checkpoint.keep_last): it holds more than it lists: %s", path, reason)
 
     def _read_heads(self) -> list[tuple[Path, ManifestHead]]:
         """Those that are intact, each read once: nobody else writes here. What is damaged is never deleted, nor what

@@ -26,6 +26,7 @@ from monograph.manifest.fields import (
     string,
 )
 from monograph.manifest.sealed import open_sealed, parse_sealed, seal
+from monograph.system.foreign_json import UnusableFile, parse_json
 from monograph.train.checkpoint.hf_assets import ASSET_NAMES
 
 MANIFEST_NAME = "manifest.json"
@@ -57,8 +58,8 @@ _VALUES: dict[str, Check] = {
     **{"data": dictionary, "revisions": dictionary, "lr_plan": dictionary},
 }
 """Plain values of a run that readers take apart; whoever saves others checks them."""
-_AFTER_HEAD = b',\n"files":{'
-"""Stands nowhere else: inside of the head a line break is written as \\n."""
+_AFTER_HEAD, _AFTER_FILES = b',\n"files":{', b',\n"tensors":{'
+"""Stand nowhere else: inside of names and values a line break is written as \\n."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,17 @@ def parse_head(data: bytes) -> ManifestHead:
     _manifest_head(raw, "the manifest")
     _check_values(raw["values"])
     return ManifestHead(raw["step"], raw["sequence"], raw["run"], raw["values"])
+
+
+def parse_file_names(data: bytes) -> frozenset[str]:
+    """Names of all files of a checkpoint, the manifest too, without reading its tensors. Raises ManifestError."""
+    open_sealed(data)
+    listed, end, _ = data.partition(_AFTER_HEAD)[2].partition(_AFTER_FILES)
+    try:
+        files = parse_json(b"{" + listed, "its files", kind=dict) if end else dict(parse_manifest(data).files)
+    except UnusableFile as error:
+        raise ManifestError(error.why) from None
+    return frozenset((MANIFEST_NAME, *files))
 
 
 def parse_manifest(data: bytes) -> CheckpointManifest:

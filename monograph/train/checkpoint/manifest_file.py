@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 from monograph.errors import CheckpointError
 from monograph.manifest.fields import ManifestError
 from monograph.system.foreign_json import UnusableFile, read_file
+from monograph.system.own_tree import find_foreign
 from monograph.train.checkpoint.manifest import (
     MANIFEST_NAME,
     CheckpointManifest,
     ManifestHead,
+    parse_file_names,
     parse_head,
     parse_manifest,
 )
@@ -63,6 +65,12 @@ def read_manifest(path: Path) -> CheckpointManifest:
 def read_head(path: Path) -> ManifestHead:
     """The same without its tensors: enough to put checkpoints in order, and much faster."""
     return _read(path, parse_head)
+
+
+def find_foreign_files(path: Path) -> list[str]:
+    """Names in a checkpoint's folder that its manifest does not list: somebody has put them there. Raises OSError and
+    ValueError where that cannot be told."""
+    return find_foreign(path, parse_file_names(read_manifest_bytes(path)))
 
 
 def read_manifest_bytes(path: Path) -> bytes:

@@ -59,6 +59,24 @@ def test_a_leftover_that_no_save_has_named_so_stays(tmp_path):
     assert find_names(tmp_path) == [".tmp-notes"]
 
 
+def test_a_checkpoint_that_somebody_has_put_files_into_is_not_pruned(tmp_path, caplog):
+    """An export or notes lie well beside the weights that they belong to."""
+    save_new_run(tmp_path, 1, 2)
+    notes, export = tmp_path / "step-00000001" / "notes.txt", tmp_path / "step-00000002" / "hf" / "model.safetensors"
+    export.parent.mkdir()
+    for path in (notes, export):
+        path.write_text("mine")
+    with make_manager(tmp_path, keep_last=1, load="latest") as manager:
+        assert manager.resume(blank(make_state(2))) is not None
+        for step in (3, 4, 5):
+            manager.save(step, make_state(step), {})
+            manager.wait()
+    assert find_names(tmp_path) == ["step-00000001", "step-00000002", "step-00000005"]
+    assert notes.read_text() == export.read_text() == "mine"
+    said = [record.getMessage() for record in caplog.records if "is not deleted" in record.getMessage()]
+    assert len(said) == 2 and "notes.txt" in said[0] and "hf/" in said[1]
+
+
 @pytest.mark.parametrize("depth", ["the top", "inside"])
 def test_removing_a_tree_removes_links_themselves(tmp_path, precious, depth):
     top = tmp_path / "top"

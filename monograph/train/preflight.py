@@ -21,9 +21,9 @@ from monograph.train.config import TrainerConfig
 from monograph.train.data.checks import check_vocab
 from monograph.train.data.config import BUILTIN, HUB_PREFIX
 from monograph.train.data.first_look import check_beginning
-from monograph.train.data.named import parse_mixture, parse_validation_sets
 from monograph.train.data.stream import check_hub_package
 from monograph.train.data.tokenizer_config import StandardTokenizerConfig
+from monograph.train.input_folders import check_input_folders, find_datasets
 from monograph.train.lr_plan import plan_lr
 from monograph.train.replicas.config import check_torchft
 from monograph.train.saved_settings import check_model, check_state_form
@@ -36,6 +36,7 @@ def check_before_start(config: TrainerConfig) -> None:
     check_installed([name for name in ("tensorboard", "wandb") if getattr(config.metrics, name)])
     if config.fault_tolerance.replicas:
         check_torchft()
+    check_input_folders(config)
     check_datasets(config)
     if type(config.tokenizer) is StandardTokenizerConfig and config.dataloader.source is None:
         check_vocab(config.tokenizer.build(), config.model.find_vocab_size())
@@ -45,17 +46,11 @@ def check_before_start(config: TrainerConfig) -> None:
 
 def check_datasets(config: TrainerConfig) -> None:
     """Every dataset that is read by its name exists and begins with documents that can be read."""
-    loader = config.dataloader
-    names = [] if loader.source is not None else [each.dataset for each in parse_mixture(loader.mixture)]
-    if loader.source is None and not names:
-        names = [loader.dataset]
-    if config.validator.interval:
-        names += [each.dataset for each in parse_validation_sets(loader.validation_datasets)]
-    for name in names:
+    for name in find_datasets(config):
         if name.startswith(HUB_PREFIX):
             check_hub_package(name)
         elif name != BUILTIN:
-            check_beginning(Path(name), text_field=loader.text_field, seq_len=config.training.seq_len)
+            check_beginning(Path(name), text_field=config.dataloader.text_field, seq_len=config.training.seq_len)
 
 
 def check_checkpoint(config: TrainerConfig) -> None:

@@ -216,3 +216,24 @@ def test_what_a_launcher_did_not_set_is_named(launched, monkeypatch):
     ):
         pass
     assert "MASTER_PORT" in error.value.why
+
+
+@pytest.mark.parametrize("where", ["texts", "texts/run", "texts/more/run", "."])
+def test_a_run_does_not_write_its_records_among_the_texts_of_a_dataset(tmp_path, monkeypatch, where):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("some text " * 100)
+    monkeypatch.chdir(tmp_path)
+    dataset = "." if where == "." else "texts"
+    with pytest.raises(ConfigError, match=r"(?s)in the folder of the dataset .*choose a --job.dump_folder outside"):
+        check_before_start(tiny_run(where, {"dataloader.dataset": dataset}))
+    check_before_start(tiny_run("texts/.run", {"dataloader.dataset": "texts"}))
+
+
+@pytest.mark.parametrize("field", ["dataloader.dataset", "tokenizer.path", "compile.artifact"])
+def test_a_new_run_moves_no_folder_aside_that_holds_its_own_inputs(tmp_path, field):
+    """The next start of the new run would look for them where they were."""
+    train(tiny_run(tmp_path / "run", {"training.steps": 1, "checkpoint.enabled": False}))
+    (tmp_path / "run" / "input").write_text("some text " * 100)
+    changes = {field: str(tmp_path / "run" / "input")} | ({"compile.mode": "graph"} if "artifact" in field else {})
+    with pytest.raises(ConfigError, match=r"(?s)lies in it.*choose another --job.dump_folder"):
+        check_before_start(tiny_run(tmp_path / "run", changes))

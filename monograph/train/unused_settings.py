@@ -254,7 +254,7 @@ RULES = (
         "--lr_scheduler.decay_fraction 1",
     ),
     EffectRule(
-        "checkpoint.interval checkpoint.save_last checkpoint.keep_last checkpoint.async_save checkpoint.on_error "
+        "checkpoint.interval checkpoint.keep_last checkpoint.async_save checkpoint.on_error "
         "checkpoint.slow_write_seconds",
         _while("checkpoint.enabled", False),
         "--checkpoint.enabled true",
@@ -324,6 +324,13 @@ RULES = (
 )
 
 
+_ZERO_IS_OFF = (
+    "checkpoint.interval checkpoint.slow_write_seconds dataloader.held_out_fraction dataloader.source_loss_interval "
+    "metrics.expert_load_limit metrics.rank_times_interval"
+)
+"""Fields that 0 switches off: then nobody misses their effect."""
+
+
 @dataclass(frozen=True)
 class Unused:
     """A field that was written and has no effect."""
@@ -346,7 +353,7 @@ def find_unused(config: BaseConfig, *, also: Collection[str] = ()) -> Iterator[U
     ]
     rules = (*RULES, *_make_rules_of_passes(config))
     for leaf in written:
-        for rule in rules:
+        for rule in () if leaf.value == 0 and _is_among(leaf.path, _ZERO_IS_OFF) else rules:
             if rule.matches(leaf.path) and (reason := rule.when(config)):
                 do = rule.do if isinstance(rule.do, str) else rule.do(config)
                 yield Unused(leaf.path, leaf.value, reason, do, rule.is_strict)

@@ -101,7 +101,6 @@ REFUSED = [
     (LLAMA, "--lr_scheduler.min_factor 0.5", "--lr_scheduler.decay_fraction 0", "lr_scheduler.decay_fraction", ""),
     (LLAMA, "--lr_scheduler.decay linear", "--lr_scheduler.decay_fraction 0", "lr_scheduler.decay_fraction", ""),
     (LLAMA, "--checkpoint.interval 7", "--checkpoint.enabled false", "checkpoint.enabled", ""),
-    (LLAMA, "--checkpoint.save_last false", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.keep_last 7", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.async_save true", "--checkpoint.enabled false", "checkpoint.enabled", ""),
     (LLAMA, "--checkpoint.slow_write_seconds 5", "--checkpoint.enabled false", "checkpoint.enabled", ""),
@@ -259,3 +258,19 @@ def test_a_key_file_reaches_the_commands_that_sign_or_verify(name):
     config = read_request(words, BaseConfig(), uses=command.uses).config
     given = {leaf.path: str(leaf.value).lower() for leaf in find_leaves(config) if leaf.path in flags}
     assert given == flags and "compile.artifact_key_file" in given
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--checkpoint.enabled false --checkpoint.interval 0",
+        "--checkpoint.enabled false --checkpoint.save_last false",
+        "--checkpoint.enabled false --checkpoint.slow_write_seconds 0",
+        "--dataloader.validation_datasets own=builtin --dataloader.held_out_fraction 0",
+        "--dataloader.source_loss_interval 0",
+        "--metrics.expert_load_limit 0",
+        "--metrics.rank_times_interval 0 --parallelism.fsdp fsdp2 --compile.mode layer",
+    ],
+)
+def test_a_switch_that_is_off_anyway_is_no_error(flags):
+    assert read_request([LLAMA, *shlex.split(flags)], BaseConfig()).config

@@ -5,15 +5,16 @@ they rename it and make one of the same name.
 """
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from monograph.errors import ConfigError
 from monograph.permissions import find_exposed_parents
 from monograph.system.foreign_text import show
-from monograph.system.own_tree import remove_made
+from monograph.system.own_tree import is_plain_folder, remove_made
 
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Where TMPDIR cannot be used, in this order."""
@@ -24,9 +25,8 @@ def make_private_temporary(prefix: str, *, locks: bool = False) -> Path:
 
     With `locks`, files in it can be locked, which Lustre and some file servers refuse.
     """
-    chosen = Path(tempfile.gettempdir())
-    reasons = []
-    for place in dict.fromkeys((chosen, *map(Path, _PLACES))):
+    chosen, reasons = tempfile.gettempdir(), []
+    for place in _list_places():
         exposed = find_exposed_parents(place / prefix)
         try:
             if not exposed:
@@ -55,6 +55,19 @@ def _try_lock(folder: Path) -> str:
         except OSError as error:
             return error.strerror or str(error)
     return ""
+
+
+def _list_places() -> dict[Path, None]:
+    return dict.fromkeys(map(Path, (tempfile.gettempdir(), *_PLACES)))
+
+
+def find_private_temporary(prefix: str) -> Iterator[Path]:
+    """Yield the folders that processes of this user have made with a prefix, those that are in use among them."""
+    for place in _list_places():
+        with suppress(OSError):
+            names = [] if find_exposed_parents(place / prefix) else os.listdir(place)
+            paths = (place / name for name in names if name.startswith(prefix))
+            yield from (path for path in paths if is_plain_folder(path) and path.lstat().st_uid == os.geteuid())
 
 
 @contextmanager

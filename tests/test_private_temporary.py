@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from monograph import private_temporary
+from monograph.commands.compare import kept_on_failure
 from monograph.compat import compiled_code
 from monograph.compat.compiled_code import CODE_FOLDER, keep_compiled_code_private
 from monograph.errors import ConfigError
@@ -16,6 +17,9 @@ from monograph.execute.artifact.make import make_custom_kernels
 from monograph.launch.local_rendezvous import local_rendezvous
 from monograph.permissions import find_exposed_parents
 from monograph.private_temporary import make_private_temporary
+from monograph.system.own_tree import remove_made
+from monograph.train.launch_logs import LaunchLogs
+from monograph.train.node_corpus import make_corpus_folder
 
 NOBODY = 65534
 
@@ -136,3 +140,38 @@ def test_compiled_code_is_refused_where_others_could_replace_any_folder(shared, 
     monkeypatch.setenv(CODE_FOLDER, "")
     with pytest.raises(ConfigError, match="compiled code would be kept"):
         keep_compiled_code_private()
+
+
+def test_texts_outputs_and_logs_lie_where_no_other_user_can_rename_them(shared, tmp_path):
+    """The tokens of a node, the two runs of compare, and what is kept of a launch that failed."""
+    logs = LaunchLogs(tmp_path / "run", "now")
+    logs.make()
+    with kept_on_failure() as compared:
+        made = [make_corpus_folder(), logs.settle(is_kept=True), compared]
+    for folder in made:
+        assert folder is not None and find_exposed_parents(folder) == [] and shared not in folder.parents
+        remove_made(folder)
+
+
+def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    use_temporary(tmp_path, monkeypatch)
+    monkeypatch.setattr(private_temporary, "_PLACES", ())
+    for name in ("left", "used", "new", "notes", "linked"):
+        folder = tmp_path / f"monograph-ranks-{name}"
+        folder.mkdir()
+        (folder / ("thesis.txt" if name == "notes" else "store-0")).write_text("")
+        if name != "new":
+            os.utime(folder, (0, 0))
+    (tmp_path / "monograph-ranks-linked").rename(tmp_path / "elsewhere")
+    (tmp_path / "monograph-ranks-linked").symlink_to(tmp_path / "elsewhere")
+    used = os.open(tmp_path / "monograph-ranks-used", os.O_RDONLY)
+    try:
+        fcntl.flock(used, fcntl.LOCK_SH)
+        with local_rendezvous():
+            pass
+    finally:
+        os.close(used)
+    kept = ["elsewhere", *(f"monograph-ranks-{name}" for name in ("linked", "new", "notes", "used"))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert (tmp_path / "elsewhere" / "store-0").exists()

@@ -1,8 +1,6 @@
 """`monograph bisect`: two lines, update by update in one process, to the pass and node that changed a number."""
 
 import os
-import tempfile
-from pathlib import Path
 
 from monograph.bisect.run import Outcome, bisect
 from monograph.bisect.show import describe_outcomes
@@ -14,6 +12,7 @@ from monograph.execute.device import deterministic_kernels, use_device
 from monograph.launch.local import launch
 from monograph.log import set_up_log
 from monograph.parallel.groups import joined_groups
+from monograph.private_temporary import private_temporary
 from monograph.system.console import print_plain
 from monograph.train.layout import plan_run_mesh
 
@@ -22,8 +21,8 @@ def bisect_command(arguments: BisectArguments) -> int:
     """Compare, on one rank or on as many as the lines ask for; exit code 1 when a number differs."""
     lines = read_lines(arguments)
     if lines.ranks > 0 and "WORLD_SIZE" not in os.environ:
-        with tempfile.TemporaryDirectory(prefix="monograph-bisect-") as folder:
-            config = lines.left.replace(job=lines.left.job.replace(dump_folder=str(Path(folder))))
+        with private_temporary("monograph-bisect-") as folder:
+            config = lines.left.replace(job=lines.left.job.replace(dump_folder=str(folder)))
             words = ["bisect", arguments.left, *([arguments.right] if arguments.right else [])]
             flags = ["--steps", str(arguments.steps), "--tolerance", repr(arguments.tolerance)]
             return launch([*words, *flags], lines.ranks, config)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 
 from monograph.axes import Axis
@@ -14,6 +13,7 @@ from monograph.commands.terminal import print_rows, print_title
 from monograph.config.components import build_replacement, choose_class, find_slot
 from monograph.config.references import import_reference
 from monograph.errors import EXIT_FAILED
+from monograph.private_temporary import private_temporary
 from monograph.recipes.catalog import load_recipe
 from monograph.system.child_process import safe_import_path
 from monograph.system.console import print_plain
@@ -62,8 +62,8 @@ def verify_axes(config: TrainerConfig, words: Sequence[str], ranks: int) -> Iter
     sizes = ["--training.seq_len", str(config.training.seq_len), "--training.local_batch_size", "2"]
     sizes += ["--training.global_batch_size", "-1", "--debug.device", "cpu"]
     for axis, flags in axes.items():
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["verify", *words, *sizes, *flags, "--ranks", str(ranks), "--job.dump_folder", folder]
+        with private_temporary("monograph-check-") as folder:
+            command = ["verify", *words, *sizes, *flags, "--ranks", str(ranks), "--job.dump_folder", str(folder)]
             with safe_import_path():
                 done = subprocess.run(
                     [sys.executable, "-m", "monograph", *command], capture_output=True, text=True, check=False

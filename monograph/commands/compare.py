@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from monograph.commands.request import Request, read_request
 from monograph.crash import MAX_LINES, describe_exit
 from monograph.errors import EXIT_FAILED, ConfigError, MonographError
 from monograph.plurals import counted
+from monograph.private_temporary import make_private_temporary
 from monograph.system.child_process import safe_import_path
 from monograph.system.console import make_console, print_plain
 from monograph.system.foreign_text import escape_lines
@@ -79,7 +79,7 @@ def compare(arguments: CompareArguments) -> int:
 @contextmanager
 def kept_on_failure() -> Iterator[Path]:
     """A new folder, deleted afterwards; the logs of runs that failed stay in it, and the error says where."""
-    folder = Path(tempfile.mkdtemp(prefix="monograph-compare-"))
+    folder = make_private_temporary("monograph-compare-")
     try:
         yield folder
     except MonographError as error:

@@ -6,7 +6,9 @@ lies in it: every user of the machine, and of its network, could run code as the
 
 import fcntl
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,9 +25,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from monograph.parallel.interfaces import GLOO_INTERFACE, LOOPBACKS
 from monograph.parallel.meeting import NO_PORT, STORE_VARIABLE
-from monograph.private_temporary import private_temporary
+from monograph.private_temporary import find_private_temporary, private_temporary
+from monograph.system.own_tree import remove_made
 
 _BACKEND = "monograph-local"
+_PREFIX, _STORE = "monograph-ranks-", re.compile(r"store-\d+")
+_LEFT_OVER_SECONDS = 3600.0
 _INTERFACES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME")
 """Where the libraries of the ranks listen; unset, on an address that the network reaches."""
 
@@ -72,12 +77,27 @@ def _create(parameters: RendezvousParameters) -> RendezvousHandler:
 rendezvous_handler_registry.register(_BACKEND, _create)
 
 
+def remove_left_over() -> None:
+    """Delete the folders of launchers that were killed: nobody holds their lock, and they are not new."""
+    for path in find_private_temporary(_PREFIX):
+        with suppress(OSError):  # it is in use, or has gone
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_old = os.fstat(folder).st_mtime < time.time() - _LEFT_OVER_SECONDS  # the lock comes after the name
+                if is_old and all(map(_STORE.fullmatch, os.listdir(folder))):
+                    remove_made(path)
+            finally:
+                os.close(folder)
+
+
 @contextmanager
 def local_rendezvous() -> Iterator[dict[str, Any]]:
     """Yield the settings of torch's LaunchConfig by which ranks of this machine meet; they listen on the loopback."""
     loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), "")
     names = [name for name in _INTERFACES if loopback and name not in os.environ]
-    with private_temporary("monograph-ranks-", locks=True) as folder:
+    remove_left_over()
+    with private_temporary(_PREFIX, locks=True) as folder:
         held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         with suppress(OSError):  # on a file server that locks no folders
             fcntl.flock(held, fcntl.LOCK_SH)  # services that clean temporary folders leave a locked one alone

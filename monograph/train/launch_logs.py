@@ -8,9 +8,9 @@ folder, and leaves a link, because torch's launcher and the ranks know their fil
 import errno
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
+from monograph.private_temporary import make_private_temporary
 from monograph.system.own_tree import remove_made
 
 LOGS_VARIABLE = "MONOGRAPH_LAUNCH_LOGS"
@@ -46,7 +46,7 @@ class LaunchLogs:
             return moved.parent
         kept = self.path
         if is_kept and self.path.is_dir():
-            kept = Path(tempfile.mkdtemp(prefix="monograph-logs-"))
+            kept = make_private_temporary("monograph-logs-")
             for entry in list(self.path.iterdir()):
                 shutil.move(entry, kept / entry.name)
         remove_made(self.path)

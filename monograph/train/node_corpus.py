@@ -6,7 +6,6 @@ enter; it is deleted as soon as all ranks have mapped it, and its pages go when 
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from monograph.errors import DataError, MonographError
 from monograph.locks.holder import find_machine, read_process
 from monograph.log import get_log
 from monograph.parallel.groups import Groups
+from monograph.private_temporary import make_private_temporary
 from monograph.system.own_file import create_own
 from monograph.system.own_tree import remove_made
 from monograph.train.data.corpus import TokenCorpus
@@ -44,7 +44,7 @@ def load_on_node(
     nodes = groups.all_gather_object((find_machine(), os.getcwd(), source.identity()))
     peers = [rank for rank, node in enumerate(nodes) if node == nodes[groups.rank]]
     is_writer = groups.rank == peers[0]
-    folder = _make_folder() if is_writer and len(peers) > 1 else None
+    folder = make_corpus_folder() if is_writer and len(peers) > 1 else None
     folder, writer = groups.all_gather_object((folder, os.getpid()))[peers[0]]
     corpus, problem = None, None
     try:
@@ -64,10 +64,11 @@ def load_on_node(
     return corpus or source.load_corpus(tokenizer)
 
 
-def _make_folder() -> Path | None:
+def make_corpus_folder() -> Path | None:
+    """Make a folder that no other user can replace; None, with a warning, where there is no place for one."""
     try:
-        return Path(tempfile.mkdtemp(prefix="monograph-tokens-"))
-    except OSError as error:
+        return make_private_temporary("monograph-tokens-")
+    except (OSError, MonographError) as error:
         log.warning("data: every process of this node holds the corpus: no folder for temporary files (%s)", error)
         return None
 

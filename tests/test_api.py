@@ -40,6 +40,15 @@ def test_every_module_with_a_public_name_is_checked_strictly():
     assert all(strict[option] for option in strict if option != "module")
 
 
+def test_the_required_setuptools_can_read_our_license():
+    """A license that is an SPDX expression and no table is an error before setuptools 77."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert isinstance(project["project"]["license"], str)
+    (required,) = project["build-system"]["requires"]
+    name, _, oldest = required.partition(">=")
+    assert name == "setuptools" and int(oldest) >= 77
+
+
 def test_other_names_are_refused():
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         mg.trian  # noqa: B018 - reading it is the point

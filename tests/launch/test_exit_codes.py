@@ -106,6 +106,7 @@ def test_ranks_that_are_asked_twice_end_as_a_shell_says_it_and_not_as_saved(whic
     assert launched(which, ask_twice) == 128 + signal.SIGTERM
 
 
+@pytest.mark.faults  # two signals half a second apart, which a loaded machine may deliver otherwise
 def test_a_rank_that_obeys_no_signal_is_killed_soon_after_the_second_request(tmp_path, monkeypatch):
     """As one that hangs in C code; the launcher's own limit for a save is longer than an hour."""
     monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", 0.0)

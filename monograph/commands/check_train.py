@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.checks import check_ranks
-from monograph.errors import ConfigError
 from monograph.machine.gpu_files import check_gpu_files
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
@@ -24,14 +23,7 @@ def check_train(config: TrainerConfig, *, ranks: int, **others: Any) -> None:
 def check_verify(config: TrainerConfig, *, ranks: int, simulate: bool, **others: Any) -> None:
     """The mesh fits, the checkpoint is there, and the verdict can be written."""
     if simulate:
-        mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
-        if mesh.pp > 1:
-            raise ConfigError(
-                f"--simulate with parallelism.pipeline_parallel_degree {mesh.pp}",
-                why="stages and their schedule are not simulated yet",
-                do="leave --simulate out and give --ranks, or simulate one stage: "
-                "--parallelism.pipeline_parallel_degree 1",
-            )
+        plan_run_mesh(config, ranks or count_ranks(config.parallelism))
         check_output("--job.dump_folder", str(Path(config.job.dump_folder) / "simulate.json"), makes_folder=True)
         return
     check_ranks(config, ranks=ranks, **others)

@@ -1,6 +1,6 @@
 """The step of a pipeline rank: runs its part of a schedule, and what surrounds an update over all stages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -93,6 +93,16 @@ class UpdateResults:
     """By stage and name."""
 
 
+def find_own_units(plan: StagePlan, schedule: Schedule, pipeline_rank: int) -> set[str]:
+    """The units of a rank's stages."""
+    return {unit for stage in schedule.stages_of(pipeline_rank) for unit in plan.stages[stage]}
+
+
+def find_counted(table: ParamTable, own_units: Collection[str]) -> set[str]:
+    """The slots whose gradients a rank counts in the norm: a tied one is counted by its first stage."""
+    return {slot.name for slot in table if slot.unit in own_units}
+
+
 class PipelineStep(MeshStep):
     """Runs the stages of this rank: the programs of captured graphs, or op by op."""
 
@@ -113,10 +123,8 @@ class PipelineStep(MeshStep):
     ) -> None:
         super().__init__(model, table, groups, seed=seed)
         self.pipeline_rank = groups.mesh.coordinate(groups.rank, Axis.PP)
-        own_units = {unit for stage in schedule.stages_of(self.pipeline_rank) for unit in plan.stages[stage]}
-        self.table = table.of_units(own_units)
-        self.counted = {slot.name for slot in table if slot.unit in own_units}
-        """Slots whose gradients this rank counts in the norm: a tied one is counted by its first stage."""
+        own_units = find_own_units(plan, schedule, self.pipeline_rank)
+        self.table, self.counted = table.of_units(own_units), find_counted(table, own_units)
         self.plan, self.schedule, self.parameters, self.weight_cache = plan, schedule, parameters, cache
         self.tied = tied
         self.links, self.releases = Links(groups), find_releases(schedule, self.pipeline_rank)

@@ -5,20 +5,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from monograph.capture.capture import capture
-from monograph.execute.base import StepSettings
-from monograph.execute.facts import make_facts
-from monograph.graph.step_graph import StepGraph
-from monograph.parallel.groups import Groups, fake_groups
+from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
-from monograph.passes.runner import PassRecord, build_passes, run_passes
-from monograph.run import build_source, make_example
 from monograph.train.config import TrainerConfig
 from monograph.verify.run import without_float8
+from monograph.verify.simulate.captured import CapturedStep, capture_step
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
 from monograph.verify.simulate.small_copy import make_small_copy
+from monograph.verify.simulate.stages import find_stage_mesh
 from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
 CAPTURED = "captured"
@@ -65,19 +61,18 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
     small = make_small_copy(without_float8(config), mesh)
     found = MeshSimulation(config=small, mesh=mesh)
     with fake_groups(mesh, 0, torch.device("cpu")) as groups:
-        source, settings = build_source(small, groups)
-        graph = capture(source, make_example(small, source))
-        coordinates = Coordinates(mesh)
-        planned = plan_round(small, source, coordinates, seed=seed)
+        step = capture_step(small, groups)
+        planned = plan_round(small, step.source, Coordinates(find_stage_mesh(mesh)), seed=seed)
         found.different_batches = len(planned.drawn)
+        graph = step.joined()
         found.graphs.append(planned.check(graph, CAPTURED))
         if found.is_equal:
             results = found.graphs[0].execution.results
-            found.update = SimulatedUpdate(planned, graph, results, small).compare()
+            found.update = SimulatedUpdate(planned, graph, results, small, step.plan).compare()
             wrong = next((entry for entry in found.update if entry.is_wrong), None)
             found.blame = "" if wrong is None else f"outside of the graph: {wrong}"
         if found.is_equal:
-            check_passes(found, planned, graph, groups, settings, every_pass=every_pass)
+            check_passes(found, planned, step, every_pass=every_pass)
     if not found.graphs[0].comparison.is_equal:
         found.blame = find_blame(found, planned)
     for checked in found.graphs:
@@ -86,26 +81,10 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
     return found
 
 
-def check_passes(
-    found: MeshSimulation,
-    planned: SimulatedRound,
-    graph: StepGraph,
-    groups: Groups,
-    settings: StepSettings,
-    *,
-    every_pass: bool,
-) -> None:
-    """Run the passes on the captured graph, and simulate it after each of them, or after all."""
-
-    def watch(record: PassRecord, changed: StepGraph) -> None:
-        if every_pass and record.status == "ran" and record.added + record.removed + record.moved:
-            found.graphs.append(planned.check(changed, record.name))
-
-    facts = make_facts(planned.source.table, groups, settings)
-    passes = build_passes(settings.passes, settings.compile.numerics)
-    run_passes(graph, passes, facts, watch=watch, is_measured=False)
-    if not every_pass:
-        found.graphs.append(planned.check(graph, "all passes"))
+def check_passes(found: MeshSimulation, planned: SimulatedRound, step: CapturedStep, *, every_pass: bool) -> None:
+    """Run the passes on the captured step, and simulate it after each of them, or after all."""
+    for name, graph in step.run_passes(every_pass=every_pass):
+        found.graphs.append(planned.check(graph, name))
     wrong = next((checked for checked in found.graphs if not checked.comparison.is_equal), None)
     if wrong is not None:
         found.blame = f"in the graph after {wrong.after}: {wrong.comparison.wrong[0]}"
@@ -113,7 +92,7 @@ def check_passes(
 
 def find_blame(found: MeshSimulation, planned: SimulatedRound) -> str:
     """The first node that is wrong in the captured graph, which is captured once more with the lines of its code."""
-    with fake_groups(found.mesh, 0, torch.device("cpu")):
-        graph = capture(planned.source, make_example(found.config, planned.source), has_sources=True)
+    with fake_groups(found.mesh, 0, torch.device("cpu")) as groups:
+        graph = capture_step(found.config, groups, has_sources=True).joined()
     wrong = found.graphs[0].comparison.wrong
     return str(locate_fault(graph, planned, found.config, wrong) or wrong[0])

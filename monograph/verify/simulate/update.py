@@ -5,7 +5,7 @@ and by the run's optimizer, whose collectives are emulated.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from monograph.axes import Axis
 from monograph.execute.base import MeshStep
+from monograph.execute.pipeline.build import PipelineSource
+from monograph.execute.pipeline.step import PipelineStep, find_counted, find_own_units
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.parallel.mesh import Mesh
@@ -20,7 +22,7 @@ from monograph.train.build_optimizer import build_optimizer
 from monograph.train.config import TrainerConfig
 from monograph.train.optimizer_config import AdamWConfig
 from monograph.verify.reference import build_plain_optimizer
-from monograph.verify.simulate.coordinates import Partition
+from monograph.verify.simulate.coordinates import Coordinates, Partition
 from monograph.verify.simulate.everywhere import run_everywhere
 from monograph.verify.simulate.execute import SharedValue
 from monograph.verify.simulate.outcome import TOLERANCE, largest, relative
@@ -43,9 +45,9 @@ class _Place:
 class _RankStep(MeshStep):
     """The step of one simulated rank, between its micro-batches and the next update."""
 
-    def __init__(self, planned: SimulatedRound, rank: int, parameters: Mapping[str, Tensor]) -> None:
-        place: Any = _Place(planned.coordinates.mesh, rank, torch.device("cpu"))
-        super().__init__(planned.source.model, planned.source.table, place, seed=planned.source.seed)
+    def __init__(self, planned: SimulatedRound, place: _Place, parameters: Mapping[str, Tensor]) -> None:
+        groups: Any = place
+        super().__init__(planned.source.model, planned.source.table, groups, seed=planned.source.seed)
         self.parameters = parameters
 
     def run(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> Tensor:
@@ -71,13 +73,35 @@ class UpdateDifference:
         return not self.difference <= TOLERANCE
 
 
-class SimulatedUpdate:
-    """An update after its only round of micro-batches, on every rank."""
+class StageStep(_RankStep):
+    """The step of one simulated rank of a pipeline: it has the parameters of its stages."""
+
+    total_loss = PipelineStep.total_loss
+    grad_norm = PipelineStep.grad_norm
 
     def __init__(
-        self, planned: SimulatedRound, graph: StepGraph, results: Sequence[SharedValue | None], config: TrainerConfig
+        self, planned: SimulatedRound, place: _Place, parameters: Mapping[str, Tensor], plan: PipelineSource
     ) -> None:
-        self.planned, self.config, self.coordinates = planned, config, planned.coordinates
+        super().__init__(planned, place, parameters)
+        own = find_own_units(plan.plan, plan.schedule, place.mesh.coordinate(place.rank, Axis.PP))
+        self.table, self.counted = self.whole_table.of_units(own), find_counted(self.whole_table, own)
+
+
+class SimulatedUpdate:
+    """An update after its only round of micro-batches, on every rank of every stage."""
+
+    def __init__(
+        self,
+        planned: SimulatedRound,
+        graph: StepGraph,
+        results: Sequence[SharedValue | None],
+        config: TrainerConfig,
+        plan: PipelineSource | None = None,
+    ) -> None:
+        self.planned, self.config, self.plan = planned, config, plan
+        stage = planned.coordinates
+        self.coordinates = stage if plan is None else Coordinates(replace(stage.mesh, pp=plan.schedule.ranks))
+        self.stage_size = len(stage.ranks)
         kinds: dict[OutputKind, dict[str, SharedValue]] = {kind: {} for kind in OutputKind}
         for spec, value in zip(graph.outputs, results, strict=True):
             if value is not None:
@@ -90,7 +114,9 @@ class SimulatedUpdate:
         expected = self.planned.expected
         found = [self._compare_counts()]
         loss = run_everywhere(
-            lambda rank: self._step(rank).total_loss(self.loss.at(rank)), self.loss.part, self.coordinates
+            lambda rank: self._step(rank).total_loss(self._on_last_stage(self.loss, rank)),
+            self._spread([self.loss.part]),
+            self.coordinates,
         )
         found.append(_difference("loss of the update", loss, torch.tensor(expected.loss, dtype=torch.float64)))
         norms = run_everywhere(
@@ -102,24 +128,41 @@ class SimulatedUpdate:
         found += self._compare_weights(norms, loss)
         return found + self._compare_metrics()
 
-    def _step(self, rank: int) -> _RankStep:
-        """The step of a rank without parameters."""
-        return _RankStep(self.planned, rank, {})
+    def _step(self, rank: int, parameters: Mapping[str, Tensor] | None = None) -> _RankStep:
+        """The step of a rank, by default without parameters."""
+        place = _Place(self.coordinates.mesh, rank, torch.device("cpu"))
+        if self.plan is None:
+            return _RankStep(self.planned, place, parameters or {})
+        return StageStep(self.planned, place, parameters or {}, self.plan)
+
+    def _spread(self, parts: Sequence[Partition]) -> Partition:
+        """Partitions of a stage's ranks as one of all ranks, where those of other stages hold something else."""
+        joined = self.planned.coordinates.join(parts)
+        if self.plan is None:
+            return joined
+        size = self.stage_size
+        return self.coordinates.by_key([(rank // size, joined.labels[rank % size]) for rank in self.coordinates.ranks])
+
+    def _on_last_stage(self, value: SharedValue, rank: int) -> Tensor:
+        """What a rank of the last stage holds; zeros on those of other stages."""
+        held = value.at(rank % self.stage_size)
+        if self.plan is None or rank // self.stage_size == self.plan.schedule.stage_ranks[-1]:
+            return held
+        return torch.zeros_like(held)
 
     def _step_with_gradients(self, rank: int, *, has_weights: bool = False) -> _RankStep:
         """The step of a rank with gradients, in place of weights unless those are wanted as well."""
         parameters = {}
-        for name, value in self.gradients.items():
-            gradient = value.at(rank)
-            parameters[name] = gradient.detach()
+        for slot in self._step(rank).table.trained:
+            gradient = self.gradients[slot.name].at(rank % self.stage_size)
+            parameters[slot.name] = gradient.detach()
             if has_weights:
-                slot = self.planned.source.table[name]
-                parameters[name] = slot.take_shard(self.planned.device.parameters[slot.name], rank)
-            parameters[name].grad = gradient.clone() if has_weights else gradient
-        return _RankStep(self.planned, rank, parameters)
+                parameters[slot.name] = slot.take_shard(self.planned.device.parameters[slot.name], rank)
+            parameters[slot.name].grad = gradient.clone() if has_weights else gradient
+        return self._step(rank, parameters)
 
     def _gradient_part(self) -> Partition:
-        return self.coordinates.join([value.part for value in self.gradients.values()])
+        return self._spread([value.part for value in self.gradients.values()])
 
     def _compare_counts(self) -> UpdateDifference:
         """The counts that sums are divided by, which each rank takes of its own micro-batches."""
@@ -152,7 +195,7 @@ class SimulatedUpdate:
         plain = {slot.name: weights[slot.name].clone().requires_grad_() for slot in table.trained}
         for slot in table.trained:
             value = self.gradients[slot.name]
-            shards = {rank: value.at(rank) for rank in self.coordinates.ranks}
+            shards = {rank: value.at(rank) for rank in self.planned.coordinates.ranks}
             plain[slot.name].grad = table.gather_full(slot, shards)
         decayed = frozenset(slot.name for slot in table.trained if slot.is_decayed)
         with in_fp64():
@@ -168,7 +211,7 @@ class SimulatedUpdate:
             with in_fp64():
                 ours = build_optimizer(optimizer, step)
                 ours.step(lr, loss=losses.at(first), grad_norm=norms.at(first), max_norm=max_norm)
-            held = {("weights", slot.name): step.parameters[slot.name] for slot in table.trained} | ours.state()
+            held = {("weights", slot.name): step.parameters[slot.name] for slot in step.table.trained} | ours.state()
             for (kind, name), shard in held.items():
                 slot, moved = table[name], whole[kind, name]
                 gap = relative(
@@ -183,7 +226,7 @@ class SimulatedUpdate:
     def _compare_metrics(self) -> list[UpdateDifference]:
         """The metrics of the update, and what follows them, such as the experts' selection biases."""
         planned, found = self.planned, []
-        part = self.coordinates.join([value.part for value in self.metrics.values()])
+        part = self._spread([value.part for value in self.metrics.values()])
         model = planned.source.model
         stored = {name: value.clone() for name, value in _kept(planned, model).items()}
         before = {name: planned.device.buffers[name].clone() for name in stored}
@@ -193,7 +236,7 @@ class SimulatedUpdate:
             for name, value in _kept(planned, model).items():
                 value.data = before[name].clone()
             for name, held in self.metrics.items():
-                step.metrics.add(name, held.at(rank))
+                step.metrics.add(name, self._on_last_stage(held, rank))
             metrics = step.finish_batch(None)
             return metrics, {name: value.clone() for name, value in _kept(planned, model).items()}
 

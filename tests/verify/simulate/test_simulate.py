@@ -165,9 +165,3 @@ def test_single_passes_are_simulated_on_demand(tmp_path):
 def test_each_pass_needs_a_simulation(capsys):
     assert main(["verify", "llama3_debugmodel", "--each_pass"]) == 2
     assert "--each_pass without --simulate" in capsys.readouterr().err
-
-
-def test_a_pipeline_is_refused_because_it_would_not_be_simulated(capsys):
-    words = ["verify", "llama3_debugmodel", "--simulate", "--parallelism.pipeline_parallel_degree", "2"]
-    assert main([*words, "--training.global_batch_size", "32"]) == 2
-    assert "stages and their schedule are not simulated yet" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import sys
 
 import pytest
 import torch
@@ -82,6 +83,16 @@ def fresh_log():
     forget_log()
     yield
     forget_log()
+
+
+@pytest.fixture(autouse=True)
+def fresh_modules(tmp_path_factory):
+    """What a test has imported from a temporary folder is forgotten: its source is gone, or changed, for the next."""
+    before = set(sys.modules)
+    yield
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{tmp_path_factory.getbasetemp()}/"):
+            del sys.modules[name]
 
 
 def forget_log():

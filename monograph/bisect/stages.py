@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch.fx import Graph, GraphModule, Node
-
 from monograph.capture.capture import capture
 from monograph.capture.source import StepSource
 from monograph.graph.facts import Facts
 from monograph.graph.inputs import StepInputs
-from monograph.graph.step_graph import StepGraph
+from monograph.graph.step_graph import StepGraph, copy_graph
 from monograph.passes.base import Pass
 from monograph.passes.runner import PassFailed, PassRecord, run_passes
 from monograph.plurals import counted
@@ -50,13 +48,3 @@ def build_stages(source: StepSource, inputs: StepInputs, facts: Facts, passes: S
             do=f"--passes.off {name} runs the step without it",
         ) from error
     return stages
-
-
-def copy_graph(graph: StepGraph) -> StepGraph:
-    """A graph of its own with the same node names: passes that go on with the original leave it as it is."""
-    inside = Graph()
-    copies: dict[Node, Node] = {}
-    for node in graph.nodes:
-        copies[node] = inside.node_copy(node, copies.__getitem__)
-        assert copies[node].name == node.name, "names tell which nodes belong together"
-    return StepGraph(GraphModule(graph.module, inside), graph.inputs, graph.outputs, graph.properties, graph.compiled)

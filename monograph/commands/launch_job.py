@@ -98,7 +98,7 @@ def check_folder(engine: str, folder: str, mount: str) -> None:
         raise ConfigError(
             f"job.dump_folder is {folder}, which is not below {mount or 'a mounted volume'}",
             why="files elsewhere in a container or on a node are lost with it",
-            do=f"--mount {below} --job.dump_folder {below}/{Path(folder).name}"
+            do=f"--mount {below} --job.dump_folder {quote_word(f'{below}/{Path(folder).name}')}"
             + (" --volume_claim NAME" if engine == "kubernetes" else ""),
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from monograph.graph.signature import InputSpec, OutputSpec
 from monograph.graph.text import TextPart, join_texts, render_inner, render_parts
@@ -84,3 +84,13 @@ class StepGraph:
     def digest(self) -> str:
         """Sixteen bytes that are equal exactly when the unfolded texts are."""
         return hashlib.sha256(self.text(folded=False).encode()).hexdigest()[:32]
+
+
+def copy_graph(graph: StepGraph) -> StepGraph:
+    """A graph of its own with the same node names: passes that go on with the original leave it as it is."""
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+        assert copies[node].name == node.name, "names tell which nodes belong together"
+    return StepGraph(GraphModule(graph.module, inside), graph.inputs, graph.outputs, graph.properties, graph.compiled)

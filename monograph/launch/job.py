@@ -119,7 +119,11 @@ def check_nodes(config: TrainerConfig, *, nodes: int, min_nodes: int, ranks_per_
                 why=error.why,
                 do=f"--min_nodes {nodes}, or: {error.do}",
             ) from None
-    return plan_run_mesh(config, nodes * ranks_per_node)
+    try:
+        return plan_run_mesh(config, nodes * ranks_per_node)
+    except ConfigError as error:  # it is shared with train, whose --ranks a job has not
+        do = "another --nodes or --gpus_per_node, or change the degrees" if "--ranks" in error.do else error.do
+        raise ConfigError(error.what, why=error.why, do=do) from None
 
 
 def plan_seconds_to_save(config: TrainerConfig, mesh: Mesh, parameters: int | None, *, nodes: int) -> tuple[int, str]:

@@ -53,7 +53,7 @@ COMMANDS = {
 def test_a_full_disk_names_the_file_of_every_command(place, monkeypatch, capsys, name, size):
     monkeypatch.chdir(place)
     monkeypatch.setattr("monograph.cli.drop_output", lambda: None)  # standard output has no number here
-    words, file = COMMANDS[name]
+    words, file = (text.replace("OUT", f"out-{name}-{size}") for text in COMMANDS[name])
     with files_of_at_most(size):
         code = main(shlex.split(words))
     said = capsys.readouterr().err.split("error: ")[-1]

@@ -313,7 +313,11 @@ def test_every_stage_of_a_pipeline_reads_its_own_step(tmp_path, folder):
 
 def build_in(home, config, is_made):
     """As ranks of one job do, which have loaded the same code: processes of the pool have run other tests."""
-    with patch.dict(os.environ, {"XDG_CACHE_HOME": home}), patch.object(key_module, "find_loaded_sources", dict):
+    with (
+        patch.dict(os.environ, {"XDG_CACHE_HOME": home}),
+        patch.object(key_module, "find_loaded_sources", dict),
+        patch.object(cache_module, "find_changed", list),
+    ):
         return build_on_ranks(config, is_made)
 
 

@@ -83,6 +83,8 @@ def test_what_the_user_wrote_about_resuming_stays(capsys):
         ("slurm --nodes 3 --gpus-per-node 8 --parallelism.data_parallel_shard_degree 16", "24"),
         ("slurm --nodes 2 --min-nodes 1 --training.global_batch_size -1", "--training.global_batch_size 16"),
         ("slurm --nodes 2 --min-nodes 1 --training.global_batch_size 24", "global_batch_size 24"),
+        ("slurm --nodes 3 --parallelism.data_parallel_shard_degree 16", "another --nodes or --gpus_per_node"),
+        ("kubernetes --image x --job.dump_folder out/a;b", "--job.dump_folder '/shared/a;b'"),
         ("slurm --nodes 3 --min-nodes 1 --training.global_batch_size 24", "does not fit 2 nodes"),
         ("slurm --nodes 1 --min-nodes 2", "never more nodes"),
         ("slurm --image x", "--image while --on is slurm"),

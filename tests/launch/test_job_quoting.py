@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from monograph.commands.launch_arguments import LaunchOptions
-from tests.launch.test_job_files import SHARED, launch
+from tests.launch.test_job_files import SHARED, expand, launch
 
 ODD = {
     "a shell command": "x; touch PWN;",
@@ -89,7 +89,7 @@ def split_job(engine, text):
     for document in documents:
         jsonschema.validate(document, schema)
     last = documents[-1]
-    return last.pop("run") if engine == "skypilot" else last["spec"]["trainer"]["command"].pop(), documents
+    return last.pop("run") if engine == "skypilot" else expand(last["spec"]["trainer"]["command"].pop(), {}), documents
 
 
 def run_agent(script, command, folder):

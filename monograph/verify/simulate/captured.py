@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from monograph.bisect.stages import copy_graph
 from monograph.capture.capture import capture
 from monograph.capture.source import StepSource
 from monograph.execute.base import StepSettings
 from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.build import PipelineSource, make_sources
 from monograph.graph.facts import Facts
-from monograph.graph.step_graph import StepGraph
+from monograph.graph.step_graph import StepGraph, copy_graph
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import PassRecord, build_passes, run_passes
 from monograph.run import build_source, make_example, plan_pipeline
@@ -19,7 +18,7 @@ from monograph.verify.simulate.stages import join_stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapturedStep:
+class CapturedStages:
     """The graphs of a step, before any pass."""
 
     source: StepSource
@@ -62,16 +61,16 @@ ALL_PASSES = "all passes"
 """The name of a graph after the last pass."""
 
 
-def capture_step(config: TrainerConfig, groups: Groups, *, has_sources: bool = False) -> CapturedStep:
+def capture_step(config: TrainerConfig, groups: Groups, *, has_sources: bool = False) -> CapturedStages:
     """Capture every graph of a step, with the lines of its code if `has_sources`."""
     if groups.mesh.pp == 1:
         source, settings = build_source(config, groups)
         graph = capture(source, make_example(config, source), has_sources=has_sources)
         facts = make_facts(source.table, groups, settings)
-        return CapturedStep(source=source, settings=settings, graphs=[graph], facts=[facts])
+        return CapturedStages(source=source, settings=settings, graphs=[graph], facts=[facts])
     plan = plan_pipeline(config, groups)
     _, sources = make_sources(plan, groups, tuple(range(plan.plan.count)))
-    return CapturedStep(
+    return CapturedStages(
         source=plan.whole,
         settings=plan.settings,
         graphs=[capture(each.source, each.inputs, has_sources=has_sources) for each in sources.values()],

@@ -9,7 +9,7 @@ from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 from monograph.verify.run import without_float8
-from monograph.verify.simulate.captured import CapturedStep, capture_step
+from monograph.verify.simulate.captured import CapturedStages, capture_step
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
@@ -81,7 +81,7 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
     return found
 
 
-def check_passes(found: MeshSimulation, planned: SimulatedRound, step: CapturedStep, *, every_pass: bool) -> None:
+def check_passes(found: MeshSimulation, planned: SimulatedRound, step: CapturedStages, *, every_pass: bool) -> None:
     """Run the passes on the captured step, and simulate it after each of them, or after all."""
     for name, graph in step.run_passes(every_pass=every_pass):
         found.graphs.append(planned.check(graph, name))

@@ -9,10 +9,9 @@ import torch
 from torch.fx import Node
 
 from monograph.axes import COORDS, Group
-from monograph.bisect.stages import copy_graph
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, WAIT_TENSOR
 from monograph.graph.signature import InputKind
-from monograph.graph.step_graph import StepGraph
+from monograph.graph.step_graph import StepGraph, copy_graph
 from monograph.parallel.mesh import Mesh
 
 ATEN = torch.ops.aten

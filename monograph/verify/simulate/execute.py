@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from monograph.compat.ops import WAIT_TENSOR
-from monograph.graph.signature import InputSpec
+from monograph.graph.signature import InputKind, InputSpec
 from monograph.graph.step_graph import StepGraph
 from monograph.verify.simulate.calls import prepare_call
 from monograph.verify.simulate.collectives import COLLECTIVES, SimulationError, run_collective
@@ -59,6 +59,7 @@ class GraphMachine:
         self.graph, self.coordinates, self.is_wide = graph, coordinates, is_wide
         self.nodes = graph.nodes
         self.specs = dict(zip(graph.placeholders, graph.inputs, strict=True))
+        self._kinds = {node: spec.kind for node, spec in self.specs.items()}
         self.calls = {node: prepare_call(node, is_wide=is_wide) for node in self.nodes if node.op == "call_function"}
         last = {operand: node for node in self.nodes for operand in node.all_input_nodes}
         self.ends: dict[Node, list[Node]] = {}
@@ -117,7 +118,15 @@ class GraphMachine:
             return SharedValue(
                 *run_collective(node.target, part, [call.fill_args(pick) for pick in picks], self.coordinates)
             )
-        return SharedValue(part, [call(pick) for pick in picks])
+        computed = SharedValue(part, [call(pick) for pick in picks])
+        reads_coords = any(self._kinds.get(operand) is InputKind.COORDS for operand in call.operands)
+        return self._merge(computed) if reads_coords else computed
+
+    def _merge(self, value: SharedValue) -> SharedValue:
+        """A value read from coordinates: ranks that share the one that it reads hold the same."""
+        keys = [item.tolist() if isinstance(item, Tensor) else item for item in value.items]
+        part = self.coordinates.by_key([str(keys[label]) for label in value.part.labels])
+        return SharedValue(part, [value.at(first) for first in part.firsts])
 
 
 class _Memory:

@@ -29,7 +29,8 @@ class WideMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = map_leaves(widen_dtype, args), map_leaves(widen_dtype, kwargs or {})
+        args = tuple([widen_dtype(value) for value in args])  # no op takes a list of dtypes
+        kwargs = {name: widen_dtype(value) for name, value in (kwargs or {}).items()}
         if func in CUSTOM_OPS:
             with self:
                 return run_reference(func, args)

@@ -14,7 +14,7 @@ from monograph.train.data.batch import SAMPLES
 from monograph.verify.data import open_whole_updates
 from monograph.verify.reference import buffers_of
 
-MAX_BATCHES = 64
+MAX_BATCHES = 16
 """Different micro-batches of one round; where a mesh has more data-parallel ranks, some of them read the same."""
 SPREAD = 0.2
 """Standard deviation of what is added to every weight and buffer."""

@@ -12,7 +12,7 @@ from monograph.compat.ops import ALL_REDUCE, ALL_TO_ALL
 from monograph.graph.signature import OutputKind
 from monograph.parallel.mesh import Mesh
 from monograph.train.layout import count_ranks, plan_run_mesh
-from monograph.verify.simulate import run
+from monograph.verify.simulate import captured
 from monograph.verify.simulate.collectives import SimulationError, run_collective
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.execute import SharedValue
@@ -95,7 +95,7 @@ def test_an_output_that_a_pass_drops_is_named(kind, name, words, keeps_name, tmp
         graph.module.graph.output_node().args = (nodes,)
         return []
 
-    monkeypatch.setattr(run, "run_passes", drop)
+    monkeypatch.setattr(captured, "run_passes", drop)
     found = simulate_tiny("qwen3_moe", tmp_path, shard=2)
     assert found.graphs[0].comparison.is_equal and not found.is_equal
     assert found.blame.startswith(f"in the graph after all passes: {words}")

@@ -2,7 +2,8 @@
 
 Each record of metrics.jsonl says where the seconds of its process went so far. Records that a restart drops, because
 their steps are done again, are summed up in goodput.jsonl first: one line for every start, and one for how the start
-before it had ended.
+before it had ended. A process that ends in an orderly way adds a last line, because validation, checkpoints and waiting
+for saves can follow its last record.
 """
 
 import itertools
@@ -76,6 +77,7 @@ class GoodputFile:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines = LineFile(folder / FILE)
+        self._is_open = False
 
     def start(self, clock: GoodputClock, *, step: int, ranks: int) -> None:
         """Note how the start before this one ended, and that this one continues after `step`."""
@@ -83,7 +85,20 @@ class GoodputFile:
             self._lines.write(strict_json.dump(ended))
         begun = {"event": "start", "time": round(clock.started_at, 3), "step": step, "ranks": ranks}
         self._lines.write(strict_json.dump(begun))
+        self._is_open = True  # kept open: a folder that has this name at the end may be another run's
+        self._warn()
+
+    def finish(self, clock: GoodputClock) -> None:
+        """Note where the time of this process went until now, after its last record. Safe to call twice."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        finished = {"event": "finish", "time": round(time.time(), 3), "seconds": clock.read()}
+        self._lines.write(strict_json.dump(finished))
         self._lines.close()
+        self._warn()
+
+    def _warn(self) -> None:
         if self._lines.error is not None:
             log.warning("%s cannot be written (%s)", FILE, self._lines.error.strerror)
 
@@ -91,9 +106,10 @@ class GoodputFile:
 def describe_end(
     folder: Path, *, kept_step: int, records: Sequence[dict[str, Any]] | None = None
 ) -> dict[str, Any] | None:
-    """How the last process in this folder ended, from its records; None when it left none."""
+    """How the last process in this folder ended, from its records and its last line; None when it left no record."""
     try:
         events = read_events(folder)
+        finish = events.pop() if events and events[-1]["event"] == "finish" else {}
         if not events or events[-1]["event"] != "start":
             return None
         found = read_records(folder / "metrics.jsonl") if records is None else records
@@ -110,9 +126,9 @@ def describe_end(
     lost_seconds = last["goodput"][STEPS] - (kept[-1]["goodput"][STEPS] if kept else 0.0) + before
     return {
         "event": "end",
-        "time": last["time"],
+        "time": finish.get("time", last["time"]),
         "step": last["step"],
-        "seconds": last["goodput"],
+        "seconds": finish.get("seconds", last["goodput"]),
         "lost_steps": len(lost),
         "lost_seconds": round(lost_seconds, 3),
     }
@@ -144,7 +160,11 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:
-    needed = {"start": ["time", "step"], "end": ["time", "step", "lost_steps", "lost_seconds"]}
+    needed = {
+        "start": ["time", "step"],
+        "finish": ["time"],
+        "end": ["time", "step", "lost_steps", "lost_seconds"],
+    }
     kind = event.get("event")
     if not isinstance(kind, str) or kind not in needed:
         return False
@@ -207,6 +227,7 @@ def summarize(folder: Path, records: Sequence[dict[str, Any]] | None = None) -> 
     if not starts:
         return None
     now = describe_end(folder, kept_step=2**62, records=records)
+    events = [event for event in events if event["event"] != "finish"]  # part of the "end" that sums it up
     if now is not None:
         events = [*events, now]
     found = GoodputSummary(starts=len(starts), seconds=dict.fromkeys(KINDS, 0.0))

@@ -22,14 +22,7 @@ from monograph.train.data.loader import DataLoader
 from monograph.train.data.update_reader import UpdateReader
 from monograph.train.folder import RunFolder, RunStart
 from monograph.train.garbage import controlled_gc
-from monograph.train.goodput import (
-    CHECKPOINT,
-    DATA,
-    VALIDATION,
-    GoodputClock,
-    GoodputFile,
-    summarize_finished,
-)
+from monograph.train.goodput import CHECKPOINT, DATA, VALIDATION, GoodputClock, GoodputFile, summarize_finished
 from monograph.train.load_monitor import LoadMonitor
 from monograph.train.loss_monitor import LossMonitor
 from monograph.train.lr_plan import plan_lr, read_plan
@@ -121,7 +114,7 @@ class Trainer(Configurable):
             patience=config.metrics.expert_load_patience,
         )
         self.loss_monitor = LossMonitor()
-        self.goodput = GoodputClock(startup)
+        self.goodput, self.goodput_file = GoodputClock(startup), GoodputFile(folder.path)
         self.checks = StepChecks(config, step=step, groups=groups, goodput=self.goodput)
         self.position = Position()
         self.replicas = Replicas()
@@ -189,6 +182,7 @@ class Trainer(Configurable):
                 self._publish(self.meter.flush(), view)
                 if self._healed_step == steps != self._saved_step and self.checkpoints.is_due(steps, last=True):
                     self._save()
+                self._wait_for_save()
             self._close(view)
             return self._summary()
         finally:
@@ -208,8 +202,7 @@ class Trainer(Configurable):
     def restore_state(self, state: PeerState) -> None:
         """Continue where another replica is."""
         tensors = collect_tensors(self.step, self.optimizer)
-        scheduler, lr = self.config.lr_scheduler, self.config.optimizer.lr
-        plan = read_plan(state.values["lr_plan"], scheduler, peak=lr)
+        plan = read_plan(state.values["lr_plan"], self.config.lr_scheduler, peak=self.config.optimizer.lr)
         position = restore_position(state.values, self.data)  # everything is read before anything is written
         copy_tensors(find_local(tensors), state.tensors)
         restore_rng(tensors, self.step.device)
@@ -241,8 +234,7 @@ class Trainer(Configurable):
         if self.start.is_continued and self.config.checkpoint.enabled:
             self.checkpoints.set_later_aside(self.start.step)
         if self.is_rank_zero:
-            goodput = GoodputFile(self.folder.path)
-            goodput.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
+            self.goodput_file.start(self.goodput, step=self.position.step, ranks=self.groups.mesh.world_size)
         self.metrics.start(self.start.step, goes_back=goes_back)
 
     def _close(self, view: ProgressView) -> None:
@@ -250,6 +242,7 @@ class Trainer(Configurable):
         view.close()
         self.profiler.close()
         self.metrics.close()
+        self.goodput_file.finish(self.goodput)
         parts = (self.folder, self.metrics, self.profiler, self.checkpoints)
         self._missing = [text for part in parts for text in part.find_missing()] + find_missing()
 
@@ -280,8 +273,7 @@ class Trainer(Configurable):
             self.meter.start()
         if self.checkpoints.is_due(number, last=number == last):
             self._publish(self.meter.flush(), view)
-            with self.goodput.phase(CHECKPOINT):
-                self._save()
+            self._save()
             self.meter.start()
 
     def _update(self, number: int, reader: UpdateReader) -> StepMeasurement | None:
@@ -352,7 +344,12 @@ class Trainer(Configurable):
     def _save(self) -> None:
         self._saved_step = self.position.step
         values = collect_values(self.position, self.data, self.config, self.lr_plan, global_batch=self.global_batch)
-        self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
+        with self.goodput.phase(CHECKPOINT):
+            self.checkpoints.save(self.position.step, collect_tensors(self.step, self.optimizer), values)
+
+    def _wait_for_save(self) -> None:
+        with self.goodput.phase(CHECKPOINT):
+            self.checkpoints.wait()
 
     def _leave_if_asked(self, stop: StopRequest, view: ProgressView) -> None:
         """End between two steps. What is saved has been looked at: a step that went bad ends the run as such."""
@@ -363,7 +360,7 @@ class Trainer(Configurable):
         if self.config.checkpoint.enabled:
             if self._saved_step != self.position.step:
                 self._save()
-            self.checkpoints.wait()
+            self._wait_for_save()
             where = "with a checkpoint"
         raise StoppedOnRequest(
             f"{stop.signal_name or 'another rank'}: stopped after step {self.position.step}, {where}",

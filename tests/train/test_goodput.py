@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_and_started_again_reports_all_of_its_time(tmp_path
     before = {each["step"] for each in read_records(tmp_path)}
     assert processes.run(config) == 0
     events = read_events(tmp_path)
-    assert [event["event"] for event in events] == ["start", "end", "start"]
+    assert [event["event"] for event in events] == ["start", "end", "start", "finish"], "the first was killed"
     found = summarize(tmp_path)
     assert found.starts == 2 and found.last_step == 40
     assert found.lost_steps == max(before) - events[2]["step"]
@@ -82,6 +82,37 @@ def test_a_run_that_is_killed_and_started_again_reports_all_of_its_time(tmp_path
     assert main(["goodput", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lost_steps"] == found.lost_steps
     assert main(["goodput", str(tmp_path / "nowhere")]) == 2
+
+
+def slow_down(monkeypatch, owner, name, seconds):
+    call = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: (time.sleep(seconds), call(*args, **kwargs))[1])
+
+
+def test_the_last_validation_and_checkpoint_are_part_of_the_goodput(tmp_path, monkeypatch):
+    changes = {"training.steps": 2, "validator.interval": 2, "checkpoint.async_save": True}
+    with open_trainer(tiny_run(tmp_path, changes)) as trainer:
+        slow_down(monkeypatch, trainer.validator, "run", 0.3)
+        slow_down(monkeypatch, trainer.checkpoints, "_write", 0.4)
+        found = trainer.train()
+    assert found.goodput.seconds["validation"] == found.seconds["validation"] >= 0.3
+    assert found.goodput.seconds["checkpoint"] == found.seconds["checkpoint"] >= 0.4  # of an asynchronous save
+    assert summarize(tmp_path) == found.goodput
+    assert sum(seconds for _, seconds in found.goodput.rows()) == pytest.approx(found.goodput.total_seconds, rel=0.01)
+
+
+def test_a_run_that_goes_on_after_its_last_line_counts_that_line_and_the_gap(tmp_path):
+    first = {"event": "start", "time": 100.0, "step": 0, "ranks": 1}
+    finish = {"event": "finish", "time": 130.0, "seconds": record(0, 0, 7.0, start_up=10.0, checkpoint=13.0)["goodput"]}
+    records = [record(n, 110.0 + n, float(n), start_up=10.0) for n in range(1, 8)]
+    write_job(tmp_path, [first, finish], records)
+    end = describe_end(tmp_path, kept_step=5)
+    assert (end["time"], end["step"], end["lost_steps"], end["lost_seconds"]) == (130.0, 7, 2, 2.0)
+    second = {"event": "start", "time": 134.0, "step": 5, "ranks": 1}
+    write_job(tmp_path, [first, finish, end, second], [*records[:5], record(6, 136.0, 1.0, start_up=1.0)])
+    found = summarize(tmp_path)
+    assert (found.starts, found.restart_seconds, found.total_seconds) == (2, 4.0, 36.0)
+    assert found.seconds["checkpoint"] == 13.0 and found.seconds["steps"] == 5.0 + 1.0
 
 
 def test_waiting_for_data_is_not_counted_as_a_step(tmp_path):
@@ -108,6 +139,7 @@ def test_waiting_for_data_is_not_counted_as_a_step(tmp_path):
         {"event": "end", "time": 1, "step": 2},
         {"event": "end", "time": 1, "step": 2, "seconds": {"steps": "long"}, "lost_steps": 0, "lost_seconds": 0},
         {"event": "end", "time": 1, "step": 2, "seconds": [], "lost_steps": 0, "lost_seconds": 0},
+        {"event": "finish", "time": 1, "seconds": {"checkpoint": 5}},
     ],
 )
 def test_lines_with_odd_values_are_passed_over(tmp_path, line):

@@ -143,6 +143,16 @@ def test_every_command_refuses_a_dangling_link_as_its_output(tmp_path, capsys, n
     assert out.is_symlink()
 
 
+@pytest.mark.parametrize("name", ["watch", "report compare", "trace join", "plan", "bench", "machine"])
+def test_a_file_of_another_kind_is_not_replaced(tmp_path, capsys, name):
+    """One completed name too far, and the output would replace the records or the weights of a run."""
+    words, ending = commands_with_output(tmp_path)[name]
+    out = tmp_path / "metrics.jsonl"
+    out.write_text("{}\n")
+    assert cli.main([*words.split(), str(out)]) == 2
+    assert f".{ending} file" in capsys.readouterr().err and out.read_text() == "{}\n"
+
+
 @pytest.mark.parametrize("name", ["watch", "report compare", "trace join"])
 def test_a_full_disk_names_the_output(tmp_path, capsys, monkeypatch, name):
     words, ending = commands_with_output(tmp_path)[name]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.arguments import CheckPassArguments
+from monograph.commands.insight_arguments import check_file
 from monograph.config.references import import_reference
 from monograph.errors import ConfigError
 from monograph.execute.artifact.check import check_before_start
@@ -16,7 +17,7 @@ from monograph.passes.extra import is_pass, refuse_other
 from monograph.report.folder import check_folder
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
-from monograph.whole_file import check_output, check_output_folder
+from monograph.whole_file import check_output_folder
 
 
 def check_ranks(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
@@ -61,14 +62,12 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
     check_folder(out)
 
 
-def check_plan_options(config: TrainerConfig, *, gpus: int, json: str, **_: Any) -> None:
-    """plan: there is a graph to estimate, and a folder for the file."""
+def check_plan_options(config: TrainerConfig, *, gpus: int, **_: Any) -> None:
+    """plan: there is a graph to estimate, and the machine has this many devices."""
     if config.compile.mode != "graph":
         raise ConfigError(
             f"compile.mode is {config.compile.mode}", why="plan reads the captured graph", do="--compile.mode graph"
         )
-    if json:
-        check_output("--json", json)
     machine = find_machine(FALLBACK if config.machine == AUTO else config.machine)
     whole, used = machine.devices_per_node, machine.for_ranks(gpus).devices_per_node
     if 2 * used < whole:
@@ -117,7 +116,7 @@ def check_bench(
 ) -> None:
     """bench: one device; routing can be balanced only where there is a router, documents matter only to their mask."""
     if out:
-        check_output("--out", out, makes_folder=True)
+        check_file(out, ".json", example="bench.json", makes_folder=True)
     for field in dataclasses.fields(config.parallelism):
         degree = getattr(config.parallelism, field.name)
         if field.name.endswith("_degree") and degree > 1:

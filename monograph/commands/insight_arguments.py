@@ -1,6 +1,9 @@
 """What the commands that answer questions take: machine, plan, bisect, watch, report, trace. Loads without torch."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from monograph.commands.sizes import parse_bytes
@@ -8,7 +11,8 @@ from monograph.config.configurable import Configurable
 from monograph.errors import ConfigError
 from monograph.launch.rank_limits import check_local_ranks
 from monograph.machine.choose import find_machine
-from monograph.whole_file import check_output
+from monograph.system.foreign_text import show
+from monograph.whole_file import check_output, is_stream
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,6 +96,8 @@ class PlanOptions(Configurable.Config):
             raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts runs", do="--top 10")
         if self.memory:
             parse_bytes(self.memory)
+        if self.json:
+            check_file(self.json, ".json", example="plan.json", flag="--json")
         if self.out:
             check_file(self.out, ".html", example="plan.html")
 
@@ -112,6 +118,8 @@ class WatchArguments(Configurable.Config):
     def check(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"--port {self.port}", why="ports are 1 to 65535", do="leave it out")
+        if self.out:
+            check_file(self.out, ".html", example="runs.html")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,7 +134,7 @@ class ReportCompareArguments(Configurable.Config):
     """The page to write."""
 
     def check(self) -> None:
-        check_file(self.out, ".html", example="compared.html")
+        check_file(self.out, ".html", example="compared.html", inputs=(self.left, self.right))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -147,13 +155,27 @@ class TraceJoinArguments(Configurable.Config):
     def check(self) -> None:
         if self.top < 1:
             raise ConfigError(f"--top must be >= 1, got {self.top}", why="it counts rows", do="--top 20")
-        check_file(self.out, ".json", example="both.trace.json")
+        check_file(self.out, ".json", example="both.trace.json", inputs=(self.predicted, self.measured, self.names))
 
 
-def check_file(out: str, ending: str, *, example: str) -> None:
-    """A file of this kind can be written there."""
-    if not out.endswith(ending):
-        raise ConfigError(
-            f"--out {out}" if out else "--out is missing", why=f"it is a {ending} file", do=f"--out {example}"
-        )
-    check_output("--out", out)
+def check_file(
+    out: str, ending: str, *, example: str, flag: str = "--out", inputs: Sequence[str] = (), makes_folder: bool = False
+) -> None:
+    """Refuse a file of another kind, one that cannot be written, and one of the command's own inputs."""
+    if not out.endswith(ending) and not is_stream(Path(out)):
+        what = f"{flag} {show(out)}" if out else f"{flag} is missing"
+        raise ConfigError(what, why=f"it is a {ending} file", do=f"{flag} {example}")
+    check_output(flag, out, makes_folder=makes_folder)
+    if replaced := [name for name in inputs if name and _is_part_of(out, name)]:
+        why = f"it would replace {show(replaced[0])}, or a file in it, which this command reads"
+        raise ConfigError(f"{flag} {show(out)}", why=why, do=f"choose another name: {flag} {example}")
+
+
+def _is_part_of(out: str, name: str) -> bool:
+    """Whether `out` is this file, under whatever name, or lies in this folder."""
+    try:
+        if os.path.samefile(out, name):  # a hard link has another path
+            return True
+    except OSError:  # one of the two does not exist
+        pass
+    return os.path.isdir(name) and Path(os.path.realpath(name)) in Path(os.path.realpath(out)).parents

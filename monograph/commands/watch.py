@@ -10,15 +10,13 @@ from monograph.system.console import print_plain
 from monograph.watch.find_runs import choose_runs, name_runs
 from monograph.watch.runs import collect_runs, make_readers
 from monograph.watch.server import RunServer
-from monograph.whole_file import check_output, write_output
+from monograph.whole_file import write_output
 
 
 def check_watch(arguments: WatchArguments) -> None:
-    """There are runs in these folders, and a folder for the file."""
+    """There are runs in these folders."""
     for name in (arguments.folder, *arguments.also):
         choose_runs(name)
-    if arguments.out:
-        check_output("--out", arguments.out)
 
 
 def open_server(folders: Sequence[Path], port: int) -> RunServer:

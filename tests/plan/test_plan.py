@@ -218,6 +218,7 @@ REFUSED = {
     "--gpus 8 --machine h10": "did you mean H100?",
     "--gpus 8 --compile.mode eager": "plan reads the captured graph",
     "--gpus 8 --json none/plan.json": "there is no folder none",
+    "--gpus 8 --json metrics.jsonl": "it is a .json file",
 }
 
 

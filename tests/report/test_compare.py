@@ -60,6 +60,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         ([step, step], "--out is missing"),
         ([step, step, "--out", str(tmp_path / "page.txt")], "it is a .html file"),
         ([step, step, "--out", str(tmp_path / "none" / "page.html")], "there is no folder"),
+        ([step, pipeline, "--out", str(tmp_path / "pipe" / "index.html")], f"it would replace {pipeline}"),
     ]:
         assert cli.main(["report", "compare", *words]) == 2
         assert reason in capsys.readouterr().err

@@ -133,6 +133,18 @@ def test_odd_traces_are_refused_in_words(tmp_path, capsys, content):
         assert f"{odd} is not a Chrome trace" in capsys.readouterr().err
 
 
+def test_a_joined_trace_replaces_none_of_its_inputs_under_whatever_name(tmp_path, capsys):
+    step = '[{"ph": "X", "name": "step", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]'
+    a, b, c, linked = (tmp_path / f"{name}.json" for name in ("a", "b", "c", "linked"))
+    for path in (a, b, c):
+        path.write_text(step)
+    linked.hardlink_to(b)
+    for out in (a, b, c, linked, tmp_path / ".." / tmp_path.name / "b.json"):
+        assert cli.main(["trace", "join", str(a), str(b), "--names", str(c), "--out", str(out)]) == 2
+        assert "it would replace" in capsys.readouterr().err
+    assert {path.read_text() for path in (a, b, c)} == {step}
+
+
 def test_a_fifo_is_no_trace(tmp_path, capsys):
     os.mkfifo(tmp_path / "fifo.json")
     words = [str(tmp_path / "fifo.json")] * 2

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from monograph.capture.capture import capture
+from monograph.capture.capture import GraphKind, capture
 from monograph.capture.source import StepSource
 from monograph.execute.base import StepSettings
 from monograph.execute.facts import make_facts
@@ -61,11 +61,13 @@ ALL_PASSES = "all passes"
 """The name of a graph after the last pass."""
 
 
-def capture_step(config: TrainerConfig, groups: Groups, *, has_sources: bool = False) -> CapturedStages:
-    """Capture every graph of a step, with the lines of its code if `has_sources`."""
+def capture_step(
+    config: TrainerConfig, groups: Groups, *, kind: GraphKind = "step", has_sources: bool = False
+) -> CapturedStages:
+    """Capture every graph of a step or of an evaluation, with the lines of its code if `has_sources`."""
     if groups.mesh.pp == 1:
         source, settings = build_source(config, groups)
-        graph = capture(source, make_example(config, source), has_sources=has_sources)
+        graph = capture(source, make_example(config, source), kind=kind, has_sources=has_sources)
         facts = make_facts(source.table, groups, settings)
         return CapturedStages(source=source, settings=settings, graphs=[graph], facts=[facts])
     plan = plan_pipeline(config, groups)
@@ -73,7 +75,9 @@ def capture_step(config: TrainerConfig, groups: Groups, *, has_sources: bool = F
     return CapturedStages(
         source=plan.whole,
         settings=plan.settings,
-        graphs=[capture(each.source, each.inputs, has_sources=has_sources) for each in sources.values()],
+        graphs=[
+            capture(each.source, each.inputs_of(kind), kind=kind, has_sources=has_sources) for each in sources.values()
+        ],
         facts=[each.facts(groups, plan.settings) for each in sources.values()],
         plan=plan,
     )

@@ -76,6 +76,14 @@ class OneDevice:
         known[SEED] = self.config.debug.seed
         return {name: torch.tensor(known[name]) for name in find_scalars(self.model)}
 
+    @torch.no_grad()
+    def evaluate(self, drawn: Sequence[Tensors], dealt: Sequence[int], scalars: Tensors) -> float:
+        """The loss of one round without gradients."""
+        with in_fp64():
+            batches = [Batch(dict(batch), Cursor()) for batch in drawn]
+            losses = [float(self.reference.evaluate([batch], scalars)) for batch in batches]
+        return sum(losses[number] for number in dealt)
+
     def run(self, drawn: Sequence[Tensors], dealt: Sequence[int]) -> Expected:
         """Loss, metrics and gradients of one round, in which data-parallel rank i reads `drawn[dealt[i]]`.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from monograph.capture.source import StepSource
 from monograph.graph.step_graph import StepGraph
+from monograph.parallel.param_table import ParamTable
 from monograph.train.config import TrainerConfig
 from monograph.verify.run import in_fp32, on_one_device
 from monograph.verify.simulate.coordinates import Coordinates
@@ -55,10 +56,17 @@ class SimulatedRound:
 
     def check(self, graph: StepGraph, after: str) -> SimulatedGraph:
         """Run a graph on all coordinates and compare its outputs."""
+        return self._check(graph, after, self.expected, self.source.table)
+
+    def check_evaluation(self, graph: StepGraph, after: str) -> SimulatedGraph:
+        """The same for the graph of an evaluation, of whose outputs only the loss counts."""
+        expected = Expected(loss=self.device.evaluate(self.drawn, self.dealt, self.expected.scalars))
+        return self._check(graph, after, expected, self.source.table.of_units([]))
+
+    def _check(self, graph: StepGraph, after: str, expected: Expected, table: ParamTable) -> SimulatedGraph:
         start = time.perf_counter()
         execution = GraphMachine(graph, self.coordinates).run(self.make_inputs().bind)
-        table = self.source.table
-        comparison = compare_outputs(graph.outputs, execution.results, self.expected, table, self.coordinates)
+        comparison = compare_outputs(graph.outputs, execution.results, expected, table, self.coordinates)
         return SimulatedGraph(
             after=after,
             nodes=len(graph.nodes),

@@ -1,5 +1,6 @@
 """Simulate one update of a run on its whole mesh, in one process, and compare it with one device."""
 
+import itertools
 import time
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
 CAPTURED = "captured"
 """The name of a graph before any pass."""
+EVALUATION = "evaluation"
+"""How the names of its graphs begin."""
 
 
 @dataclass(kw_only=True)
@@ -73,6 +76,8 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
             found.blame = "" if wrong is None else f"outside of the graph: {wrong}"
         if found.is_equal:
             check_passes(found, planned, step, every_pass=every_pass)
+        if found.is_equal and small.needs_evaluation():
+            check_evaluation(found, planned, capture_step(small, groups, kind="evaluation"))
     if not found.graphs[0].comparison.is_equal:
         found.blame = find_blame(found, planned)
     for checked in found.graphs:
@@ -88,6 +93,17 @@ def check_passes(found: MeshSimulation, planned: SimulatedRound, step: CapturedS
     wrong = next((checked for checked in found.graphs if not checked.comparison.is_equal), None)
     if wrong is not None:
         found.blame = f"in the graph after {wrong.after}: {wrong.comparison.wrong[0]}"
+
+
+def check_evaluation(found: MeshSimulation, planned: SimulatedRound, evaluation: CapturedStages) -> None:
+    """Simulate the graph of an evaluation, as captured and after all passes."""
+    graphs = itertools.chain([(CAPTURED, evaluation.joined())], evaluation.run_passes(every_pass=False))
+    for name, graph in graphs:
+        checked = planned.check_evaluation(graph, f"{EVALUATION}, {name}")
+        found.graphs.append(checked)
+        if not checked.comparison.is_equal:
+            found.blame = f"in the graph of the {checked.after}: {checked.comparison.wrong[0]}"
+            return
 
 
 def find_blame(found: MeshSimulation, planned: SimulatedRound) -> str:

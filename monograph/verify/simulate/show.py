@@ -69,7 +69,9 @@ def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
     ]
     lines.append("real sizes, GPU kernels, and rounding in bfloat16")
     lines[0] += "; then counts, total loss, gradient norm, clipping, the update of weights and of expert biases"
-    lines.append("data loading, accumulation over micro-batches, evaluation, checkpoints, the order of collectives")
+    if small.needs_evaluation():
+        lines[0] += ", and the loss of an evaluation"
+    lines.append("data loading, accumulation over micro-batches, checkpoints, the order of collectives")
     if found.mesh.pp > 1:
         lines.append("the schedule's order, which is checked for itself, and sends between stages")
     if found.mesh.world_size > MOST_UPDATED:

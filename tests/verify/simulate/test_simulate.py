@@ -165,3 +165,28 @@ def test_single_passes_are_simulated_on_demand(tmp_path):
 def test_each_pass_needs_a_simulation(capsys):
     assert main(["verify", "llama3_debugmodel", "--each_pass"]) == 2
     assert "--each_pass without --simulate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("degrees", [{"shard": 2, "cp": 2, "ep": 2}, {"pipeline_parallel_degree": 2}])
+def test_an_evaluation_is_simulated_where_a_run_has_one(degrees, tmp_path):
+    changes = {"validator.interval": 5, "training.global_batch_size": 8}
+    found = simulate_tiny("qwen3_moe", tmp_path, changes, **degrees)
+    assert [graph.after for graph in found.graphs][-2:] == ["evaluation, captured", "evaluation, all passes"]
+    assert found.is_equal and [graph.comparison.compared for graph in found.graphs[-2:]] == [1, 1]
+    assert 0 < found.graphs[-1].comparison.worst < 1e-9
+
+
+def test_an_evaluation_that_counts_its_loss_on_every_rank_differs(tmp_path, monkeypatch):
+    def capture(*args, kind, **given):
+        graph = honest(*args, kind=kind, **given)
+        if kind == "evaluation":
+            (loss,) = graph.results
+            with graph.module.graph.inserting_after(loss):
+                twice = graph.module.graph.call_function(ALL_REDUCE, (loss, "sum", "tp"))
+            graph.module.graph.output_node().args = ([twice],)
+        return graph
+
+    honest = captured.capture
+    monkeypatch.setattr(captured, "capture", capture)
+    found = simulate_tiny("llama3", tmp_path, {"validator.interval": 5}, tp=2)
+    assert found.blame == "in the graph of the evaluation, captured: the loss differs by 1.0e+00 on rank 0"

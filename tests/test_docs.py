@@ -68,6 +68,12 @@ def test_the_readme_shows_the_session_as_the_program_prints_it():
         assert text in README and text in source
 
 
+def test_the_page_on_own_data_says_how_to_start_from_trained_weights():
+    page = (ROOT / "docs" / "guides" / "train_your_data.md").read_text(encoding="utf-8")
+    start = page.split("\n## ")[0]
+    assert "--model.from MODEL" in start and "(hugging_face.md#fine-tune-a-model)" in start
+
+
 @pytest.mark.long
 def test_the_tour_of_how_it_works_runs():
     tour = subprocess.run(

@@ -15,6 +15,8 @@ from monograph.train.step import Step
 
 _LARGEST_EXPONENT = 700.0
 """Of e, as a float; a loss above it has an infinite perplexity."""
+_SCIENTIFIC_FROM = 1e6
+"""Smallest perplexity that is shown with an exponent."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Validation:
     def describe(self) -> str:
         """One line."""
         if len(self.losses) == 1:
-            return f"validation loss {self.loss:.4f}, perplexity {find_perplexity(self.loss):.4g}"
-        sets = (f"{name} {loss:.4f} (perplexity {find_perplexity(loss):.4g})" for name, loss in self.losses.items())
+            return f"validation loss {self.loss:.4f}, perplexity {format_perplexity(self.loss)}"
+        sets = (f"{name} {loss:.4f} (perplexity {format_perplexity(loss)})" for name, loss in self.losses.items())
         return f"validation loss {self.loss:.4f}: {', '.join(sets)}"
 
 
@@ -77,3 +79,9 @@ class Validator(Configurable):
 def find_perplexity(loss: float) -> float:
     """e to the mean loss of a token."""
     return math.exp(loss) if loss < _LARGEST_EXPONENT else (math.inf if loss == loss else math.nan)
+
+
+def format_perplexity(loss: float) -> str:
+    """Perplexity with two decimals; in scientific notation from a million."""
+    perplexity = find_perplexity(loss)
+    return f"{perplexity:,.2f}" if perplexity < _SCIENTIFIC_FROM else f"{perplexity:.3g}"

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from monograph.models.init import initialize
 from monograph.run import train
 from monograph.train.config import ValidatorConfig
+from monograph.train.validate import Validation
 from tests.kit.runs import differing, open_trainer, read_exact, read_records, read_step, tiny_run, write_texts
 
 WATCHED = {"validator.interval": 2, "validator.samples": 5, "training.steps": 5}
@@ -29,6 +30,15 @@ def test_validation_comes_at_every_interval_and_at_the_end(tmp_path):
     summary = train(tiny_run(tmp_path, WATCHED))
     assert list(validations(tmp_path)) == [2, 4, 5]
     assert summary.validation.loss == validations(tmp_path)[5]
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [(3.4812, "32.50"), (9.5, "13,359.73"), (20.0, "4.85e+08"), (800.0, "inf"), (float("nan"), "nan")],
+)
+def test_perplexity_has_two_decimals_below_a_million(loss, shown):
+    assert Validation({"own": loss}).describe() == f"validation loss {loss:.4f}, perplexity {shown}"
+    assert f"web {loss:.4f} (perplexity {shown})" in Validation({"own": 1.0, "web": loss}).describe()
 
 
 def test_a_run_may_validate_only_at_the_end():

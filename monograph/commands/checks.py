@@ -16,6 +16,7 @@ from monograph.machine.choose import AUTO, FALLBACK, find_machine
 from monograph.passes.extra import is_pass, refuse_other
 from monograph.report.folder import check_folder
 from monograph.train.config import TrainerConfig
+from monograph.train.input_folders import check_report_folder
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.whole_file import check_output_folder
 
@@ -59,6 +60,7 @@ def check_inspect(config: TrainerConfig, *, out: str, ranks: int, **_: Any) -> N
         )
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     check_output_folder("--out", out)
+    check_report_folder("--out", out, config)
     check_folder(out)
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monograph.errors import MonographError
-from monograph.system.console import make_console, print_plain
+from monograph.system.console import make_console, print_plain, print_traceback
 from monograph.system.foreign_text import escape_lines, show
 
 _PROSE_COLUMNS = 44
@@ -17,7 +17,9 @@ _PROSE_COLUMNS = 44
 
 
 def allow_any_text() -> None:
-    """Print what the terminal has no character for as an escape: no run ends because of a name that it prints."""
+    """Print what the terminal has no character for, or would obey in a traceback, as an escape: no run ends because of
+    a name that it prints."""
+    sys.excepthook = print_traceback
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

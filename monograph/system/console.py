@@ -4,7 +4,9 @@ Names of files, modules and metrics, texts of errors and logs come from outside.
 """
 
 import sys
+import traceback
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -54,6 +56,11 @@ def print_plain(text: str = "") -> None:
     """One piece of text on standard output, without styling; what a terminal would obey becomes an escape."""
     with naming("standard output"):
         sys.stdout.write(escape_lines(text) + "\n")
+
+
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback on standard error: exceptions quote files, names and documents."""
+    sys.stderr.write(escape_lines("".join(traceback.format_exception(kind, error, trace))))
 
 
 def print_content(text: str) -> None:

@@ -5,6 +5,7 @@ or 10,000 brackets deep is refused in words that name it, before it can hang the
 """
 
 import json
+import math
 import os
 import re
 import stat
@@ -128,7 +129,14 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_read_object, parse_constant=_refuse)
+def _read_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is larger than any number of this program")
+    return value
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_read_object, parse_constant=_refuse, parse_float=_read_float)
 _WITH_NAN = json.JSONDecoder(object_pairs_hook=_read_object)
 """Made once: for the short lines of metrics.jsonl, making one takes as long as using it."""
 

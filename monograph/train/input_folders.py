@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError
+from monograph.system.foreign_text import show
 from monograph.train.data.config import BUILTIN, HUB_PREFIX
 from monograph.train.data.named import parse_mixture, parse_validation_sets
 from monograph.train.data.shard_index import INDEX
@@ -44,6 +45,18 @@ def check_input_folders(config: Any) -> None:
                 f"job.dump_folder is {config.job.dump_folder}, and the {flag} {name} lies in it",
                 why="an earlier run's folder is renamed for a new run, and the next start would not find it",
                 do=f"choose another --job.dump_folder, or move the {flag} out of it",
+            )
+
+
+def check_report_folder(flag: str, out: str, config: Any) -> None:
+    """Refuse a folder for a report whose texts a dataset of the run would take for its own."""
+    folder = Path(os.path.realpath(out))
+    for kind, name in _find_inputs(config):
+        if kind == "dataset" and _reads_below(Path(os.path.realpath(name)), folder):
+            raise ConfigError(
+                f"{flag} {show(out)}, in the folder of the dataset {show(name)}",
+                why="the run would read the report as data",
+                do=f"choose a folder for {flag} outside of the dataset",
             )
 
 

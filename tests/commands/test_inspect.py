@@ -102,6 +102,16 @@ def test_an_unknown_machine_is_refused_before_anything_is_captured(tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
+def test_a_report_is_not_written_among_the_texts_of_the_run(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("some text")
+    words = f"inspect llama3_debugmodel --dataloader.dataset {tmp_path}/texts --out {tmp_path}/texts/report"
+    assert cli.main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "in the folder of the dataset" in said and "choose a folder for --out outside of the dataset" in said
+    assert not (tmp_path / "texts" / "report").exists()
+
+
 @pytest.mark.slow
 def test_a_large_model_is_captured_without_memory_for_its_parameters(tmp_path):
     """One dense and one MoE layer of the 671B model, whole on one rank."""

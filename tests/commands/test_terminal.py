@@ -23,6 +23,13 @@ def test_errors_and_plain_text_are_printed_without_terminal_codes(capsys):
     assert "\x1b" not in said.err
 
 
+def test_a_traceback_gives_no_orders_to_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert main(["--version"]) == 0
+    sys.excepthook(ValueError, ValueError(f"{HOSTILE}\nand more"), None)
+    assert capsys.readouterr().err == f"ValueError: {SHOWN}\nand more\n"
+
+
 def test_our_own_colours_stay_and_foreign_ones_do_not(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -27,7 +27,9 @@ def test_brackets_inside_of_strings_do_not_count():
     assert parse_json(json.dumps(value), "here") == value
 
 
-@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "NaN", '{"a": -Infinity}', "{", "", b"\xff\xfe{"])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 2}', "NaN", '{"a": -Infinity}', '{"a": [1e400]}', "{", "", b"\xff\xfe{"]
+)
 def test_what_is_not_json_is_refused_with_its_name(text):
     with pytest.raises(UnusableFile, match="cannot read here"):
         parse_json(text, "here")

@@ -59,7 +59,10 @@ def find_entries(folder):
     return sorted(folder.glob("*")) if folder.exists() else []
 
 
-@pytest.mark.parametrize("model", ["llama3", "deepseek_v3", "gpt_oss"])
+MODELS = ["deepseek_v3", *(pytest.param(model, marks=pytest.mark.long) for model in ("llama3", "gpt_oss"))]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_kept_step_is_not_captured_again_and_has_the_same_bits(model, tmp_path, folder):
     config = make_config(tmp_path, model)
     records, state = run(config, tmp_path / "first")
@@ -88,11 +91,26 @@ def change_a_number(content):
     return content.replace(b'"bfloat16"', b'"float16"', 1) if b'"bfloat16"' in content else content[:-20] + b"0" * 20
 
 
+def empty(content):
+    return b""
+
+
+def zeros(content):
+    return bytes(len(content))
+
+
 def add_a_field(content):
     return content.replace(b'"schema":1', b'"schema":2', 1)
 
 
-@pytest.mark.parametrize("damage", [truncate, change_a_number, add_a_field, lambda _: b"", lambda _: b"\x00" * 999])
+DAMAGES = [
+    truncate,
+    change_a_number,
+    *(pytest.param(each, marks=pytest.mark.long) for each in (add_a_field, empty, zeros)),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_left_aside_with_one_line_and_written_again(damage, tmp_path, folder, capsys):
     config = make_config(tmp_path, changes={"validator.interval": 0})
     records, _ = run(config, tmp_path / "first")

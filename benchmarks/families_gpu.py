@@ -5,8 +5,8 @@
 
 For every family: logits, loss and gradients of a small odd model in fp32 (within 1e-4 of the largest of each tensor)
 and in bf16 (no further from fp32 than twice what transformers' bf16 is); the losses of steps in eager, layer, exact and
-fast mode, of which the first three must have equal bits; `monograph verify` on two ranks; tokens per second. The exit
-code is 1 where one fails.
+fast mode, of which eager and exact must have equal bits (layer runs what torch.compile makes of blocks); `monograph
+verify` on two ranks; tokens per second. The exit code is 1 where one fails.
 """
 
 import argparse
@@ -146,9 +146,8 @@ def check_rows(family: str, rows: list[BenchRow]) -> list[str]:
     """What is wrong with the bits of measured modes: each step starts from the update before it."""
     by_mode = {row.mode: row for row in rows}
     problems = []
-    for mode in by_mode.keys() & {"layer", "exact"}:
-        if by_mode[mode].losses != by_mode["eager"].losses:
-            problems.append(f"{family}: the losses of {mode} are not those of eager bit for bit")
+    if {"eager", "exact"} <= by_mode.keys() and by_mode["exact"].losses != by_mode["eager"].losses:
+        problems.append(f"{family}: the losses of exact are not those of eager bit for bit")
     if torch.cuda.is_available() and "exact" in by_mode and not by_mode["exact"].is_recorded:
         problems.append(f"{family}: graph mode did not record a CUDA graph")
     return problems

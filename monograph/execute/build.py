@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from monograph.errors import ConfigError
 from monograph.execute.artifact.load import Artifact
 from monograph.execute.base import StepSettings
 from monograph.execute.cast_weight_cache import CastWeightCache
@@ -26,10 +27,13 @@ from monograph.execute.tuned_kernels import tune_kernels
 from monograph.graph.inputs import StepInputs
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
+from monograph.log import get_log
 from monograph.parallel.groups import Groups
 from monograph.passes.runner import OptimizedGraph
 
+log = get_log("graph")
 StepProgram = Program | CudaGraphProgram
+COPIES_THROUGH_HOST = "the ranks share a GPU, and gloo, which serves them, copies through the host"
 
 
 def build_program(
@@ -49,9 +53,18 @@ def build_program(
 
 
 def make_recorder(settings: StepSettings, groups: Groups) -> CudaGraphRecorder | None:
-    """What records CUDA graphs; None where they are switched off, or `auto` finds no GPU."""
+    """What records CUDA graphs; None where they are switched off, or `auto` finds no GPU or ranks that share one."""
     wanted = settings.compile.cuda_graph
     if wanted == "off" or (wanted == "auto" and groups.device.type != "cuda"):
+        return None
+    if groups.copies_through_host:
+        if wanted == "require":
+            raise ConfigError(
+                "compile.cuda_graph is require",
+                why=COPIES_THROUGH_HOST,
+                do="give every rank a GPU; or --compile.cuda_graph auto",
+            )
+        log.info("no CUDA graph is used: %s", COPIES_THROUGH_HOST)
         return None
     watchdog = None
     check_allocator(groups.device, groups.mesh.world_size)

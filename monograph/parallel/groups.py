@@ -76,6 +76,8 @@ class Groups:
         self._is_training = False
         """Whether steps have begun; until then ranks wait for each other as long as for files."""
         self.is_nccl = not is_fake and "nccl" in str(dist.get_backend_config())
+        self.copies_through_host = self.has_peers and device.type == "cuda" and not self.is_nccl
+        """Whether gloo serves tensors of a GPU, as for ranks that share one."""
         self._native: dict[Group, dist.ProcessGroup] = {}
         self._serving: dict[Group, dist.ProcessGroup] = {}
         self._on_host: dict[str, dist.ProcessGroup] = {}

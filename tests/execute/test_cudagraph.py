@@ -1,8 +1,13 @@
 """Which steps can be recorded as a CUDA graph, and why others cannot; recording itself needs a GPU."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from monograph.errors import ConfigError
+from monograph.execute.build import make_recorder
+from monograph.execute.config import CompileConfig
 from monograph.execute.cudagraph import SHOWN, find_obstacles, refuse
 from monograph.parallel.mesh import Mesh
 from monograph.passes.compile.mark_regions_options import MarkRegionsConfig
@@ -58,6 +63,21 @@ def test_compiled_code_does_not_hide_that_the_host_is_needed(config, monkeypatch
     assert graph.compiled and found and all("reads a number on the host" in line for line in found)
     if "on" not in config:
         assert {line.split(":")[0] for line in found} == needed, "regions leave these ops visible"
+
+
+def test_ranks_that_share_a_gpu_over_gloo_run_op_by_op(monkeypatch):
+    monkeypatch.setattr("monograph.execute.build.ReplayWatchdog", lambda **_: None)
+
+    def make(cuda_graph, *, copies_through_host):
+        groups = SimpleNamespace(
+            **{"mesh": Mesh(dp_shard=2), "rank": 0, "device": torch.device("cuda", 0), "timeout_seconds": 30.0},
+            **{"has_peers": True, "copies_through_host": copies_through_host},
+        )
+        return make_recorder(SimpleNamespace(compile=CompileConfig(mode="graph", cuda_graph=cuda_graph)), groups)
+
+    assert make("auto", copies_through_host=False) and make("auto", copies_through_host=True) is None
+    with pytest.raises(ConfigError, match="share a GPU"):
+        make("require", copies_through_host=True)
 
 
 def test_asking_for_a_recording_that_is_impossible_is_an_error_with_the_reasons():

@@ -30,7 +30,7 @@ CASES = {
     "deepseek_v3-ep2-chunked": ("deepseek_v3", "rowwise", {"shard": 2, "ep": 2}, OVERLAP),
     "deepseek_v3-ep2-cut": ("deepseek_v3", "rowwise", {"shard": 2, "ep": 2}, CUT),
 }
-SHORT = ("llama3-rowwise", "deepseek_v3-rowwise", "llama3-tp2")
+SHORT = ("llama3-rowwise", "llama3-tp2")
 
 
 @pytest.mark.parametrize(

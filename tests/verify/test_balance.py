@@ -32,7 +32,9 @@ def test_every_scope_equals_one_device_on_every_mesh(model, scope, mesh, mode, t
     check_verified(model, scope, mesh, mode, tmp_path)
 
 
-@pytest.mark.parametrize(("model", "scope"), [("qwen3_moe", "global"), ("deepseek_v3", "sequence")])
+@pytest.mark.parametrize(
+    ("model", "scope"), [pytest.param("qwen3_moe", "global", marks=pytest.mark.long), ("deepseek_v3", "sequence")]
+)
 def test_auxiliary_losses_of_several_micro_batches_equal_one_device(model, scope, tmp_path):
     check_verified(model, scope, "dp2 tp2 ep2", "eager", tmp_path)
 

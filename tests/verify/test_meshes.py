@@ -69,6 +69,7 @@ LONG = (
     "qwen3_moe-dp4-tp2-ep4-etp2-fsdp2",
     "deepseek_v3-dp4-tp2-ep4-etp1-graph",
     "deepseek_v3-dp4-graph",
+    "deepseek_v3-hsdp-ep2-graph",
     "qwen3_moe-dp4-ep2-graph",
     "llama3-dp4-fsdp2",
     "llama3-cp4-fsdp2",

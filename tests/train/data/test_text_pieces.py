@@ -61,7 +61,9 @@ def cut(monkeypatch, tokenizer, text, size=1):
     return list(find_pieces(tokenizer).cut(text))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "o200k" else ()) for kind in KINDS]
+)
 def test_pieces_have_the_tokens_of_the_whole(monkeypatch, kind):
     tokenizer, draw, cuts = build(kind), random.Random(7), 0
     for _ in range(300):
@@ -74,7 +76,9 @@ def test_pieces_have_the_tokens_of_the_whole(monkeypatch, kind):
 
 @settings(max_examples=200)
 @given(st.text(st.sampled_from("ab ys'\n\t.1é▁<>/日\u0301"), max_size=40))
-@pytest.mark.parametrize("kind", ["gpt2", "o200k", "llama2", "mistral", "t5", "bert"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", pytest.param("o200k", marks=pytest.mark.long), "llama2", "mistral", "t5", "bert"]
+)
 def test_pieces_of_any_text_have_the_tokens_of_the_whole(kind, text):
     with pytest.MonkeyPatch.context() as patch:
         tokenizer = tokenizers.Tokenizer.from_str(make_json(kind))

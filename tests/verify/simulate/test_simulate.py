@@ -39,7 +39,13 @@ def simulate_tiny(model, folder, changes=None, **degrees):
     return simulate(config, plan_run_mesh(config, count_ranks(config.parallelism)))
 
 
-@pytest.mark.parametrize("model", MESHES)
+SHORT = ("qwen3_moe", "mistral")
+"""Which between them have every axis, experts and windows."""
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=() if model in SHORT else pytest.mark.long) for model in MESHES]
+)
 def test_a_mesh_of_every_family_computes_what_one_device_computes(model, tmp_path):
     found = simulate_tiny(model, tmp_path, **MESHES[model])
     assert found.is_equal, [str(entry) for graph in found.graphs for entry in graph.comparison.wrong]
@@ -48,7 +54,7 @@ def test_a_mesh_of_every_family_computes_what_one_device_computes(model, tmp_pat
     assert all(graph.comparison.compared >= 14 for graph in found.graphs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_the_scale_of_an_embedding_is_that_of_the_captured_dtype(dtype, tmp_path):
     changes = {"training.compute_dtype": dtype, "model.mask": "document"}
     found = simulate_tiny("gemma2", tmp_path, changes, shard=2, cp=2)
@@ -67,7 +73,7 @@ def test_documents_are_kept_apart_on_every_rank(tmp_path):
     assert found.is_equal, [str(entry) for graph in found.graphs for entry in graph.comparison.wrong]
 
 
-@pytest.mark.parametrize("name", ["layers.1.ffn_norm.weight", "head.norm.weight"])
+@pytest.mark.parametrize("name", ["layers.1.ffn_norm.weight", pytest.param("head.norm.weight", marks=pytest.mark.long)])
 def test_a_gradient_that_is_not_summed_over_tensor_parallel_ranks_differs(name, tmp_path):
     with missing_sum(name, Group.TP_GRADS)():
         found = simulate_tiny("llama3", tmp_path, shard=2, tp=2)
@@ -82,7 +88,7 @@ def test_a_gradient_that_is_not_summed_over_tensor_parallel_ranks_differs(name, 
         (OutputKind.METRIC, "expert_load", "the metric expert load is not computed"),
     ],
 )
-@pytest.mark.parametrize("keeps_name", [True, False])
+@pytest.mark.parametrize("keeps_name", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_output_that_a_pass_drops_is_named(kind, name, words, keeps_name, tmp_path, monkeypatch):
     def drop(graph, *args, **kwargs):
         place = next(i for i, spec in enumerate(graph.outputs) if (spec.kind, spec.name) == (kind, name))
@@ -167,7 +173,10 @@ def test_each_pass_needs_a_simulation(capsys):
     assert "--each_pass without --simulate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("degrees", [{"shard": 2, "cp": 2, "ep": 2}, {"pipeline_parallel_degree": 2}])
+@pytest.mark.parametrize(
+    "degrees",
+    [{"shard": 2, "cp": 2, "ep": 2}, pytest.param({"pipeline_parallel_degree": 2}, marks=pytest.mark.long)],
+)
 def test_an_evaluation_is_simulated_where_a_run_has_one(degrees, tmp_path):
     changes = {"validator.interval": 5, "training.global_batch_size": 8}
     found = simulate_tiny("qwen3_moe", tmp_path, changes, **degrees)

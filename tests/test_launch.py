@@ -99,6 +99,7 @@ def test_the_traceback_of_the_rank_that_failed_is_what_the_user_sees(tmp_path):
     shown = err[err.index("rank 1 ended with exit code 1; it failed first") :]
     assert "Traceback (most recent call last)" in shown and "in forward" in shown
     assert shown.count("[rank1]: ArithmeticError: planted on rank 1") == 1
+    assert "torch/distributed/elastic" not in err, "torch's launcher says the same in lines of its own"
     assert shown.strip().endswith(f"the logs of all ranks are in {folder / 'logs'}")
     wait_until(lambda: not find_processes(str(folder)), 5, "all processes are gone")
 

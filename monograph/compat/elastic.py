@@ -1,6 +1,7 @@
 """torch's elastic agent, as patient as a job says. Checked on 2.11, which gives ranks 30 s to end whatever is asked,
 and on 2.13, which does so where it stops them only to start them again."""
 
+import logging
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +10,25 @@ from weakref import WeakSet
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as torch_api
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 _SECONDS_WITHOUT_A_PEER = 30
 """What torch gives: ranks whose peers are gone cannot finish their step, so there is nothing to wait for."""
 SECONDS_ONCE_ASKED_AGAIN = 10
 """How long ranks may take to end after a second request. One that hangs in C code or is suspended obeys no signal."""
+
+
+@contextmanager
+def quiet_agent() -> Iterator[None]:
+    """Inside, torch logs nothing about ranks that fail or are stopped: who says it in words needs no other lines."""
+    log = logging.getLogger(torch_api.__name__)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager

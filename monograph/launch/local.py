@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from monograph.compat.elastic import patient_agent
+from monograph.compat.elastic import patient_agent, quiet_agent
 from monograph.crash import STACKS_VARIABLE, describe_exit, find_reason
 from monograph.errors import EXIT_FAILED, EXIT_WRONG_INPUT, ConfigError
 from monograph.launch.follow import LAUNCHER_VARIABLE
@@ -120,6 +120,7 @@ def _run_ranks(words: list[str], ranks: int, logs: Path, label: str, *, seconds_
             safe_import_path(),
             local_rendezvous() as meeting,
             passed_on() as heard,
+            quiet_agent(),
             patient_agent(seconds_to_stop, heard) as ended,
         ):
             elastic_launch(make_settings(**meeting), sys.executable)("-m", "monograph", *words)

@@ -8,12 +8,15 @@ from monograph.train.optimizer_config import AdamWConfig
 from monograph.verify.watch import can_record
 
 
-def find_uncovered(config: TrainerConfig, device: str) -> tuple[str, ...]:
-    """One line for each part of a run with this config, with the flag that covers it where there is one."""
-    return tuple(_find_uncovered(config, device))
+def find_uncovered(config: TrainerConfig, device: str, *, copies_through_host: bool = False) -> tuple[str, ...]:
+    """One line for each part of a run with this config, with the flag that covers it where there is one.
+
+    Collectives that copy through the host are in no CUDA graph, of the run neither.
+    """
+    return tuple(_find_uncovered(config, device, records=device == "cuda" and not copies_through_host))
 
 
-def _find_uncovered(config: TrainerConfig, device: str) -> Iterator[str]:
+def _find_uncovered(config: TrainerConfig, device: str, *, records: bool) -> Iterator[str]:
     training, parallelism, graph = config.training, config.parallelism, config.compile.mode == "graph"
     narrow = {
         "training.dtype": training.dtype,
@@ -38,5 +41,5 @@ def _find_uncovered(config: TrainerConfig, device: str) -> Iterator[str]:
         yield "sums over replicas of fault_tolerance"
     if not can_record(config):
         yield "what modules put out: loss, gradients and updates of the whole step were"
-    elif graph and device == "cuda" and config.compile.cuda_graph == "auto":
+    elif graph and records and config.compile.cuda_graph == "auto":
         yield "the recorded CUDA graph: the step ran op by op (--compile.cuda_graph require verifies the recording)"

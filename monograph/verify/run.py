@@ -76,7 +76,7 @@ def verify(config: TrainerConfig, groups: Groups, *, steps: int = 2, tolerance: 
     numbers."""
     verdict = verify_fp32(in_fp32(config), groups, steps=steps, tolerance=tolerance)
     if verdict is not None:
-        verdict.uncovered = find_uncovered(config, groups.device.type)
+        verdict.uncovered = find_uncovered(config, groups.device.type, copies_through_host=groups.copies_through_host)
     if not is_quantized(config):
         return verdict
     reason = find_scale_split(groups.mesh)

@@ -174,3 +174,8 @@ def test_a_verdict_says_what_of_the_run_was_not_compared(changes, device, said, 
     assert capsys.readouterr().out.count("not compared: ") == len(found)
     write_verdict(verdict, tmp_path / "verify.json")
     assert json.loads((tmp_path / "verify.json").read_text())["not_compared"] == list(found)
+
+
+def test_ranks_that_share_a_gpu_have_no_recording_to_compare(tmp_path):
+    config = tiny("llama3", tmp_path, {"compile.mode": "graph", "validator.interval": 5})
+    assert find_uncovered(config, "cuda") and not find_uncovered(config, "cuda", copies_through_host=True)

@@ -36,6 +36,14 @@ class CapturedStages:
         graphs = graphs or self.graphs
         return graphs[0] if len(graphs) == 1 else join_stages(graphs)
 
+    def optimized(self) -> list[StepGraph]:
+        """The graphs after all passes."""
+        passes = build_passes(self.settings.passes, self.settings.compile.numerics)
+        found = [copy_graph(graph) for graph in self.graphs]
+        for graph, facts in zip(found, self.facts, strict=True):
+            run_passes(graph, passes, facts, is_measured=False)
+        return found
+
     def run_passes(self, *, every_pass: bool) -> Iterator[tuple[str, StepGraph]]:
         """The whole step after each pass that changes it, or after all of them."""
         passes = build_passes(self.settings.passes, self.settings.compile.numerics)

@@ -35,6 +35,10 @@ def as_json(found: MeshSimulation, config: TrainerConfig) -> dict[str, Any]:
         "seconds": found.seconds,
         "peak_bytes": found.peak_bytes,
         "update": {entry.name: _plain(entry.difference) for entry in found.update},
+        "transfers": [
+            {"after": each.after, "units": each.units, "kinds": each.kinds, "differences": list(each.differences)}
+            for each in found.transfers
+        ],
         "graphs": [
             {
                 "after": graph.after,

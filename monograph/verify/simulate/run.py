@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,16 +11,15 @@ from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 from monograph.verify.run import without_float8
-from monograph.verify.simulate.captured import CapturedStages, capture_step
+from monograph.verify.simulate.captured import ALL_PASSES, CapturedStages, capture_step
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
-from monograph.verify.simulate.small_copy import make_small_copy
+from monograph.verify.simulate.small_copy import make_real_sample, make_small_copy
 from monograph.verify.simulate.stages import find_stage_mesh
+from monograph.verify.simulate.transfer import CAPTURED, Transfer, compare_structure
 from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
-CAPTURED = "captured"
-"""The name of a graph before any pass."""
 EVALUATION = "evaluation"
 """How the names of its graphs begin."""
 
@@ -36,6 +36,8 @@ class MeshSimulation:
     """Where the first fault is; empty where there is none."""
     update: list[UpdateDifference] = field(default_factory=list)
     """The numbers of the update around the captured graph."""
+    transfers: list[Transfer] = field(default_factory=list)
+    """Whether the run's own graphs have the structure of the copy's; empty where the copy is the run."""
     different_batches: int = 0
     """Micro-batches of a round that are not the same."""
     seconds: float = 0.0
@@ -78,12 +80,22 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
             check_passes(found, planned, step, every_pass=every_pass)
         if found.is_equal and small.needs_evaluation():
             check_evaluation(found, planned, capture_step(small, groups, kind="evaluation"))
+        if found.is_equal and small.model != config.model:
+            found.transfers = list(
+                check_transfer(step, capture_step(make_real_sample(without_float8(config), small), groups))
+            )
     if not found.graphs[0].comparison.is_equal:
         found.blame = find_blame(found, planned)
     for checked in found.graphs:
         checked.execution.results = []
     found.seconds = time.perf_counter() - start
     return found
+
+
+def check_transfer(small: CapturedStages, real: CapturedStages) -> Iterator[Transfer]:
+    """Compare the graphs of a copy with those at the run's own sizes, as captured and after all passes."""
+    yield compare_structure(real.graphs, small.graphs, CAPTURED)
+    yield compare_structure(real.optimized(), small.optimized(), ALL_PASSES)
 
 
 def check_passes(found: MeshSimulation, planned: SimulatedRound, step: CapturedStages, *, every_pass: bool) -> None:

@@ -150,6 +150,8 @@ def run_command(command: Command, rest: list[str], imports: Sequence[str] = ()) 
         check = load(command.check) if isinstance(command.check, str) else command.check
         check(*positional, **keywords)
     if command.has_ranks and keywords["ranks"] > 0 and not keywords.get("simulate"):
+        if command.before_ranks:
+            load(command.before_ranks)(*positional, **keywords)
         return load(LAUNCHER)([command.name, *keywords["words"]], keywords["ranks"], *positional)
     return load(command.function)(*positional, **keywords) or 0
 

@@ -42,6 +42,8 @@ class VerifyOptions(RankOptions):
     then the size of the mesh, by default what the degrees say."""
     each_pass: bool = False
     """With --simulate: compare the graph after each pass instead of the captured one and the last."""
+    simulate_first: bool = True
+    """With --ranks: simulate the mesh before its ranks are started."""
 
     def check(self) -> None:
         if not self.simulate:

@@ -82,6 +82,8 @@ class PlanOptions(Configurable.Config):
     """Memory of one device, such as 80GiB; empty takes the machine's."""
     explain: bool = False
     """Also show where the time and the memory of the best run go."""
+    simulate: bool = True
+    """Compute a small copy of the best run on all ranks of its mesh in this process, and compare it with one device."""
     json: str = ""
     """Also write the plan to this file."""
     out: str = ""

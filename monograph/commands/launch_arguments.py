@@ -25,6 +25,8 @@ class LaunchOptions(Configurable.Config):
     """Write the job file here."""
     name: str = ""
     """Name of the job; empty takes the recipe's."""
+    simulate: bool = True
+    """Compute a small copy of the run on all ranks of the job, in this process, and refuse wrong numbers."""
     max_restarts: int = 3
     """How often each agent starts its ranks anew after a failure."""
     port: int = 29500

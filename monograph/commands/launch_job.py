@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from monograph.commands.launch_arguments import LaunchOptions
+from monograph.commands.table import SIMULATE
+from monograph.config.references import load_reference
 from monograph.errors import ConfigError, MonographError
 from monograph.launch import kubernetes, skypilot, slurm, torchrun
 from monograph.launch.job import Job, check_memory, check_nodes, find_notes, plan_seconds_to_save, plan_words
@@ -17,6 +19,7 @@ from monograph.private_temporary import private_temporary
 from monograph.recipes.size import count_parameters
 from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
+from monograph.train.layout import plan_run_mesh
 from monograph.whole_file import check_output, write_output
 
 RENDER = {
@@ -27,6 +30,8 @@ RENDER = {
 }
 SUBMIT = {"slurm": ["sbatch"], "kubernetes": ["kubectl", "apply", "-f"], "skypilot": ["sky", "jobs", "launch", "--yes"]}
 """The command that a job file is handed to, as its last argument."""
+_OF_THIS_CALL = {"out", "submit", "simulate"}
+"""Options that leave the job as it is."""
 
 
 def launch_job(config: TrainerConfig, *, recipe: str, words: list[str], **options: Any) -> int:
@@ -34,6 +39,10 @@ def launch_job(config: TrainerConfig, *, recipe: str, words: list[str], **option
     if options["out"]:
         check_output("--out", options["out"], makes_folder=True)
     job = plan_job(config, recipe=recipe, words=words, **options)
+    mesh = plan_run_mesh(config, job.nodes * job.ranks_per_node)
+    if options["simulate"] and mesh.world_size > 1:
+        line = load_reference(SIMULATE)(config, mesh, instead="--simulate false launches")
+        make_console(stderr=True).print(f"note: {line}")
     text = RENDER[options["on"]](job)
     is_shown = not (options["out"] or options["submit"]) and sys.stdout.isatty()  # the file holds the notes
     for note in () if is_shown else job.notes:
@@ -65,7 +74,7 @@ def plan_job(config: TrainerConfig, *, recipe: str, words: list[str], **options:
         seconds, reckoned = plan_seconds_to_save(config, mesh, size.total if size else None, nodes=min_nodes)
     notes = [*find_notes(config, mesh, ranks_per_node=ranks), *(each for each in (memory, reckoned) if each)]
     defaults = LaunchOptions()
-    changed = {name for name, value in options.items() if value != getattr(defaults, name)} - {"out", "submit"}
+    changed = {name for name, value in options.items() if value != getattr(defaults, name)} - _OF_THIS_CALL
     named = [name for name in options if name in changed | {"on", "nodes", "gpus_per_node"}]
     shown = [f"--{name} {quote_word(str(options[name]))}" for name in named]
     return Job(

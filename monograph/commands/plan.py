@@ -34,6 +34,7 @@ from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
+from monograph.verify.simulate.first import simulate_first
 from monograph.whole_file import write_output
 
 _STYLES = ("dim", "bold", "none", "none", "green", "green", "yellow", "none", "none")
@@ -51,6 +52,7 @@ def plan(
     gpus: int,
     memory: str,
     explain: bool,
+    simulate: bool,
     json: str,
     out: str,
     top: int,
@@ -98,6 +100,9 @@ def plan(
         options = ["--gpus", str(gpus), *(["--memory", memory] if memory else [])]
         write_output(Path(out), make_plan_page(collect_plan(result, words, gpus, options)))
         print_plain(f"\npage: {out}")
+    best = result.runs[0]
+    if simulate and gpus > 1:
+        print_plain(f"\n1. {simulate_first(best.config, best.choice.mesh, instead='--simulate false plans without')}")
     return 0
 
 

@@ -68,6 +68,8 @@ class Command:
     "module:function" it is imported for this command alone."""
     has_ranks: bool = False
     """Whether `--ranks N` starts N ranks of the same command (LAUNCHER) instead of calling `function`."""
+    before_ranks: str = ""
+    """Called with the same arguments before ranks are started; what it raises ends the command."""
     takes_recipe: bool = False
     """Whether RECIPE and `--section.field value` come first; the function is then called with the configuration."""
     needs: tuple[str, ...] = ()
@@ -91,6 +93,9 @@ LAUNCHER = "monograph.launch.local:launch"
 RUN_ROOM, BENCH_ROOM = "monograph.commands.room:check_run_room", "monograph.commands.room:check_bench_room"
 """Estimate whether a run, or the modes of a bench, fit into the memory of a GPU."""
 
+SIMULATE = "monograph.verify.simulate.first:simulate_first"
+"""Compares a mesh with one device in this process; imported where that is asked for, because it needs torch."""
+
 COMMANDS = (
     Command(
         name="train",
@@ -110,6 +115,7 @@ COMMANDS = (
         function="monograph.commands.verify_run:verify",
         check="monograph.commands.check_train:check_verify",
         has_ranks=True,
+        before_ranks="monograph.commands.verify_run:simulate_ranks",
         takes_recipe=True,
         needs=("words",),
         arguments=VerifyOptions,

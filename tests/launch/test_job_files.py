@@ -194,7 +194,7 @@ def test_notes_are_printed_beside_a_file_that_a_terminal_does_not_show(capsys, m
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["launch", "llama3_8b", "--on", "slurm"]) == 0
     said = capsys.readouterr()
-    assert "# note: " in said.out and said.err == ""
+    assert "# note: " in said.out and said.err == "note: not simulated: a test\n"
 
 
 def test_the_command_in_a_job_file_makes_the_same_file_again(capsys):

@@ -35,9 +35,9 @@ def as_json(found: MeshSimulation, config: TrainerConfig) -> dict[str, Any]:
         "seconds": found.seconds,
         "peak_bytes": found.peak_bytes,
         "update": {entry.name: _plain(entry.difference) for entry in found.update},
-        "transfers": [
+        "structures": [
             {"after": each.after, "units": each.units, "kinds": each.kinds, "differences": list(each.differences)}
-            for each in found.transfers
+            for each in found.structures
         ],
         "graphs": [
             {

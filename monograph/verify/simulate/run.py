@@ -17,7 +17,7 @@ from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
 from monograph.verify.simulate.small_copy import make_real_sample, make_small_copy
 from monograph.verify.simulate.stages import find_stage_mesh
-from monograph.verify.simulate.transfer import CAPTURED, Transfer, compare_structure
+from monograph.verify.simulate.structure import CAPTURED, StructureCheck, compare_structure
 from monograph.verify.simulate.update import SimulatedUpdate, UpdateDifference
 
 EVALUATION = "evaluation"
@@ -36,7 +36,7 @@ class MeshSimulation:
     """Where the first fault is; empty where there is none."""
     update: list[UpdateDifference] = field(default_factory=list)
     """The numbers of the update around the captured graph."""
-    transfers: list[Transfer] = field(default_factory=list)
+    structures: list[StructureCheck] = field(default_factory=list)
     """Whether the run's own graphs have the structure of the copy's; empty where the copy is the run."""
     different_batches: int = 0
     """Micro-batches of a round that are not the same."""
@@ -81,8 +81,8 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
         if found.is_equal and small.needs_evaluation():
             check_evaluation(found, planned, capture_step(small, groups, kind="evaluation"))
         if found.is_equal and small.model != config.model:
-            found.transfers = list(
-                check_transfer(step, capture_step(make_real_sample(without_float8(config), small), groups))
+            found.structures = list(
+                check_structures(step, capture_step(make_real_sample(without_float8(config), small), groups))
             )
     if not found.graphs[0].comparison.is_equal:
         found.blame = find_blame(found, planned)
@@ -92,7 +92,7 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
     return found
 
 
-def check_transfer(small: CapturedStages, real: CapturedStages) -> Iterator[Transfer]:
+def check_structures(small: CapturedStages, real: CapturedStages) -> Iterator[StructureCheck]:
     """Compare the graphs of a copy with those at the run's own sizes, as captured and after all passes."""
     yield compare_structure(real.graphs, small.graphs, CAPTURED)
     yield compare_structure(real.optimized(), small.optimized(), ALL_PASSES)

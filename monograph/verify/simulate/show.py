@@ -9,7 +9,7 @@ from monograph.train.config import TrainerConfig
 from monograph.verify.float8 import is_quantized
 from monograph.verify.simulate.outcome import TOLERANCE
 from monograph.verify.simulate.run import MeshSimulation
-from monograph.verify.simulate.transfer import Transfer
+from monograph.verify.simulate.structure import StructureCheck
 from monograph.verify.simulate.update import MOST_UPDATED
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -36,9 +36,9 @@ def print_simulation(found: MeshSimulation, config: TrainerConfig) -> None:
     console.print(table)
     if found.is_equal:
         console.print(styled(("equal", "green"), f": {describe_equal(found)}"))
-        for transfer in found.transfers:
-            if transfer.is_complete:
-                console.print(describe_transfer(transfer))
+        for checked in found.structures:
+            if checked.is_complete:
+                console.print(describe_structure(checked))
     else:
         console.print(styled(("different", "red"), f", first: {found.blame}"))
         outputs = [entry for graph in found.graphs for entry in graph.comparison.wrong]
@@ -64,10 +64,10 @@ def describe_equal(found: MeshSimulation) -> str:
     return f"the plan on {found.mesh.world_size:,} ranks computes what one device computes"
 
 
-def describe_transfer(transfer: Transfer) -> str:
+def describe_structure(checked: StructureCheck) -> str:
     """The line of a graph that has the structure of the one simulated."""
-    kinds = counted(transfer.kinds, "kind")
-    return f"at the run's own sizes, {transfer.after}: {kinds} of units, with the ops, groups and operands simulated"
+    kinds = counted(checked.kinds, "kind")
+    return f"at the run's own sizes, {checked.after}: {kinds} of units, with the ops, groups and operands simulated"
 
 
 def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
@@ -78,13 +78,13 @@ def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
         f"forward, loss and backward of one micro-batch on every rank, of a small copy with {layers}"
         f"sequences of {small.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
     ]
-    covered = bool(found.transfers) and found.transfers[0].is_complete
+    covered = bool(found.structures) and found.structures[0].is_complete
     sizes = "" if covered or small.model == config.model else "the run's own sizes, "
     lines.append(f"{sizes}GPU kernels, and rounding in bfloat16")
     lines += [
-        f"{transfer.after}, at the run's own sizes: {difference}"
-        for transfer in found.transfers
-        for difference in transfer.differences
+        f"{checked.after}, at the run's own sizes: {difference}"
+        for checked in found.structures
+        for difference in checked.differences
     ]
     lines[0] += "; then counts, total loss, gradient norm, clipping, the update of weights and of expert biases"
     if small.needs_evaluation():

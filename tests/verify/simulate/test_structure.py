@@ -40,7 +40,7 @@ def test_a_run_has_the_ops_of_its_small_copy(recipe):
     config, mesh = plan(recipe, **CASES[recipe])
     found = simulate(config, mesh)
     assert found.is_equal, found.blame
-    captured, optimized = found.transfers
+    captured, optimized = found.structures
     assert captured.is_complete, captured.differences
     assert captured.kinds < captured.units >= 5
     for difference in optimized.differences:

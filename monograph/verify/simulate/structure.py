@@ -44,7 +44,7 @@ class UnitOps:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class StructureCheck:
     """What of a run's own graph its small copy has."""
 
     after: str
@@ -62,7 +62,7 @@ class Transfer:
         return not self.differences
 
 
-def compare_structure(real: Sequence[StepGraph], small: Sequence[StepGraph], after: str = CAPTURED) -> Transfer:
+def compare_structure(real: Sequence[StepGraph], small: Sequence[StepGraph], after: str = CAPTURED) -> StructureCheck:
     """Look for each unit of the real graphs among those of the small ones."""
     ours, theirs = find_units(real), find_units(small)
     known = {unit.digest for unit in theirs.values()}
@@ -75,7 +75,7 @@ def compare_structure(real: Sequence[StepGraph], small: Sequence[StepGraph], aft
         counts = ours[names[0]].counts
         nearest = min(theirs, key=lambda name: _distance(counts, theirs[name].counts))
         differences.append(describe_difference(names, counts, nearest, theirs[nearest].counts))
-    return Transfer(after, len(ours), len({unit.digest for unit in ours.values()}), tuple(differences))
+    return StructureCheck(after, len(ours), len({unit.digest for unit in ours.values()}), tuple(differences))
 
 
 def describe_difference(names: Sequence[str], ours: Mapping[str, int], nearest: str, theirs: Mapping[str, int]) -> str:

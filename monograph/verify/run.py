@@ -20,6 +20,7 @@ from monograph.verify.float8 import find_scale_split, from_weights, is_quantized
 from monograph.verify.rates import compare_rates
 from monograph.verify.reference import Reference
 from monograph.verify.show import print_verdict, write_verdict
+from monograph.verify.start import spread_model, spread_shards
 from monograph.verify.trace import assemble, gather_traces
 from monograph.verify.traced_run import TracedRun
 from monograph.verify.verdict import Verdict
@@ -89,6 +90,10 @@ def verify_fp32(config: TrainerConfig, groups: Groups, *, steps: int, tolerance:
     run = TracedRun(config, groups, is_recorded=can_record(config))
     is_judge = groups.rank == 0
     reference = Reference(on_one_device(config), groups.device) if is_judge else None
+    if not config.checkpoint.load:
+        spread_shards(run.step, config.debug.seed)
+        if reference is not None:
+            spread_model(reference.model, config.debug.seed)
     promise = promise_numerics(config, ran=run.step.ran_passes, device=groups.device.type)
     verdict = Verdict(tolerance=tolerance, numerics=str(promise))
     verdict.add(1, Differences(metrics=compare_rates(config)))

@@ -25,8 +25,11 @@ from monograph.whole_file import check_output
 def show_machine(arguments: MachineShowArguments) -> int:
     """One machine field by field, or a line for each."""
     if not arguments.machine:
-        print_title("Machines", "achieved rates of large kernels and transfers; --machine NAME or FILE.json")
-        print_rows([(name, machine.describe().partition(": ")[2]) for name, machine in MACHINES.items()], ("bold", ""))
+        print_title("Machines", "TFLOP/s of large matmuls, memory in GB, the rest in GB/s")
+        print_rows([_COLUMNS, *map(_make_row, MACHINES.values())], ("bold cyan", *[""] * (len(_COLUMNS) - 1)))
+        print_plain("\nUse one:   monograph plan RECIPE --gpus 8 --machine h100")
+        print_plain("Its rates: monograph machine show h100")
+        print_plain("Of yours:  monograph machine measure --out mine.json")
         return 0
     machine = find_machine(arguments.machine)
     docs = find_field_docs(Machine)
@@ -34,6 +37,31 @@ def show_machine(arguments: MachineShowArguments) -> int:
     rows = [(each.name, _format(getattr(machine, each.name)), docs.get(each.name, "")) for each in fields(machine)]
     print_rows(rows[1:], ("bold cyan", "green", "none"))
     return 0
+
+
+_COLUMNS = ("", "fp32", "bf16", "fp8", "memory", "bandwidth", "links", "network", "host")
+
+
+def _make_row(machine: Machine) -> tuple[str, ...]:
+    """The rates of one machine under _COLUMNS."""
+    rates = machine.achieved_tflops()
+    numbers = (
+        *(rates.get(dtype, 0.0) for dtype in ("float32", "bfloat16", "float8")),
+        machine.memory_gb,
+        machine.memory_gb_per_second * machine.memory_fraction,
+    )
+    return (
+        machine.name,
+        *(_round(number) for number in numbers),
+        f"{machine.link_gb_per_second:g} x {machine.devices_per_node}",
+        f"{machine.network_gb_per_second:g}",
+        f"{machine.host_gb_per_second:g}",
+    )
+
+
+def _round(rate: float) -> str:
+    """Three digits, and more only before the point."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" if rate else "-"
 
 
 def _format(value: object) -> str:

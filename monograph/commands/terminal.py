@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -41,11 +42,12 @@ def print_rows(rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             print_plain(f"  {'  '.join([*cells, row[-1]])}".rstrip())
-    elif console.width - sum(widths) - 2 * len(styles) < _PROSE_COLUMNS:
+    elif console.width - sum(widths) - 2 * len(styles) < min(_PROSE_COLUMNS, max(len(row[-1]) for row in rows)):
         for row in rows:
-            console.print(Text("  ").append_text(_join(row[:-1], styles)))
+            indent = "  " if row[0] else "      "  # a row without a name belongs to the named one above it
+            console.print(Text(indent).append_text(_join(row[:-1], styles)))
             if row[-1]:
-                console.print(Text(f"      {row[-1]}", style=styles[-1]))
+                console.print(Padding(Text(row[-1], style=styles[-1]), (0, 0, 0, len(indent) + 4)), soft_wrap=False)
     else:
         table = Table.grid(padding=(0, 2))
         table.add_column()

@@ -140,6 +140,17 @@ class Machine:
         """How long a copy between host and device takes."""
         return copied_bytes / (self.host_gb_per_second * _GIGA)
 
+    def achieved_tflops(self) -> dict[str, float]:
+        """TFLOP/s of large matmuls by dtype; float8 only where the device has it."""
+        rates = {
+            "float32": self.float32_tflops * self.matmul_fraction,
+            "bfloat16": self.bfloat16_tflops * self.matmul_fraction,
+        }
+        if self.has_float8:
+            fraction = min(self.matmul_fraction, self.float8_matmul_fraction or 1.0)
+            rates["float8"] = self.float8_tflops * fraction
+        return rates
+
     def describe_target(self, captured_on: str) -> str:
         """Kind of device that a program planned for this machine runs on, as a sentence."""
         target = "GPU" if self.device == "cuda" else "CPU"
@@ -152,11 +163,10 @@ class Machine:
 
     def describe(self) -> str:
         """Everything that estimates use, in one line."""
-        float8 = self.float8_tflops * min(self.matmul_fraction, self.float8_matmul_fraction or 1.0)
-        rates = (self.float32_tflops * self.matmul_fraction, self.bfloat16_tflops * self.matmul_fraction, float8)
-        matmuls = " / ".join(f"{rate:.4g}" for rate in rates)
+        rates = self.achieved_tflops()
+        matmuls = f"{' / '.join(f'{rate:.4g}' for rate in rates.values())} TFLOP/s ({' / '.join(rates)})"
         return (
-            f"{self.name}: {matmuls} TFLOP/s (float32 / bfloat16 / float8), {self.memory_gb:.4g} GB at "
+            f"{self.name}: {matmuls}, {self.memory_gb:.4g} GB at "
             f"{self.memory_gb_per_second * self.memory_fraction:.4g} GB/s, links {self.link_gb_per_second:.4g} GB/s "
             f"among {self.devices_per_node}, network {self.network_gb_per_second:.4g} GB/s, collectives start in "
             f"{self.collective_latency_us:.4g} us, host {self.host_gb_per_second:.4g} GB/s"

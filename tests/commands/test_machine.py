@@ -12,7 +12,11 @@ from monograph.machine.table import MACHINES
 def test_every_machine_is_listed_and_one_is_shown_field_by_field(capsys):
     assert cli.main(["machine", "show"]) == 0
     listed = capsys.readouterr().out
+    rows = {words[0]: words[1:] for line in listed.splitlines() if (words := line.split())}
     assert all(f"  {name} " in listed for name in MACHINES)
+    assert rows["H100"] == ["49.6", "732", "1267", "80", "3015", "450", "x", "8", "50", "64"]
+    assert rows["A100"][:4] == ["14.4", "231", "-", "80"], "an A100 has no float8"
+    assert max(len(line) for line in listed.splitlines()) <= 80
     assert cli.main(["machine", "show", "b200"]) == 0
     shown = capsys.readouterr().out
     assert "bfloat16_tflops" in shown and "2250" in shown and "devices_per_node" in shown

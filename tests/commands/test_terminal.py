@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import sys
 
+import pytest
 from rich.text import Text
 
 from monograph.cli import main
@@ -51,3 +53,27 @@ def test_a_full_disk_behind_standard_output_is_told_by_its_name(monkeypatch, cap
             full.setattr(sys.stdout, name, refuse)
             assert main(["--version"]) == 1
         assert "error: standard output cannot be written" in capsys.readouterr().err
+
+
+@pytest.fixture
+def narrow_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    return lambda text: [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in text.splitlines()]
+
+
+def test_a_narrow_terminal_shows_details_below_the_name_they_belong_to(narrow_terminal, capsys):
+    prose = "Copy the forward nodes that are not saved into backward."
+    rows = [("recompute", "bitwise", prose), ("", "needs", "a plan")]
+    print_rows(rows, ("bold cyan", "green", "none"))
+    lines = narrow_terminal(capsys.readouterr().out)
+    name, prose, rest, detail, value = lines
+    assert name == "  recompute  bitwise" and prose.startswith("      Copy") and rest.startswith("      backward.")
+    assert (detail, value) == ("      needs", "          a plan")
+
+
+def test_columns_that_fit_a_narrow_terminal_stay_columns(narrow_terminal, capsys):
+    print_rows([("A100", "14.4", "231"), ("H100-PCIe", "37.7", "560")], ("bold", "", ""))
+    lines = narrow_terminal(capsys.readouterr().out)
+    assert lines == ["  A100       14.4  231", "  H100-PCIe  37.7  560"]

@@ -13,6 +13,7 @@ from monograph.execute.artifact.check import check_before_start
 from monograph.execute.artifact.folder import check_target
 from monograph.execute.artifact.keys import read_key
 from monograph.machine.choose import AUTO, FALLBACK, find_machine
+from monograph.machine.gpu_files import has_gpu_files
 from monograph.passes.extra import is_pass, refuse_other
 from monograph.report.folder import check_folder
 from monograph.train.config import TrainerConfig
@@ -110,7 +111,18 @@ def check_tune(config: TrainerConfig, *, ranks: int, **_: Any) -> None:
             why="the kernels of a step are read from its captured graph",
             do="--compile.mode graph",
         )
+    if config.debug.device == "cpu" or not has_gpu_files():
+        raise only_gpus_are_tuned("cpu")
     plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+
+
+def only_gpus_are_tuned(device: str) -> ConfigError:
+    """The error of `monograph tune` on a machine without a GPU."""
+    return ConfigError(
+        f"the device is {device}, and kernels are tuned on GPUs",
+        why="only custom kernels of GPUs have settings to tune; the step runs on a CPU without them",
+        do="run it on the kind of GPU that will train",
+    )
 
 
 def check_bench(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from monograph.commands.checks import only_gpus_are_tuned
 from monograph.commands.precompile import capture_as, find_stages
-from monograph.errors import ConfigError
 from monograph.execute.custom_kernels import KernelCall
 from monograph.execute.device import deterministic_kernels, use_device
 from monograph.execute.tune_kernels import describe_settings
@@ -26,11 +26,7 @@ def tune(config: TrainerConfig, *, ranks: int) -> int:
     device = use_device(config.debug.device)
     kind = find_gpu_kind(device)
     if kind is None:
-        raise ConfigError(
-            f"the device is {device.type}, and kernels are tuned on GPUs",
-            why="only custom kernels of GPUs have settings to tune; the step runs on a CPU without them",
-            do="run it on the kind of GPU that will train",
-        )
+        raise only_gpus_are_tuned(device.type)
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
     calls: dict[KernelCall, None] = {}
     with deterministic_kernels(config.debug.deterministic):

@@ -14,6 +14,10 @@ from monograph.system.foreign_text import show
 
 _STEP = re.compile(rf"{STEP_MARK}( \d+)?")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+_MAKE_ONE = (
+    "predicted/predicted.trace.json comes from `monograph inspect RECIPE --out predicted`, "
+    "measured/exact.trace.json from `monograph bench RECIPE --modes exact --profile measured`"
+)
 Event = dict[str, Any]
 MAX_TRACE_BYTES = 2 << 30
 """Far above the trace of a step; many steps of many threads may come to gigabytes."""
@@ -38,9 +42,9 @@ def read_trace(path: str) -> list[Event]:
         if not isinstance(events, list):
             raise TypeError("traceEvents is not a list")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", do="name the file of a trace") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", do=_MAKE_ONE) from None
     except UnusableFile as error:
-        raise ConfigError(error.what, why=error.why, do="name the file of a trace") from None
+        raise ConfigError(error.what, why=error.why, do=_MAKE_ONE) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path} is not a Chrome trace", why="there are no traceEvents in it") from None
     for event in events:

@@ -1,12 +1,13 @@
 """The tuned settings of a run: read once, taken along by artifacts, used on the kind of GPU they were tuned for."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from monograph.cli import main
 from monograph.execute import tuned_kernels
 from monograph.execute.artifact.folder import write_artifact
 from monograph.execute.artifact.make import CUSTOM_CALLS, TUNED
@@ -109,9 +110,14 @@ def test_on_a_cpu_a_run_says_that_there_is_nothing_to_tune(tmp_path, caplog):
     assert "nothing to tune on cpu" in caplog.text
 
 
-def test_the_command_needs_a_gpu_and_says_so(capsys):
-    assert main(["tune", "llama3_debugmodel", "--debug.device", "cpu"]) == 2
-    assert "kernels are tuned on GPUs" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_command_needs_a_gpu_and_says_so_without_torch(device, tmp_path):
+    code = "import sys; from monograph.machine import gpu_files; "
+    code += f"gpu_files.DEVICES = __import__('pathlib').Path({str(tmp_path)!r}); from monograph.cli import main; "
+    code += f"print(main(['tune', 'llama3_debugmodel', '--debug.device', '{device}']), 'torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "2 False\n"
+    assert "kernels are tuned on GPUs" in run.stderr
 
 
 @pytest.mark.gpu

@@ -44,6 +44,12 @@ def find_local(word: str) -> Path | None:
             why=f"{path.parent} has " + (", ".join(found[:8]) if found else "no folders"),
             do=f"did you mean {path.parent / near}?" if near else "check the path",
         )
+    if path.parts[:1] == ("outputs",):
+        raise ConfigError(
+            f"there is no folder {word}",
+            why=f"there are no runs here: {path.parent} is not in {Path.cwd()}",
+            do="start this where the run was started, or train one: monograph train RECIPE",
+        )
     if not HUB_NAME.fullmatch(word):
         raise ConfigError(
             f"there is no folder {word}",

@@ -64,6 +64,13 @@ def test_a_missing_folder_beside_others_is_no_name_on_the_hub(tmp_path, monkeypa
         resolve_source("outputs/tyni")
 
 
+def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no folder outputs/tiny") as refused:
+        resolve_source("outputs/tiny")
+    assert "monograph train RECIPE" in refused.value.do and "hf download" not in refused.value.do
+
+
 def test_without_a_network_a_name_is_refused_with_what_to_do(tmp_path):
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     code = "from monograph.cli import main; raise SystemExit(main(['hf', 'import', 'acme/none', 'out']))"

@@ -46,11 +46,14 @@ test-faults: $(STAMP)
 # Every fuzzer in turn, by count or until its time is up; a failure prints its seed and the command that repeats it.
 FUZZ_SECONDS ?= 600
 FUZZ_CONFIGS ?= 1000
+FUZZ_MESHES ?= 300
 # Without MKL_CBWR, the matmuls of one row in MKL depend on where their operands lie in memory.
 FUZZ := OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE $(BIN)/python -m
 test-fuzz: $(STAMP)
 	$(FUZZ) tests.models.hf_fuzz --count $(FUZZ_CONFIGS)
 	$(FUZZ) tests.verify.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ) tests.verify.simulate.mesh_fuzz --count $(FUZZ_MESHES)
+	$(FUZZ) tests.verify.simulate.mesh_fuzz --agree --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.steps.graph_fuzz --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.execute.artifact_fuzz --count 2000 --seconds $(FUZZ_SECONDS)
 	$(FUZZ) tests.system.file_fuzz --seconds $(FUZZ_SECONDS) --processes 2 --go-on

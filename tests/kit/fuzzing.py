@@ -31,8 +31,11 @@ class Failed(Exception):
     """A check that did not hold, with what repeats it."""
 
 
-def run_fuzzer(module: str, check: Check) -> None:
-    """The command line of a fuzzer; ends with exit code 1 after the first failure, or after all with --go-on."""
+def run_fuzzer(module: str, check: Check, **modes: Check) -> None:
+    """The command line of a fuzzer; ends with exit code 1 after the first failure, or after all with --go-on.
+
+    Each of `modes` is a flag, and what is checked in place of `check` with it.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--seconds", type=float, default=600, help="how long to go on")
     parser.add_argument("--count", type=int, default=0, help="how many seeds, whatever time they take")
@@ -40,7 +43,12 @@ def run_fuzzer(module: str, check: Check) -> None:
     parser.add_argument("--seed", type=int, help="check this seed only")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--processes", type=int, default=1, help="so many seeds at a time")
+    for name in modes:
+        parser.add_argument(f"--{name}", action="store_true", help=f"{modes[name].__doc__}")
     options = parser.parse_args()
+    for name in modes:
+        if getattr(options, name):
+            module, check = f"{module} --{name}", modes[name]
     only = options.seed is not None
     first, count = (options.seed, 1) if only else (options.first, options.count)
     end = time.monotonic() + (float("inf") if count else options.seconds)
@@ -79,12 +87,13 @@ Result = tuple[int, list[str] | None, str]
 
 
 def _check(check: Check, folder: Path, module: str, seed: int) -> Result:
-    start = time.monotonic()
+    start, busy = time.monotonic(), time.process_time()
     try:
         labels = list(check(seed, folder))
     except Exception:
         return seed, None, f"seed {seed} FAILED\n{traceback.format_exc()}\nrepeat: python -m {module} --seed {seed}"
-    return seed, labels, f"seed {seed}: {', '.join(labels)} ({time.monotonic() - start:.0f} s)"
+    seconds = f"{time.monotonic() - start:.0f} s, {time.process_time() - busy:.1f} s of processor time"
+    return seed, labels, f"seed {seed}: {', '.join(labels)} ({seconds})"
 
 
 def report(module: str, first: int, done: int, failed: list[int], counts: Counter[str]) -> None:

@@ -41,6 +41,19 @@ def test_one_seed_is_checked_alone(monkeypatch, capsys):
     assert "1 of 1 seeds held (from 0)" in capsys.readouterr().out
 
 
+def test_a_mode_is_a_flag_that_a_failure_repeats(monkeypatch, capsys):
+    def plain(seed, _folder):
+        """Check nothing."""
+        return ["plain"]
+
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--first", "4", "--count", "1", "--agree"])
+    with pytest.raises(SystemExit, match=r"failed: \[4\]"):
+        run_fuzzer("tests.some.fuzz", plain, agree=fail_at_4)
+    assert "repeat: python -m tests.some.fuzz --agree --seed 4" in capsys.readouterr().out
+    start(monkeypatch, plain, "--seed", "4")
+    assert "     1  plain" in capsys.readouterr().out
+
+
 def test_a_fuzzer_most_of_whose_draws_are_refused_fails(monkeypatch):
     def refuse_some(seed, _folder):
         return [REFUSED] if seed % 5 == 0 else []

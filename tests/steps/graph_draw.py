@@ -42,9 +42,8 @@ class Drawn:
 
     def graph(self, folder: Path) -> TrainerConfig:
         """The run in graph mode; refused with a `ConfigError` where the options contradict each other."""
-        return tiny(
-            self.model, folder, {**self.changes, "compile.mode": "graph", "validator.interval": 1}, **self.degrees
-        )
+        changes = {"validator.interval": 1, **self.changes, "compile.mode": "graph"}
+        return tiny(self.model, folder, changes, **self.degrees)
 
     def eager(self, folder: Path) -> TrainerConfig:
         """The same run op by op. Chunks change numbers, so eager mode makes the same ones."""

@@ -29,6 +29,18 @@ def verify_with_bug(config: TrainerConfig, name: str) -> Verdict | None:
         return verify(config, groups, steps=1)
 
 
+def verify_briefly(config: TrainerConfig, name: str) -> Verdict | None:
+    """One step of a program with a fault, or of a right one where `name` is empty."""
+    return verify_with_bug(config, name) if name else verify_steps(config, 1)
+
+
+def verify_steps(config: TrainerConfig, steps: int) -> Verdict | None:
+    """`monograph verify` of so many steps."""
+    mesh = plan_run_mesh(config, int(os.environ["WORLD_SIZE"]))
+    with joined_groups(mesh, torch.device("cpu"), timeout_seconds=config.parallelism.timeout_seconds) as groups:
+        return verify(config, groups, steps=steps)
+
+
 def verify_with_other_scales(config: TrainerConfig) -> Verdict | None:
     """The mesh has a scale for every row, and the one device that it is compared with one for every tensor."""
     honest = monograph.verify.float8.on_one_device

@@ -5,6 +5,7 @@ from typing import Any
 
 from monograph.axes import Group
 from monograph.parallel.collectives import reduce_scatter_autograd
+from monograph.parallel.context_ulysses import UlyssesAttention
 from monograph.parallel.tensor import VocabEmbedding, VocabLoss
 from tests.verify.context_bugs import (
     counted_by_every_rank,
@@ -15,6 +16,24 @@ from tests.verify.context_bugs import (
     positions_of_own_tokens,
     second_slices_in_rank_order,
     shared_sequences_ignored,
+)
+from tests.verify.corner_bugs import (
+    answers_averaged_over_etp,
+    auxiliary_loss_of_one_tp_rank,
+    auxiliary_loss_times_cp,
+    chunks_begin_with_slices,
+    expert_bias_of_every_etp_rank,
+    heads_in_another_order,
+    latents_of_the_first_call,
+    loss_of_every_tp_rank,
+    loss_of_one_replica,
+    norm_of_experts_over_their_replicas,
+    reduced_over,
+    sinks_of_one_slice,
+    thought_to_be_whole,
+    tied_gradient_of_the_head_alone,
+    tied_gradients_of_own_stages,
+    windows_of_whole_texts,
 )
 from tests.verify.plantings import (
     Planting,
@@ -57,7 +76,8 @@ class Bug:
     """Whether the step cannot even finish; then the error's note must name the place."""
 
 
-TP, EP, CP = {"tp": 2}, {"ep": 2}, {"cp": 2}
+TP, EP, CP, ETP = {"tp": 2}, {"ep": 2}, {"cp": 2}, {"tp": 2, "etp": 2}
+ULYSSES = {"cp": 2, "method": "ulysses"}
 
 BUGS: dict[str, Bug] = {
     "labels_shifted_within_a_part": Bug(
@@ -188,5 +208,116 @@ BUGS: dict[str, Bug] = {
     ),
     "shards_in_another_order": Bug(
         plant=gathered_in_another_order, degrees={"fsdp": "graph"}, blame="embedding: its output differs"
+    ),
+    "sinks_summed_over_other_heads": Bug(
+        plant=thought_to_be_whole("layers.0.attention.heads.sinks"),
+        model="gpt_oss",
+        degrees={**TP, "fsdp": "graph"},
+        blame="layers.0.attention.heads: its gradient differs",
+    ),
+    "sinks_of_other_heads": Bug(
+        plant=lambda: without_offset(UlyssesAttention),
+        model="gpt_oss",
+        degrees=ULYSSES,
+        blame="layers.0.attention: its output differs",
+    ),
+    "gradients_of_sinks_of_one_slice": Bug(
+        plant=sinks_of_one_slice,
+        model="gpt_oss",
+        degrees=CP,
+        blame=r"layers.1.attention.heads: its gradient differs",
+    ),
+    "expert_bias_of_every_etp_rank": Bug(
+        plant=expert_bias_of_every_etp_rank,
+        model="gpt_oss",
+        degrees=ETP,
+        blame="layers.1.moe.bias: its gradient differs",  # a run starts with biases of zero
+    ),
+    "missing_sum_of_an_expert_bias": Bug(
+        plant=missing_sum("layers.1.moe.bias.weight", Group.TP_GRADS),
+        model="gpt_oss",
+        degrees={**TP, **EP, "fsdp": "graph"},
+        blame="layers.1.moe.bias: its gradient differs",
+    ),
+    "missing_sum_of_a_router_bias": Bug(
+        plant=missing_sum("layers.0.moe.router.gate.bias", Group.TP_GRADS),
+        model="gpt_oss",
+        degrees={**TP, "fsdp": "graph"},
+        blame="layers.0.moe.router.gate: its gradient differs",
+    ),
+    "missing_sum_of_an_attention_bias": Bug(
+        plant=missing_sum("layers.1.attention.bias", Group.TP_GRADS),
+        model="gpt_oss",
+        degrees={**TP, "fsdp": "graph"},
+        blame="layers.1.attention: its gradient differs",
+    ),
+    "expert_bias_scattered_over_its_peers": Bug(
+        plant=reduced_over("layers.1.moe.experts.bias.weight", {Group.EFSDP_SCATTER: Group.EP}),
+        model="gpt_oss",
+        ranks=4,
+        degrees={**EP, "fsdp": "graph"},
+        blame="layers.1.moe.experts.bias: its gradient differs",
+    ),
+    "missing_sum_of_experts_over_replicas": Bug(
+        plant=missing_sum("layers.0.moe.experts.w2", Group.DP_REPLICATE),
+        model="qwen3_moe",
+        degrees={"replicate": 2, "fsdp": "graph"},
+        blame="layers.0.moe.experts: its gradient differs",
+    ),
+    "missing_sum_of_shared_experts_over_replicas": Bug(
+        plant=missing_sum("layers.2.moe.shared_experts.w1.weight", Group.DP_REPLICATE),
+        degrees={"replicate": 2, "fsdp": "graph"},
+        blame="layers.2.moe.shared_experts.w1: its gradient differs",
+    ),
+    "answers_averaged_over_etp": Bug(
+        plant=answers_averaged_over_etp, model="qwen3_moe", degrees=ETP, blame="layers.0.moe: its output differs"
+    ),
+    "auxiliary_loss_times_cp": Bug(
+        plant=auxiliary_loss_times_cp,
+        model="qwen3_moe",
+        degrees=CP,
+        blame=r"load_balancing_loss: it differs by 1.0e.00",
+    ),
+    "auxiliary_loss_of_one_tp_rank": Bug(
+        plant=auxiliary_loss_of_one_tp_rank, model="qwen3_moe", degrees=TP, blame="load_balancing_loss: it differs"
+    ),
+    "norm_of_experts_over_their_replicas": Bug(
+        plant=norm_of_experts_over_their_replicas, model="qwen3_moe", degrees=EP, blame="grad_norm: it differs"
+    ),
+    "loss_of_one_replica": Bug(
+        plant=loss_of_one_replica, model="llama3", degrees={"replicate": 2}, blame="loss: it differs"
+    ),
+    "loss_of_every_tp_rank": Bug(
+        plant=loss_of_every_tp_rank,
+        model="llama3",
+        degrees={**TP, "fsdp": "graph"},
+        blame=r"head.output: its gradient differs by 1.0e.00",
+    ),
+    "tied_gradient_of_the_head_alone": Bug(
+        plant=tied_gradient_of_the_head_alone,
+        model="gemma3",
+        degrees=TP,
+        blame="(embedding: its gradient|layers.0.attention_norm: the gradient it passes back) differs",
+    ),
+    "tied_gradients_of_own_stages": Bug(
+        plant=tied_gradients_of_own_stages,
+        model="qwen3",
+        degrees={"pipeline_parallel_degree": 2},
+        changes={"training.global_batch_size": 2},
+        blame="embedding: its gradient differs",
+    ),
+    "windows_of_whole_texts": Bug(
+        plant=windows_of_whole_texts, model="mistral", degrees=CP, blame="layers.0.attention: its output differs"
+    ),
+    "chunks_begin_with_slices": Bug(
+        plant=chunks_begin_with_slices, model="llama4", degrees=CP, blame="layers.0.attention: its output differs"
+    ),
+    "heads_in_another_order": Bug(
+        plant=heads_in_another_order, model="llama3", degrees=ULYSSES, blame="layers.0.attention: its output differs"
+    ),
+    "gradients_of_latents_of_the_first_call": Bug(
+        plant=latents_of_the_first_call,
+        degrees={**CP, "gather": "latent"},
+        blame="layers.2.attention.wkv_b: its gradient differs",
     ),
 }

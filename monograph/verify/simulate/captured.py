@@ -8,6 +8,7 @@ from monograph.capture.source import StepSource
 from monograph.execute.base import StepSettings
 from monograph.execute.facts import make_facts
 from monograph.execute.pipeline.build import PipelineSource, make_sources
+from monograph.execute.pipeline.tied import find_tied
 from monograph.graph.facts import Facts
 from monograph.graph.step_graph import StepGraph, copy_graph
 from monograph.parallel.groups import Groups
@@ -34,7 +35,9 @@ class CapturedStages:
     def joined(self, graphs: Sequence[StepGraph] | None = None) -> StepGraph:
         """The whole step as one graph."""
         graphs = graphs or self.graphs
-        return graphs[0] if len(graphs) == 1 else join_stages(graphs)
+        if self.plan is None:
+            return graphs[0]
+        return join_stages(graphs, [each.slot.name for each in find_tied(self.plan.whole.table, self.plan.plan)])
 
     def optimized(self) -> list[StepGraph]:
         """The graphs after all passes."""

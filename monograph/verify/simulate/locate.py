@@ -33,7 +33,7 @@ from monograph.verify.simulate.collectives import COLLECTIVES
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.execute import GraphMachine, SharedValue
 from monograph.verify.simulate.outcome import NOISE, OutputDifference, compare_shards, largest
-from monograph.verify.simulate.placements import Placement, find_placement
+from monograph.verify.simulate.placements import Placement, find_placement, has_way
 from monograph.verify.simulate.rounds import SimulatedRound
 
 MOST_PARTS = 4
@@ -49,8 +49,6 @@ READS_SHAPE = frozenset(
 )
 """Ops that read no number of their operand."""
 SELECT = torch.ops.aten.select.int
-READS_PART = READS_SHAPE | {SELECT}
-"""Ops whose results may be right although their operand is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +73,8 @@ class Placements:
     """What was found for the nodes that the step has without its plan, too."""
 
     known: dict[Node, Placement | None] = field(default_factory=dict)
+    comparable: set[Node] = field(default_factory=set)
+    """Nodes whose shape is that of a placement, whatever their numbers are."""
     results: list[SharedValue | None] = field(default_factory=list)
     """The outputs of the graph."""
 
@@ -86,6 +86,10 @@ class Placements:
     def is_unplaced(self, node: Node) -> bool:
         """Whether a call has no counterpart without the plan, or holds something else."""
         return node.op == "call_function" and self.known.get(node) is None
+
+    def is_certain(self, node: Node) -> bool:
+        """Whether a node has the counterpart's shape in some placement, and its numbers in none."""
+        return node in self.comparable and self.is_wrong(node)
 
     def is_wrong(self, node: Node) -> bool:
         """Whether a node holds something else, as far as can be seen."""
@@ -102,16 +106,24 @@ def locate_fault(
     ends = _find_ends(graph, lambda spec: (spec.kind, spec.name) in names)
     fine = _find_ends(graph, lambda spec: (spec.kind, spec.name) not in names and spec.kind is not OutputKind.METRIC)
     right = [node for node in placements.known if placements.is_right(node)]
-    healthy = _find_ancestors([*fine, *right], READS_PART)
+    healthy = _find_ancestors([*fine, *right], is_certifying=True)
     suspects = _find_ancestors(ends) - healthy - _find_reductions(graph)
-    for node in graph.nodes:
-        is_compute = node.op == "call_function" and node.target not in MOVES and bool(node.all_input_nodes)
-        if node not in suspects or not is_compute or not placements.is_wrong(node):
-            continue
-        operands = [_find_origin(operand) for operand in node.all_input_nodes]
-        if not any(operand in healthy and placements.is_unplaced(operand) for operand in operands):
-            return _blame_node(node, graph, placements, planned)
+    wrong_nodes = [node for node in graph.nodes if node in suspects and _is_first(node, healthy, placements)]
+    certain = next((node for node in wrong_nodes if placements.is_certain(node)), None)
+    # A node without a counterpart is blamed for the first one that certainly differs, not for being computed earlier.
+    before = set() if certain is None else _find_ancestors([certain])
+    first = next((node for node in wrong_nodes if certain is None or node in before), None)
+    if first is not None:
+        return _blame_node(first, graph, placements, planned)
     return _blame_gradient(graph, placements, planned, names)
+
+
+def _is_first(node: Node, healthy: Set[Node], placements: Placements) -> bool:
+    """Whether a suspect computes something wrong, and reads nothing that is right in a way nobody can see."""
+    if node.op != "call_function" or node.target in MOVES or not node.all_input_nodes or not placements.is_wrong(node):
+        return False
+    operands = [_find_origin(operand) for operand in node.all_input_nodes if _has_floats(operand)]
+    return not any(operand in healthy and placements.is_unplaced(operand) for operand in operands)
 
 
 def _find_ends(graph: StepGraph, is_wanted: Callable[[OutputSpec], bool]) -> list[Node]:
@@ -178,27 +190,38 @@ def infer_placements(graph: StepGraph, planned: SimulatedRound, config: TrainerC
         if node in partners:
             rows = config.training.local_batch_size
             found.known[node] = find_placement(value, wholes[partners[node]], mesh, rows=rows)
+            if has_way(value, wholes[partners[node]][0], mesh, rows=rows):
+                found.comparable.add(node)
 
     found.results = GraphMachine(graph, planned.coordinates).run(planned.make_inputs().bind, place).results
     return found
 
 
-def _find_ancestors(nodes: Iterable[Node], ends: frozenset[Any] = READS_SHAPE) -> set[Node]:
-    """The nodes, and all that they are computed from; ops in `ends` are followed where they read all of an operand."""
+def _find_ancestors(nodes: Iterable[Node], *, is_certifying: bool = False) -> set[Node]:
+    """The nodes, and all that they are computed from; with `is_certifying` only what must be right where they are."""
     found: set[Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes if node.target not in ends or _is_read_whole(node, found) else []
+        if node in found:
+            continue
+        found.add(node)
+        if node.target in READS_SHAPE or (is_certifying and node.target is SELECT and not _is_read_whole(node, found)):
+            continue
+        is_choice = is_certifying and not _has_floats(node)
+        waiting += [operand for operand in node.all_input_nodes if not (is_choice and _has_floats(operand))]
     return found
+
+
+def _has_floats(node: Node) -> bool:
+    """Whether a node yields floating-point numbers; integers chosen by them may be right where they are not."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(entry, Tensor) and entry.is_floating_point() for entry in values)
 
 
 def _is_read_whole(node: Node, found: Set[Node]) -> bool:
     """Whether found nodes together select all of an operand."""
-    if node.target is not SELECT:
-        return False
     operand, dim = node.args[:2]
     assert isinstance(operand, Node) and isinstance(dim, int)
     places = {user.args[2] for user in operand.users if user in found and user.target is SELECT and user.args[1] == dim}

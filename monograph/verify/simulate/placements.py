@@ -101,6 +101,12 @@ def find_placement(value: SharedValue, wholes: Sequence[Any], mesh: Mesh, *, row
     return loose
 
 
+def has_way(value: SharedValue, whole: Any, mesh: Mesh, *, rows: int = 1) -> bool:
+    """Whether any placement gives the shape that one device has."""
+    held = value.at(0)
+    return isinstance(held, Tensor) and isinstance(whole, Tensor) and any(_ways(held, whole, mesh, rows))
+
+
 def _grid(value: SharedValue, mesh: Mesh, part: int) -> list[list[Any]]:
     """[cp][tp]: what the ranks hold that read one data-parallel part."""
     replicate, shard = divmod(part, mesh.dp_shard)

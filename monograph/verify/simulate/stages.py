@@ -4,7 +4,7 @@ Sends and receives move values and change none, so that the order of a schedule 
 computes; schedules are checked for themselves (parallel/pipeline/check.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,9 +27,9 @@ def find_stage_mesh(mesh: Mesh) -> Mesh:
     return replace(mesh, pp=1)
 
 
-def join_stages(stages: Sequence[StepGraph]) -> StepGraph:
-    """One graph of all stages; gradients and metrics that several of them have are added up, the first stage first."""
-    joined = _Joined(stages)
+def join_stages(stages: Sequence[StepGraph], tied: Collection[str] = ()) -> StepGraph:
+    """One graph of all stages. Metrics are added up over them, and gradients of `tied` slots, the first stage first."""
+    joined = _Joined(stages, tied)
     joined.copy_all()
     return joined.finish()
 
@@ -37,8 +37,8 @@ def join_stages(stages: Sequence[StepGraph]) -> StepGraph:
 class _Joined:
     """A graph into which the nodes of all stages are copied as soon as their operands are there."""
 
-    def __init__(self, stages: Sequence[StepGraph]) -> None:
-        self.stages = stages
+    def __init__(self, stages: Sequence[StepGraph], tied: Collection[str]) -> None:
+        self.stages, self.tied = stages, tied
         self.graph, self.root = Graph(), nn.Module()
         self.inputs: dict[tuple[InputKind, str], tuple[InputSpec, Node]] = {}
         self.copies: list[dict[Node, Node]] = [{} for _ in stages]
@@ -103,7 +103,10 @@ class _Joined:
                 if key[0] in _HANDED_ON or (key[0] is OutputKind.LOSS and not is_last):
                     continue
                 copy = self.copies[number][node]
-                found[key] = self._add(found[key], copy) if key in found else copy
+                if key not in found:
+                    found[key] = copy
+                elif key[0] is OutputKind.METRIC or key[1] in self.tied:
+                    found[key] = self._add(found[key], copy)
         self.graph.output(list(found.values()))
         outputs = tuple(OutputSpec(kind=kind, name=name) for kind, name in found)
         inputs = tuple(spec for spec, _ in self.inputs.values())

@@ -28,6 +28,26 @@ BLAMES = {
     "scattered_over_the_wrong_group": r"reduce_scatter_tensor over fsdp_scatter of what is partial over tp.*layers.1",
     "slice_of_the_next_rank_after_the_embedding": r".*\(embedding",
     "slice_of_the_next_rank_in_backward": r".*\(head",
+    "sinks_summed_over_other_heads": r".*layers.0.attention.heads.sinks",
+    "sinks_of_other_heads": r".*\(layers.0.attention.heads.attend",
+    "gradients_of_sinks_of_one_slice": r".*layers.1.attention.heads",
+    "expert_bias_of_every_etp_rank": r".*\(layers.0.moe",
+    "missing_sum_of_an_expert_bias": r"partial over tp reaches layers.1.moe.bias.weight",
+    "missing_sum_of_a_router_bias": r"partial over tp reaches layers.0.moe.router.gate.bias",
+    "missing_sum_of_an_attention_bias": r"partial over tp reaches layers.1.attention.bias",
+    "expert_bias_scattered_over_its_peers": r".*layers.1.moe.experts.bias",
+    "missing_sum_of_experts_over_replicas": r"partial over dp_replicate reaches layers.0.moe.experts.w2",
+    "missing_sum_of_shared_experts_over_replicas": r"partial over dp_replicate reaches layers.2.moe.shared_experts.w1",
+    "answers_averaged_over_etp": r".*\(layers.0.moe",
+    "auxiliary_loss_times_cp": r".*load_balanc",
+    "auxiliary_loss_of_one_tp_rank": r".*load_balanc",
+    "loss_of_every_tp_rank": r".*\(head",
+    "tied_gradient_of_the_head_alone": r".*embedding",
+    "tied_gradients_of_own_stages": r".*embedding",
+    "windows_of_whole_texts": r".*\(layers.0.attention",
+    "chunks_begin_with_slices": r".*\(layers.0.attention",
+    "heads_in_another_order": r".*\(layers.0.attention.attend",
+    "gradients_of_latents_of_the_first_call": r".*\(layers.2.attention",
 }
 """A planted fault -> how its verdict begins."""
 OUTSIDE = {
@@ -37,6 +57,8 @@ OUTSIDE = {
     "norm_of_own_shards": "outside of the graph: gradient norm differs",
     "bias_not_summed": "outside of the graph: expert_load of the update differs",
     "auxiliary_loss_divided_by_own_sequences": "outside of the graph: counts that sums are divided by differs",
+    "norm_of_experts_over_their_replicas": "outside of the graph: gradient norm differs",
+    "loss_of_one_replica": "outside of the graph: loss of the update differs",
 }
 """Faults that are not in the graph of a micro-batch."""
 QUICK = ("tokens_counted_by_every_rank", "norm_counted_twice", "missing_sum_of_a_norm")

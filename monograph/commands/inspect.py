@@ -21,6 +21,7 @@ from monograph.graph.diff import diff_texts
 from monograph.graph.facts import Facts
 from monograph.graph.likely_sizes import LikelySizes
 from monograph.graph.step_graph import StepGraph
+from monograph.graph.tags import tag_of
 from monograph.graph.text import join_texts
 from monograph.graph.timeline import find_timeline
 from monograph.locks.folder_lock import locked_output
@@ -146,6 +147,8 @@ def inspect_step(
             peaks["an evaluation"] = measure(evaluation.graph, facts).peak_bytes
         state = count_state_bytes(config, source.table)
         notes = list_notes(device, facts.machine, reason, peaks, state)
+        if any("experts" in tag_of(node).path for node in graph.nodes):
+            notes.insert(-1, "Assumes balanced experts.")
         report = {
             "run": describe_run(config, mesh, device)
             | {"machine": facts.machine.describe(), "target": facts.machine.device, "notes": notes}
@@ -214,7 +217,6 @@ def list_notes(device: torch.device, machine: Machine, reason: str, peaks: Mappi
     notes = [
         machine.describe_estimates(reason),
         machine.describe_target(device.type),
-        "Assumes balanced experts.",
     ]
     shown = ", ".join(f"{format_bytes(peak)} in {name}" for name, peak in peaks.items())
     fits = max(peaks.values()) + state <= machine.memory_bytes

@@ -128,7 +128,7 @@ class PassesConfig(Configurable.Config):
                 value = format_words(getattr(self.options_of(name), switch))
                 off[name] = f"passes.{name}.{switch} is {value or 'empty'}"
             elif entry.default == "off":
-                off[name] = f"passes.on does not have {name}"
+                off[name] = f"by default; --passes.on {name} runs it"
             elif CLASSES.index(numerics) < CLASSES.index(entry.default):
                 off[name] = f"compile.numerics is {numerics}"
         for name, entry in self.order.items():

@@ -46,7 +46,7 @@ function roofline(ops, key) {
   marks.sort((a, b) => a.x0 - b.x0);
   for (const mark of [...marks].sort((a, b) => b.row.share - a.row.share)) svg.append(make("circle", {class: `dot ${mark.row.direction.split(",")[0]}`,
     cx: mark.x0, cy: mark.y, r: 3 + 40 * Math.sqrt(mark.row.share)}));
-  return card(explore(svg, key, [{top: 10, bottom: floor, marks}]));
+  return make("div", {}, legend([["var(--forward)", "forward"], ["var(--backward)", "backward"]]), card(explore(svg, key, [{top: 10, bottom: floor, marks}])));
 }
 function speed() {
   const parts = against ? [["A", before], ["B", after]] : [["", after]];

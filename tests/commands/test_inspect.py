@@ -50,6 +50,7 @@ def test_texts_fold_equal_blocks_and_differences_say_what_changed(inspected):
 def test_the_report_knows_run_costs_saved_values_and_source_lines(inspected):
     report = json.loads((inspected / "report.json").read_text())
     assert any("in a step" in note and "in an evaluation" in note for note in report["run"]["notes"])
+    assert "Assumes balanced experts." in report["run"]["notes"]
     assert report["run"]["ranks"] == 4 and report["run"]["mesh"]["ep"] == 2
     assert report["run"]["numerics"] == "bitwise identical to eager", "as a GPU would run it"
     assert report["run"]["target"] == "cuda" and "GPU program, traced without one." in report["run"]["notes"]
@@ -75,6 +76,7 @@ def test_times_are_estimates_for_the_machine_that_was_named(tmp_path, capsys):
     elsewhere = "Times are estimates for H100 (no GPU here; --machine NAME): "
     assert reports["auto"]["run"]["notes"][0].startswith(elsewhere)
     assert reports["l40s"]["run"]["notes"][0].startswith("Times are estimates for L40S: ")
+    assert not any("experts" in note for note in reports["l40s"]["run"]["notes"]), "the model is dense"
     assert reports["gb200"]["run"]["machine"].startswith("GB200: ")
     l40s, h100, gb200 = (reports[name]["final"]["timeline"] for name in ("l40s", "auto", "gb200"))
     assert l40s["total_seconds"] > h100["total_seconds"] > gb200["total_seconds"] > 0

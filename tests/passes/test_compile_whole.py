@@ -37,4 +37,4 @@ def test_an_evaluation_becomes_one_call_without_gradients():
 
 
 def test_it_does_nothing_unless_asked():
-    assert make_pass("compile_whole").off == "passes.on does not have compile_whole"
+    assert make_pass("compile_whole").off == "by default; --passes.on compile_whole runs it"

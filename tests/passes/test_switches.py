@@ -85,7 +85,7 @@ def test_every_pass_that_does_not_run_is_recorded_with_the_reason():
     assert (records["recompute"].status, records["recompute"].note) == ("off", "passes.off has recompute")
     assert records["merge_matmuls"].note == "compile.numerics is exact"
     assert records["offload_activations"].note == "passes.offload_activations.budget_gib is 0.0"
-    assert records["compile_whole"].note == "passes.on does not have compile_whole"
+    assert records["compile_whole"].note == "by default; --passes.on compile_whole runs it"
     assert records["cache_cast_weights"].status == "skipped"
     assert "reshard_after_forward" in records["cache_cast_weights"].note
 

@@ -56,9 +56,30 @@ def test_the_costliest_ops_stand_in_a_table_and_under_the_roofline(open_page, br
 def test_passes_that_did_nothing_are_folded_away(open_page, browser):
     open_page(make_step_report())
     assert "idle" not in browser.text("#passes table")
-    assert browser.text("#idle") == "1 passchanged nothing: off, or not applicable here"
+    assert browser.text("#idle") == "1 passchanged nothing: off, not applicable, or nothing found"
     browser.click("#idle summary")
     assert "idle\tskipped\tnothing" in browser.text("#idle table")
+
+
+def test_a_pass_that_ran_and_found_nothing_is_folded_away_too(open_page, browser):
+    report = make_step_report()
+    report["passes"][0] |= {"note": "0 relus", "diff": "nothing changed\n"}
+    open_page(report)
+    assert "0 relus" not in browser.text("#passes .card") and "0 relus" not in browser.text("#changes")
+    assert browser.text("#idle").startswith("2 passes")
+    browser.click("#idle summary")
+    assert "add_relu\tran\t0 relus" in browser.text("#idle table")
+
+
+def test_bars_of_saved_bytes_and_circles_of_the_roofline_say_what_they_are(open_page, browser):
+    open_page(make_step_report())
+    labels = browser.run("[...document.querySelectorAll('[data-key=saved] text')].map(each => each.textContent)")
+    assert [label.partition(":")[0] for label in labels] == ["block 0", "block 1", "block 2"]
+    assert all(label.endswith(" B") for label in labels)
+    assert browser.run("[...document.querySelectorAll('#speed .legend')].pop().innerText").split() == [
+        "forward",
+        "backward",
+    ]
 
 
 def test_numbers_are_colored_only_where_less_is_better_and_they_differ(open_page, browser):

@@ -35,7 +35,7 @@ class CompileFlex(Pass):
     """
 
     def skip(self, facts: Facts) -> str:
-        return "" if facts.device == "cuda" else "on a CPU FlexAttention is computed by its reference"
+        return "" if facts.device == "cuda" else "captured without a GPU: its reference computes FlexAttention"
 
     def run(self, graph: StepGraph, facts: Facts) -> str:
         regions = plan_flex_regions(graph)

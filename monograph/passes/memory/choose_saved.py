@@ -52,10 +52,10 @@ class ChooseSaved(Pass):
             if is_compute(node) and not is_backward(node):
                 set_tag(node, replace(tag_of(node), keep=node in kept))
         crossing = find_crossing(graph, kept)
-        before = count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))) / GIB
-        after = count_saved_bytes(graph, crossing) / GIB
+        before = _show_bytes(count_saved_bytes(graph, find_crossing(graph, set(graph.nodes))))
+        after = _show_bytes(count_saved_bytes(graph, crossing))
         mode = facts.activations.mode
-        return f"{mode}: saved activations {before:.3f} -> {after:.3f} GiB; {_describe(crossing.recomputed)}"
+        return f"{mode}: saved activations {before} -> {after}; {_describe(crossing.recomputed)}"
 
     def plan(self, graph: StepGraph, facts: Facts) -> set[Node]:
         """The forward nodes that are kept."""
@@ -73,6 +73,10 @@ class ChooseSaved(Pass):
             return plan_min_cut(graph, fixed, lambda node: keep_selective(node) and node not in parameters)
         wanted = keep_selective if asked.mode == "selective" else keep_selected(asked.save, graph)
         return fixed | {node for node in forward if node not in parameters and wanted(node)}
+
+
+def _show_bytes(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / (1 << 20):.1f} MiB"
 
 
 def _describe(again: tuple[Node, ...]) -> str:

@@ -79,7 +79,7 @@ class SimulatedRound:
 def plan_round(config: TrainerConfig, source: StepSource, coordinates: Coordinates, *, seed: int = 0) -> SimulatedRound:
     """Random weights and micro-batches for a source captured from `config`, and what one device makes of them."""
     device = OneDevice(on_one_device(in_fp32(config)), compute_dtype=source.compute_dtype, seed=seed)
-    dealt = share_batches(coordinates.mesh.data_parts, seed)
+    dealt = share_batches(coordinates.mesh, seed)
     drawn = draw_batches(config, device.model, min(len(dealt), MAX_BATCHES), seed)
     return SimulatedRound(
         source=source,

@@ -3,12 +3,15 @@
 The first weights of a run hide faults: norms are 1, biases 0, and experts are chosen evenly.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from monograph.labels import IGNORED_LABEL
 from monograph.models.model import Model
+from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 from monograph.train.data.batch import SAMPLES
 from monograph.verify.data import open_whole_updates
@@ -16,6 +19,8 @@ from monograph.verify.reference import buffers_of
 
 MAX_BATCHES = 16
 """Different micro-batches of one round; where a mesh has more data-parallel ranks, some of them read the same."""
+HANDS = 4
+"""Different choices of micro-batches that groups which exchange tokens get, where there are many groups."""
 SPREAD = 0.2
 """Standard deviation of what is added to every weight and buffer."""
 DRAWN = frozenset(("tokens", "labels", "positions", "documents", SAMPLES))
@@ -31,13 +36,21 @@ def randomize(model: Model, seed: int) -> None:
             value.add_(torch.randn(value.shape, generator=generator, dtype=value.dtype), alpha=SPREAD)
 
 
-def share_batches(parts: int, seed: int) -> list[int]:
-    """The micro-batch that each data-parallel rank reads in a round: its own, or where there are many one of a few,
-    dealt at random so that no group of ranks reads the same as its neighbour."""
+def share_batches(mesh: Mesh, seed: int) -> list[int]:
+    """The micro-batch that each data-parallel rank reads in a round: its own, or where there are many one of a few.
+
+    Groups that exchange tokens with each other get one of a few hands, so that what one of them computes others need
+    not compute again; hands are dealt at random, and neighbours hardly ever get the same.
+    """
+    parts, random = mesh.data_parts, np.random.default_rng(seed)
     if parts <= MAX_BATCHES:
         return list(range(parts))
-    dealt = np.random.default_rng(seed).permutation(np.arange(parts) % MAX_BATCHES)
-    return [int(number) for number in dealt]
+    size = math.gcd(parts, max(1, mesh.ep * mesh.etp // (mesh.tp * mesh.cp)))
+    count = max(HANDS, MAX_BATCHES // size)
+    cards = np.resize(np.arange(MAX_BATCHES), count * size)
+    hands = random.permutation(cards).reshape(count, size)
+    dealt = hands[random.permutation(np.arange(parts // size) % count)]
+    return [int(number) for number in dealt.reshape(-1)]
 
 
 def draw_batches(config: TrainerConfig, model: Model, count: int, seed: int) -> list[dict[str, Tensor]]:

@@ -150,7 +150,8 @@ def test_the_command_starts_no_ranks_and_says_what_was_simulated(tmp_path, capsy
     shown = " ".join(capsys.readouterr().out.split())
     assert "equal: the plan on 4 ranks computes what one device computes" in shown
     assert "simulated: forward, loss and backward of one micro-batch on every rank" in shown
-    assert "not simulated: real sizes" in shown
+    assert "at the run's own sizes, captured: 4 kinds of units" in shown
+    assert "not simulated: GPU kernels, and rounding in bfloat16" in shown
     assert json.loads((tmp_path / "simulate.json").read_text())["is_equal"] is True
 
 

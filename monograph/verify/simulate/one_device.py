@@ -62,7 +62,7 @@ class OneDevice:
         """The buffers that training changes, as they are after an update with these metrics; nothing is changed."""
         kept = buffers_of(self.model)
         before = {name: kept[name].clone() for name in self.kept_names}
-        with torch.no_grad():
+        with torch.no_grad(), in_fp64():
             self.model.finish_update(metrics)
             after = {name: kept[name].clone() for name in self.kept_names}
             for name, value in before.items():

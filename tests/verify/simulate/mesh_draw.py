@@ -76,6 +76,8 @@ def draw_on_mesh(pick: random.Random, seed: int, model: str, mesh: Mesh) -> Draw
         stages *= 2 if degrees["pipeline_schedule"] in TWO_STAGES else 1
     changes = draw_batch(pick, mesh) | draw_sizes(pick, model, mesh, stages)
     changes |= draw_memory(pick) | draw_passes(pick) | draw_updates(pick)
+    if model == "gpt_oss" and "activation_checkpoint.save" in changes:
+        changes["activation_checkpoint.save"] = ("layers.*.attention.heads.wo::mm",)
     if model in HAVE_EXPERTS:
         changes |= draw_experts(pick, model, mesh)
         changes |= draw_overlap(pick, mesh) if mesh.pp * mesh.cp == 1 and pick.random() < 0.5 else {}

@@ -62,6 +62,13 @@ def test_the_scale_of_an_embedding_is_that_of_the_captured_dtype(dtype, tmp_path
     assert found.is_equal and found.worst < 1e-9, found.blame
 
 
+def test_biases_of_experts_move_by_numbers_that_no_dtype_holds(tmp_path):
+    changes = {"model.moe.n_experts": 12, "model.moe.router.n_groups": 2, "model.moe.router.top_groups": 1}
+    found = simulate_tiny("deepseek_v3", tmp_path, changes | {"model.moe.router.top_k": 2}, shard=3, ep=3)
+    assert found.config.model.moe.n_experts == 12
+    assert found.is_equal and found.worst < 1e-9, found.blame
+
+
 def test_a_dim_that_no_rank_can_have_two_slices_of_is_no_sequence():
     mesh = Mesh(cp=2)
     value = SharedValue(Coordinates(mesh).by_key(range(2)), [torch.ones(1, 3), torch.zeros(1, 3)])

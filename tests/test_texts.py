@@ -11,7 +11,7 @@ from monograph.plurals import counted
 ROOT = Path(__file__).parent.parent
 PACKAGE = [path for path in sorted((ROOT / "monograph").rglob("*.py")) if path.name != "renamed.py"]
 BETTER = {
-    "With results that differ in rounding or precision": "Faster if rounding may change",
+    "With results that differ in rounding or precision": "If rounding or precision may change",
     "; not ep (": "not searched: ep, etp (no routed experts)",
     "gathered weights": "weights stay gathered",
     "data has {": "--data missing.txt: no such file",

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from monograph.plan.show import (
 from monograph.plurals import counted
 from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
-from monograph.system.console import make_console, print_plain
+from monograph.system.console import make_console, print_plain, styled
 from monograph.train.config import TrainerConfig
 from monograph.verify.simulate.first import simulate_first
 from monograph.whole_file import write_output
@@ -80,13 +80,13 @@ def plan(
         f"{gpus} x {machine.name}",
         f"{result.considered:,} candidates, {result.captured} captured, {took}; {list_axes(result)}",
     )
-    print_rows([HEADS, *make_rows(result.runs)], _STYLES)
+    print_runs(make_rows(result.runs))
     print_plain("\nbatch: sequences x micro-batches per rank. All numbers are estimates from the captured graphs.")
     for number, run in enumerate(result.runs, 1):
         print_plain(f"{number}. {make_command(run, words)}")
     if result.others:
-        print_plain("\nFaster if rounding may change (the runs above keep the recipe's numerics):")
-        print_rows([HEADS, *make_other_rows(result.others, result.runs[0])], _STYLES)
+        print_plain("\nIf rounding or precision may change (the runs above keep the recipe's numerics):")
+        print_runs(make_other_rows(result.others, result.runs[0]))
         for run in result.others:
             print_plain(f"{name_numerics(run)}: {make_command(run, words)}")
     if explain:
@@ -104,6 +104,21 @@ def plan(
     if simulate and gpus > 1:
         print_plain(f"\n1. {simulate_first(best.config, best.choice.mesh, instead='--simulate false plans without')}")
     return 0
+
+
+def print_runs(rows: Sequence[Sequence[str]]) -> None:
+    """A table of runs; where a terminal is too narrow for it, the mesh of each run stands above its numbers."""
+    console = make_console()
+    rows = [HEADS, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    if not console.is_terminal or sum(widths) + 2 * len(HEADS) <= console.width:
+        print_rows(rows, _STYLES)
+        return
+    for row in rows:
+        name, mesh, batch, saves, *numbers = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        what = "" if row is HEADS else f", saves {saves.rstrip()}"
+        console.print(styled((f"  {name}  ", "dim"), (mesh.rstrip(), "bold"), what))
+        console.print(styled(f"      {batch}  ", ("  ".join(numbers).rstrip(), "green" if what else "dim")))
 
 
 def _refuse(result: PlanResult, gpus: int, machine: Machine, words: list[str]) -> NothingFits:

@@ -1,5 +1,6 @@
 """plan: a printed command asks for what was planned when a shell has read it."""
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 
 from monograph.cli import main
 from monograph.commands.arguments import RankOptions
+from monograph.commands.plan import print_runs
 from monograph.commands.request import read_request
 from monograph.machine.table import MACHINES
 from monograph.models.flops import FlopsPerToken
@@ -101,3 +103,35 @@ def test_a_command_for_several_nodes_starts_as_many_ranks_as_were_planned(ranks,
 def test_devices_that_fill_no_node_evenly_are_refused(capsys):
     assert main(["plan", "llama3_1b", "--gpus", "23", "--machine", "h100"]) == 2
     assert "--gpus 16 or --gpus 24" in capsys.readouterr().err
+
+
+ROWS = [
+    ("1.", "dp_shard 64", "1 x 8", "all", "621,415", "56.9 %", "43.4 GiB", "", "compute"),
+    (
+        *("9.", "pp 2 (interleaved_1f1b x 4), dp_replicate 2, dp_shard 16", "1 x 16", "all, weights stay gathered"),
+        *("580,393", "53.1 %", "71.4 GiB", "3.4 %", "compute"),
+    ),
+]
+
+
+def test_on_a_narrow_terminal_numbers_of_runs_stay_columns(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_runs(ROWS)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 6 and max(map(len, lines)) <= 100 and max(len(line) for line in lines[1::2]) <= 80
+    heads, first, second = lines[1::2]
+    for name, column in (("tokens/s", 0), ("MFU", 1), ("needs", 2), ("limited by", -1)):
+        start = heads.index(name)
+        assert (first[start:].split()[0], second[start:].split()[0]) == tuple(
+            row[4:][column].split()[0] for row in ROWS
+        )
+    assert lines[2] == "  1.  dp_shard 64, saves all"
+
+
+def test_a_wide_terminal_has_one_line_for_each_run(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    print_runs(ROWS)
+    assert len(capsys.readouterr().out.splitlines()) == 3

@@ -101,9 +101,8 @@ def shorten(config: ModelConfig, blocks: int = BLOCKS, least: int = 1) -> ModelC
     if getattr(config, "n_layers", None) != len(kinds):
         return config
     wanted = {kind: min(blocks, kinds.count(kind)) for kind in kinds}
-    count = next(
-        size for size in range(least, len(kinds) + 1) if all(kinds[:size].count(k) >= n for k, n in wanted.items())
-    )
+    sizes = range(min(least, len(kinds)), len(kinds) + 1)
+    count = next(size for size in sizes if all(kinds[:size].count(kind) >= n for kind, n in wanted.items()))
     changes: dict[str, Any] = {"n_layers": count}
     for name in ("layer_kinds", "layer_types"):
         if getattr(config, name, ()):

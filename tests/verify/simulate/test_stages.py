@@ -56,6 +56,12 @@ def test_the_stages_of_every_family_compute_what_one_device_computes(case, tmp_p
     assert layers == {str(number) for number in range(found.config.model.n_layers)}
 
 
+def test_a_pipeline_with_a_stage_for_every_unit_keeps_all_blocks(tmp_path):
+    degrees = {"pipeline_parallel_degree": 2, "pipeline_schedule": "interleaved_1f1b"}
+    config = tiny("llama3", tmp_path, {"training.global_batch_size": 4, "model.n_layers": 2}, **degrees)
+    assert make_small_copy(config, plan_run_mesh(config, 2)).model.n_layers == 2
+
+
 def test_gradients_of_a_tied_matrix_are_added_over_the_stages_that_have_it(tmp_path):
     config, mesh = make_config("gemma3 tied, replicas", tmp_path)
     with fake_groups(mesh, 0, torch.device("cpu")) as groups:

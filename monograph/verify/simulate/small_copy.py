@@ -17,6 +17,7 @@ from monograph.models.model import Model
 from monograph.models.model_config import ModelConfig
 from monograph.parallel.fit import plan_schedule
 from monograph.parallel.mesh import Mesh
+from monograph.parallel.overlap_config import ExpertOverlapConfig
 from monograph.train.config import TrainerConfig
 
 BLOCKS = 2
@@ -34,13 +35,13 @@ def make_small_copy(config: TrainerConfig, mesh: Mesh) -> TrainerConfig:
     on = tuple(name for name in config.passes.on if name not in COMPILED)
     passes = config.passes.replace(on=on, mark_regions=config.passes.mark_regions.replace(regions=()))
     compiled = config.compile.replace(mode="graph", cuda_graph="off", artifact="")
-    rows = min(config.training.local_batch_size, 2)
+    rows = find_sequences(config)
     rounds = 1 if config.training.global_batch_size == -1 else find_rounds(config, mesh)
     stages = plan_schedule(config.parallelism, rounds).stages if mesh.pp > 1 else 1
     model = shrink_model(config.model, mesh, least=stages)
     parallelism = config.parallelism.replace(pipeline_stages=("auto",))
     config = config.replace(passes=passes, compile=compiled, model=model, parallelism=parallelism)
-    length = min(config.training.seq_len, find_length(mesh))
+    length = min(config.training.seq_len, find_length(mesh, config.compile.expert_overlap))
     share = rows * length / (config.training.local_batch_size * config.training.seq_len)
     training = config.training.replace(
         seq_len=length,
@@ -66,9 +67,19 @@ def find_rounds(config: TrainerConfig, mesh: Mesh) -> int:
     return min(rounds, 2 * mesh.pp + rounds % mesh.pp) if mesh.pp > 1 else min(rounds, 2)
 
 
-def find_length(mesh: Mesh) -> int:
-    """Tokens of a sequence: at least 16, at least two on every rank, and divisible as context parallelism needs it."""
+def find_sequences(config: TrainerConfig) -> int:
+    """Sequences of a micro-batch: one or two, or as many for each chunk that it is cut into."""
+    overlap = config.compile.expert_overlap
+    chunks = overlap.num_chunks if overlap.is_on and overlap.chunk_dim == "batch" else 1
+    return min(config.training.local_batch_size, 2 * chunks)
+
+
+def find_length(mesh: Mesh, overlap: ExpertOverlapConfig) -> int:
+    """Tokens of a sequence: at least 16, at least two on every rank, and divisible as context parallelism needs it, and
+    as chunks of tokens do."""
     step = mesh.cp * math.lcm(2, mesh.tp) * 2
+    if overlap.is_on and overlap.chunk_dim == "seq":
+        step = math.lcm(step, 2 * overlap.num_chunks * mesh.cp * mesh.tp)
     return step * math.ceil(16 / step)
 
 

@@ -18,6 +18,7 @@ from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.execute import SharedValue
 from monograph.verify.simulate.placements import find_placement
 from monograph.verify.simulate.run import simulate
+from monograph.verify.simulate.small_copy import make_small_copy
 from tests.kit.tiny import tiny
 from tests.verify.plantings import missing_sum
 
@@ -67,6 +68,16 @@ def test_biases_of_experts_move_by_numbers_that_no_dtype_holds(tmp_path):
     found = simulate_tiny("deepseek_v3", tmp_path, changes | {"model.moe.router.top_k": 2}, shard=3, ep=3)
     assert found.config.model.moe.n_experts == 12
     assert found.is_equal and found.worst < 1e-9, found.blame
+
+
+@pytest.mark.parametrize(("dim", "rows", "length"), [("batch", 6, 16), ("seq", 2, 24)])
+def test_a_small_copy_can_be_cut_into_the_chunks_of_its_run(dim, rows, length, tmp_path):
+    chunks = {"strategy": "graph", "chunk_dim": dim, "num_chunks": 3, "modules": "layers.*.moe"}
+    changes = {f"compile.expert_overlap.{name}": value for name, value in chunks.items()}
+    sizes = {"compile.mode": "graph", "training.local_batch_size": 9, "training.seq_len": 48}
+    config = tiny("deepseek_v3", tmp_path, changes | sizes, shard=2, tp=2, ep=2)
+    small = make_small_copy(config, plan_run_mesh(config, 4))
+    assert (small.training.local_batch_size, small.training.seq_len) == (rows, length)
 
 
 def test_a_dim_that_no_rank_can_have_two_slices_of_is_no_sequence():

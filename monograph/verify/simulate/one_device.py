@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,18 +85,31 @@ class OneDevice:
             losses = [float(self.reference.evaluate([batch], scalars)) for batch in batches]
         return sum(losses[number] for number in dealt)
 
-    def run(self, drawn: Sequence[Tensors], dealt: Sequence[int]) -> Expected:
-        """Loss, metrics and gradients of one round, in which data-parallel rank i reads `drawn[dealt[i]]`.
+    def run(self, drawn: Sequence[Tensors], deals: Sequence[Sequence[int]]) -> list[Expected]:
+        """Loss, metrics and gradients of each round of an update; in round r, data-parallel rank i reads
+        `drawn[deals[r][i]]`.
 
-        A micro-batch that several ranks read is computed once, and counted as often as it is read.
+        A micro-batch that several ranks read in a round is computed once, and counted as often as it is read.
         """
-        expected = Expected(scalars=self.compute_scalars([drawn[number] for number in dealt]))
-        batches = [Batch(dict(drawn[number]), Cursor()) for number in dealt]
+        parts = len(deals[0])
+        read = [dealt[part] for part in range(parts) for dealt in deals]
+        scalars = self.compute_scalars([drawn[number] for number in read])
+        batches = [Batch(dict(drawn[number]), Cursor()) for number in read]
         with in_fp64():
-            reductions = self.reference.count_globally(batches, expected.scalars, len(dealt))
+            reductions = self.reference.count_globally(batches, scalars, parts)
+        return [
+            self._run_round(dealt, scalars, batches[number :: len(deals)], reductions[number :: len(deals)])
+            for number, dealt in enumerate(deals)
+        ]
+
+    def _run_round(
+        self, dealt: Sequence[int], scalars: dict[str, Tensor], batches: Sequence[Batch], reductions: Sequence[Any]
+    ) -> Expected:
+        expected = Expected(scalars=scalars)
+        with in_fp64():
             for number in dict.fromkeys(dealt):
-                times, first = dealt.count(number), dealt.index(number)
-                output = self.reference.forward(batches[first], expected.scalars, reductions[first])
+                times, first = list(dealt).count(number), list(dealt).index(number)
+                output = self.reference.forward(batches[first], scalars, reductions[first])
                 (output.objective * times).backward()
                 expected.loss += output.loss.item() * times
                 for name, value in output.metrics.items():

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from monograph.verify.simulate.inputs import MeshInputs
 from monograph.verify.simulate.one_device import Expected, OneDevice
 from monograph.verify.simulate.outcome import Comparison, compare_outputs
 from monograph.verify.simulate.start import MAX_BATCHES, draw_batches, share_batches
+
+MOST_ROUNDS = 2
+"""Rounds of an update that are simulated: the second is added to the first as all others are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,13 @@ class SimulatedRound:
     drawn: Sequence[dict[str, Tensor]]
     dealt: Sequence[int]
     expected: Expected
+    later: tuple["SimulatedRound", ...] = ()
+    """The other rounds of the update."""
+
+    @property
+    def rounds(self) -> tuple["SimulatedRound", ...]:
+        """All rounds of the update, of which this is the first."""
+        return (self, *self.later)
 
     def make_inputs(
         self,
@@ -77,15 +87,25 @@ class SimulatedRound:
 
 
 def plan_round(config: TrainerConfig, source: StepSource, coordinates: Coordinates, *, seed: int = 0) -> SimulatedRound:
-    """Random weights and micro-batches for a source captured from `config`, and what one device makes of them."""
+    """Random weights and the micro-batches of an update for a source captured from `config`, and what one device makes
+    of them: the first round, with one more where a run has several."""
     device = OneDevice(on_one_device(in_fp32(config)), compute_dtype=source.compute_dtype, seed=seed)
-    dealt = share_batches(coordinates.mesh, seed)
-    drawn = draw_batches(config, device.model, min(len(dealt), MAX_BATCHES), seed)
-    return SimulatedRound(
-        source=source,
-        coordinates=coordinates,
-        device=device,
-        drawn=drawn,
-        dealt=dealt,
-        expected=device.run(drawn, dealt),
+    parts = coordinates.mesh.data_parts
+    count, each = min(count_rounds(config, parts), MOST_ROUNDS), min(parts, MAX_BATCHES)
+    drawn = draw_batches(config, device.model, count * each, seed)
+    deals = [
+        [number * each + card for card in share_batches(coordinates.mesh, seed + number)] for number in range(count)
+    ]
+    first, *later = (
+        SimulatedRound(
+            source=source, coordinates=coordinates, device=device, drawn=drawn, dealt=dealt, expected=expected
+        )
+        for dealt, expected in zip(deals, device.run(drawn, deals), strict=True)
     )
+    return replace(first, later=tuple(later))
+
+
+def count_rounds(config: TrainerConfig, parts: int) -> int:
+    """Micro-batches of an update on each data-parallel rank."""
+    training = config.training
+    return max(1, training.global_batch_size // (training.local_batch_size * parts))

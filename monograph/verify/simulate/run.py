@@ -70,9 +70,10 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
         planned = plan_round(small, step.source, Coordinates(find_stage_mesh(mesh)), seed=seed)
         found.different_batches = len(planned.drawn)
         graph = step.joined()
-        found.graphs.append(planned.check(graph, CAPTURED))
+        for number, each in enumerate(planned.rounds, 1):
+            found.graphs.append(each.check(graph, CAPTURED if number == 1 else f"{CAPTURED}, round {number}"))
         if found.is_equal:
-            results = found.graphs[0].execution.results
+            results = [checked.execution.results for checked in found.graphs]
             found.update = SimulatedUpdate(planned, graph, results, small, step.plan).compare()
             wrong = next((entry for entry in found.update if entry.is_wrong), None)
             found.blame = "" if wrong is None else f"outside of the graph: {wrong}"

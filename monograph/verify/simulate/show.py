@@ -9,7 +9,7 @@ from monograph.train.config import TrainerConfig
 from monograph.verify.float8 import is_quantized
 from monograph.verify.simulate.outcome import TOLERANCE
 from monograph.verify.simulate.run import MeshSimulation
-from monograph.verify.simulate.structure import StructureCheck
+from monograph.verify.simulate.structure import CAPTURED, StructureCheck
 from monograph.verify.simulate.update import MOST_UPDATED
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -74,8 +74,10 @@ def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
     """What was simulated, then one line for each part of a run that was not."""
     small, rounds = found.config, found.different_batches
     layers = f"{getattr(small.model, 'n_layers', 'all')} of {getattr(config.model, 'n_layers', 'all')} blocks, "
+    captured = sum(graph.after.startswith(CAPTURED) for graph in found.graphs)
+    micro_batches = "one micro-batch" if captured == 1 else f"{captured} micro-batches, added up,"
     lines = [
-        f"forward, loss and backward of one micro-batch on every rank, of a small copy with {layers}"
+        f"forward, loss and backward of {micro_batches} on every rank, of a small copy with {layers}"
         f"sequences of {small.training.seq_len} and {rounds} different micro-batches; random weights and buffers"
     ]
     covered = bool(found.structures) and found.structures[0].is_complete
@@ -89,7 +91,7 @@ def describe_scope(found: MeshSimulation, config: TrainerConfig) -> list[str]:
     lines[0] += "; then counts, total loss, gradient norm, clipping, the update of weights and of expert biases"
     if small.needs_evaluation():
         lines[0] += ", and the loss of an evaluation"
-    lines.append("data loading, accumulation over micro-batches, checkpoints, the order of collectives")
+    lines.append("data loading, checkpoints, the order of collectives")
     if found.mesh.pp > 1:
         lines.append("the schedule's order, which is checked for itself, and sends between stages")
     if found.mesh.world_size > MOST_UPDATED:

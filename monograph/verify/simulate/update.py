@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from monograph.axes import Axis
-from monograph.execute.base import MeshStep
+from monograph.execute.base import MeshStep, sum_in_order
+from monograph.execute.gradients import Gradients
 from monograph.execute.pipeline.build import PipelineSource
 from monograph.execute.pipeline.step import PipelineStep, find_counted, find_own_units
 from monograph.graph.signature import OutputKind
@@ -87,21 +88,10 @@ class StageStep(_RankStep):
         self.table, self.counted = self.whole_table.of_units(own), find_counted(self.whole_table, own)
 
 
-class SimulatedUpdate:
-    """An update after its only round of micro-batches, on every rank of every stage."""
+class _RoundResults:
+    """What a round of micro-batches leaves on every rank."""
 
-    def __init__(
-        self,
-        planned: SimulatedRound,
-        graph: StepGraph,
-        results: Sequence[SharedValue | None],
-        config: TrainerConfig,
-        plan: PipelineSource | None = None,
-    ) -> None:
-        self.planned, self.config, self.plan = planned, config, plan
-        stage = planned.coordinates
-        self.coordinates = stage if plan is None else Coordinates(replace(stage.mesh, pp=plan.schedule.ranks))
-        self.stage_size = len(stage.ranks)
+    def __init__(self, graph: StepGraph, results: Sequence[SharedValue | None]) -> None:
         kinds: dict[OutputKind, dict[str, SharedValue]] = {kind: {} for kind in OutputKind}
         for spec, value in zip(graph.outputs, results, strict=True):
             if value is not None:
@@ -109,21 +99,42 @@ class SimulatedUpdate:
         self.gradients, self.metrics = kinds[OutputKind.GRADIENT], kinds[OutputKind.METRIC]
         self.loss = next(iter(kinds[OutputKind.LOSS].values()))
 
+
+class SimulatedUpdate:
+    """An update after its rounds of micro-batches, on every rank of every stage."""
+
+    def __init__(
+        self,
+        planned: SimulatedRound,
+        graph: StepGraph,
+        results: Sequence[Sequence[SharedValue | None]],
+        config: TrainerConfig,
+        plan: PipelineSource | None = None,
+    ) -> None:
+        self.planned, self.config, self.plan = planned, config, plan
+        stage = planned.coordinates
+        self.coordinates = stage if plan is None else Coordinates(replace(stage.mesh, pp=plan.schedule.ranks))
+        self.stage_size = len(stage.ranks)
+        self.rounds = [_RoundResults(graph, of_round) for of_round in results]
+
     def compare(self) -> list[UpdateDifference]:
         """Every number of the update against one device, in the order in which they are computed."""
-        expected = self.planned.expected
+        expected = [each.expected for each in self.planned.rounds]
         found = [self._compare_counts()]
         loss = run_everywhere(
-            lambda rank: self._step(rank).total_loss(self._on_last_stage(self.loss, rank)),
-            self._spread([self.loss.part]),
+            lambda rank: self._step(rank).total_loss(
+                sum_in_order([self._on_last_stage(each.loss, rank) for each in self.rounds])
+            ),
+            self._spread([each.loss.part for each in self.rounds]),
             self.coordinates,
         )
-        found.append(_difference("loss of the update", loss, torch.tensor(expected.loss, dtype=torch.float64)))
+        total = torch.tensor(sum(each.loss for each in expected), dtype=torch.float64)
+        found.append(_difference("loss of the update", loss, total))
         norms = run_everywhere(
             lambda rank: self._step_with_gradients(rank).grad_norm(), self._gradient_part(), self.coordinates
         )
-        squares = [gradient.square().sum() for gradient in expected.gradients.values()]
-        norm = torch.stack(squares).sum().sqrt()
+        gradients = [sum_in_order([each.gradients[name] for each in expected]) for name in expected[0].gradients]
+        norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
         found.append(_difference("gradient norm", norms, norm))
         found += self._compare_weights(norms, loss)
         return found + self._compare_metrics()
@@ -152,26 +163,31 @@ class SimulatedUpdate:
 
     def _step_with_gradients(self, rank: int, *, has_weights: bool = False) -> _RankStep:
         """The step of a rank with gradients, in place of weights unless those are wanted as well."""
-        parameters = {}
+        shards, parameters = {}, {}
         for slot in self._step(rank).table.trained:
-            gradient = self.gradients[slot.name].at(rank % self.stage_size)
-            parameters[slot.name] = gradient.detach()
-            if has_weights:
-                parameters[slot.name] = slot.take_shard(self.planned.device.parameters[slot.name], rank)
-            parameters[slot.name].grad = gradient.clone() if has_weights else gradient
+            shards[slot.name] = slot.take_shard(self.planned.device.parameters[slot.name], rank)
+        sums = Gradients(shards)
+        for each in self.rounds:
+            for name in shards:
+                sums.add(name, each.gradients[name].at(rank % self.stage_size).clone())
+        for name, gradient in sums.taken().items():
+            parameters[name] = shards[name] if has_weights else gradient.detach()
+            parameters[name].grad = gradient
         return self._step(rank, parameters)
 
     def _gradient_part(self) -> Partition:
-        return self._spread([value.part for value in self.gradients.values()])
+        return self._spread([value.part for each in self.rounds for value in each.gradients.values()])
 
     def _compare_counts(self) -> UpdateDifference:
         """The counts that sums are divided by, which each rank takes of its own micro-batches."""
         mesh, planned = self.coordinates.mesh, self.planned
-        reads = [planned.dealt[mesh.data_part(rank)] for rank in self.coordinates.ranks]
+        reads = [tuple(each.dealt[mesh.data_part(rank)] for each in planned.rounds) for rank in self.coordinates.ranks]
         cp = [mesh.coordinate(rank, Axis.CP) for rank in self.coordinates.ranks]
         part = self.coordinates.by_key(list(zip(reads, cp, strict=True)))
         counts = run_everywhere(
-            lambda rank: self._step(rank).compute_scalars([planned.drawn[reads[rank]]]), part, self.coordinates
+            lambda rank: self._step(rank).compute_scalars([planned.drawn[number] for number in reads[rank]]),
+            part,
+            self.coordinates,
         )
         wanted = planned.expected.scalars
         worst = max(
@@ -194,8 +210,10 @@ class SimulatedUpdate:
         weights = planned.device.parameters
         plain = {slot.name: weights[slot.name].clone().requires_grad_() for slot in table.trained}
         for slot in table.trained:
-            value = self.gradients[slot.name]
-            shards = {rank: value.at(rank) for rank in self.planned.coordinates.ranks}
+            values = [each.gradients[slot.name] for each in self.rounds]
+            shards = {
+                rank: sum_in_order([value.at(rank) for value in values]) for rank in self.planned.coordinates.ranks
+            }
             plain[slot.name].grad = table.gather_full(slot, shards)
         decayed = frozenset(slot.name for slot in table.trained if slot.is_decayed)
         with in_fp64():
@@ -226,7 +244,7 @@ class SimulatedUpdate:
     def _compare_metrics(self) -> list[UpdateDifference]:
         """The metrics of the update, and what follows them, such as the experts' selection biases."""
         planned, found = self.planned, []
-        part = self._spread([value.part for value in self.metrics.values()])
+        part = self._spread([value.part for each in self.rounds for value in each.metrics.values()])
         model = planned.source.model
         stored = {name: value.clone() for name, value in _kept(planned, model).items()}
         before = {name: planned.device.buffers[name].clone() for name in stored}
@@ -235,16 +253,21 @@ class SimulatedUpdate:
             step = self._step(rank)
             for name, value in _kept(planned, model).items():
                 value.data = before[name].clone()
-            for name, held in self.metrics.items():
-                step.metrics.add(name, self._on_last_stage(held, rank))
+            for each in self.rounds:
+                for name, held in each.metrics.items():
+                    step.metrics.add(name, self._on_last_stage(held, rank))
             metrics = step.finish_batch(None)
             return metrics, {name: value.clone() for name, value in _kept(planned, model).items()}
 
         after = run_everywhere(finish, part, self.coordinates)
         for name, value in _kept(planned, model).items():
             value.data = stored[name]
-        expected = planned.device.finish(planned.expected.metrics)
-        for name, wanted in planned.expected.metrics.items():
+        totals = {
+            name: sum_in_order([each.expected.metrics[name] for each in planned.rounds])
+            for name in planned.expected.metrics
+        }
+        expected = planned.device.finish(totals)
+        for name, wanted in totals.items():
             gaps = [relative(metrics[name], wanted, largest(wanted)) for metrics, _ in after.items]
             found.append(UpdateDifference(f"{name} of the update", max(gaps)))
         for name, wanted in expected.items():

@@ -9,6 +9,8 @@ import torch
 from monograph.axes import Group
 from monograph.cli import main
 from monograph.compat.ops import ALL_REDUCE, ALL_TO_ALL
+from monograph.execute.base import MeshStep
+from monograph.execute.gradients import Gradients
 from monograph.graph.signature import OutputKind
 from monograph.parallel.mesh import Mesh
 from monograph.train.layout import count_ranks, plan_run_mesh
@@ -218,3 +220,27 @@ def test_an_evaluation_that_counts_its_loss_on_every_rank_differs(tmp_path, monk
     monkeypatch.setattr(captured, "capture", capture)
     found = simulate_tiny("llama3", tmp_path, {"validator.interval": 5}, tp=2)
     assert found.blame == "in the graph of the evaluation, captured: the loss differs by 1.0e+00 on rank 0"
+
+
+ROUNDS = {"training.global_batch_size": 8}
+
+
+def test_micro_batches_are_added_up_as_training_adds_them(tmp_path, monkeypatch):
+    found = simulate_tiny("deepseek_v3", tmp_path, ROUNDS, shard=2, ep=2)
+    assert found.is_equal, found.blame
+    assert [graph.after for graph in found.graphs] == ["captured", "captured, round 2", "all passes"]
+    monkeypatch.setattr(Gradients, "add", replace_gradient)
+    found = simulate_tiny("deepseek_v3", tmp_path, ROUNDS, shard=2, ep=2)
+    assert found.blame.startswith("outside of the graph: gradient norm differs by"), found.blame
+
+
+def replace_gradient(self, name, gradient):
+    """The last micro-batch of an update alone is kept."""
+    self.parameters[name].grad = gradient
+
+
+def test_counts_of_one_micro_batch_of_several_are_refused(tmp_path, monkeypatch):
+    honest = MeshStep.compute_scalars
+    monkeypatch.setattr(MeshStep, "compute_scalars", lambda self, batches: honest(self, batches[:1]))
+    found = simulate_tiny("llama3", tmp_path, ROUNDS, shard=2)
+    assert found.blame.startswith("outside of the graph: counts that sums are divided by differs by"), found.blame

@@ -1,5 +1,6 @@
 """Two traces of the same step, compared module by module."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,10 @@ from monograph.verify.trace import RankMismatch, StepTrace
 
 NOISE = 1e-6
 """A gradient that is everywhere below this part of the model's largest one is zero but for rounding."""
+CANCELLED = 1e-8
+"""Differences between gradients of outputs below this part of the model's largest one are rounding. The backward of a
+softmax subtracts fp32 numbers that agree in most of their 24 bits: where attention is nearly even, as it is before
+training, what is left for queries is 1e-5 times as large as those numbers, and most of its own digits are rounding."""
 KINDS = ("start", "forward", "backward", "gradient", "state", "updated")
 ROUNDINGS = 2
 """Of a weight, each of half a last bit or less, that an update may make in another order."""
@@ -82,13 +87,15 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
     )
     for path in plan_order(reference):
         found.rows[path] = ModuleRow(path=path)
+    sizes = [largest(gradient) for gradient in reference.output_gradients.values()]
+    rounding = CANCELLED * max((size for size in sizes if math.isfinite(size)), default=0.0)
     by_module = (
-        ("forward", sharded.outputs, reference.outputs),
-        ("backward", sharded.output_gradients, reference.output_gradients),
+        ("forward", sharded.outputs, reference.outputs, 0.0),
+        ("backward", sharded.output_gradients, reference.output_gradients, rounding),
     )
-    for kind, ours, theirs in by_module:
+    for kind, ours, theirs, gap in by_module:
         for path, expected in theirs.items():
-            _note(found.rows[path], kind, ours.get(path), expected)
+            _note(found.rows[path], kind, ours.get(path), expected, rounding=gap)
     for path, choice in reference.choices.items():
         found.rows[path].routing = count_rerouted(sharded.choices[path], choice)
     noise = NOISE * max((largest(gradient) for gradient in reference.gradients.values()), default=0.0)
@@ -99,7 +106,7 @@ def compare(sharded: StepTrace, reference: StepTrace) -> Differences:
     )
     for kind, ours, theirs, below in by_name:
         for name, expected in theirs.items():
-            _note(found.rows[module_of(name)], kind, ours.get(name), expected, below)
+            _note(found.rows[module_of(name)], kind, ours.get(name), expected, noise=below)
     for name, expected in reference.after.items():
         row, before = found.rows[module_of(name)], reference.before[name]
         row.updated = max(row.updated or 0.0, change_difference(sharded.after.get(name), expected, before))
@@ -144,12 +151,13 @@ def largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
 
 
-def largest_difference(ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> float:
-    """The largest difference of any element, relative to the reference's largest one; none where both are noise."""
+def largest_difference(ours: Tensor | None, theirs: Tensor, *, noise: float = 0.0, rounding: float = 0.0) -> float:
+    """The largest difference of any element, relative to the reference's largest one; none where both are below
+    `noise`, or the difference itself is below `rounding`."""
     if ours is None or ours.shape != theirs.shape:
         return float("inf")
     gap, scale = largest(ours - theirs), largest(theirs)
-    if gap == 0.0 or max(largest(ours), scale) < noise:
+    if gap <= rounding or max(largest(ours), scale) < noise:
         return 0.0
     found = gap / scale if scale else float("inf")
     return found if found == found else float("inf")
@@ -179,6 +187,9 @@ def count_rerouted(ours: Tensor, theirs: Tensor) -> int:
     return int((ours.sort(-1).values != theirs.sort(-1).values).any(-1).sum())
 
 
-def _note(row: ModuleRow, kind: str, ours: Tensor | None, theirs: Tensor, noise: float = 0.0) -> None:
-    found = largest_difference(None if ours is None else ours.to(torch.float64), theirs.to(torch.float64), noise)
+def _note(
+    row: ModuleRow, kind: str, ours: Tensor | None, theirs: Tensor, *, noise: float = 0.0, rounding: float = 0.0
+) -> None:
+    wide = None if ours is None else ours.to(torch.float64)
+    found = largest_difference(wide, theirs.to(torch.float64), noise=noise, rounding=rounding)
     setattr(row, kind, max(getattr(row, kind) or 0.0, found))

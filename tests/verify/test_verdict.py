@@ -116,6 +116,20 @@ def test_a_gradient_of_nothing_but_rounding_is_equal_until_it_becomes_visible():
     assert compare(ours, theirs).rows["layers.0.b"].gradient > 1
 
 
+def test_digits_that_a_softmax_cancels_are_rounding_and_a_wrong_gradient_of_that_size_is_not():
+    """Sizes of a run of the guide on a model of one's own, where queries have gradients of 7e-8."""
+    ours, theirs = make_trace(), make_trace()
+    for step in (ours, theirs):
+        step.output_gradients |= {"a": torch.full((1, 2, 3), 1.4e-3), "layers.0": torch.full((1, 2, 3), 7.3e-8)}
+    ours.output_gradients["layers.0"] = theirs.output_gradients["layers.0"] + 1.3e-12
+    assert compare(ours, theirs).rows["layers.0"].backward == 0.0
+    ours.output_gradients["layers.0"] = theirs.output_gradients["layers.0"] * 1.001
+    assert compare(ours, theirs).rows["layers.0"].backward > 5e-4
+    for step in (ours, theirs):
+        step.output_gradients["a"] = torch.full((1, 2, 3), float("inf"))
+    assert compare(ours, theirs).rows["layers.0"].backward > 5e-4, "what is infinite hides nothing else"
+
+
 def test_the_order_of_a_tokens_experts_does_not_matter_but_their_set_does():
     theirs = torch.tensor([[[0, 1], [2, 3], [4, 5]]])
     assert count_rerouted(torch.tensor([[[1, 0], [3, 2], [4, 5]]]), theirs) == 0

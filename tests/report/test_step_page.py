@@ -61,6 +61,14 @@ def test_passes_that_did_nothing_are_folded_away(open_page, browser):
     assert "idle\tskipped\tnothing" in browser.text("#idle table")
 
 
+def test_the_rates_of_the_machine_stand_once(open_page, browser):
+    report = make_step_report()
+    report["run"]["notes"] = [f"Times are estimates for SLOW (no GPU here): {report['run']['machine'][6:]}.", "More."]
+    open_page(report)
+    text = browser.run("document.body.innerText")
+    assert text.count("1 TFLOP/s, for tests") == 1 and "for SLOW (no GPU here). More." in text
+
+
 def test_a_pass_that_ran_and_found_nothing_is_folded_away_too(open_page, browser):
     report = make_step_report()
     report["passes"][0] |= {"note": "0 relus", "diff": "nothing changed\n"}

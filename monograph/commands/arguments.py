@@ -119,6 +119,9 @@ class InspectOptions(Configurable.Config):
     """Folder for the graph after every pass, the differences, report.json and index.html."""
     ranks: int = 0
     """Look at rank 0 of this many, none of which is started; 0 takes as many as the degrees say."""
+    simulate: bool = False
+    """Also compute a small copy of the step on all of them in this process, compare it with one device, and draw the
+    mesh."""
 
     def check(self) -> None:
         if self.ranks < 0:

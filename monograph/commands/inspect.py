@@ -4,6 +4,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ from monograph.system.console import make_console, print_plain
 from monograph.train.config import TrainerConfig
 from monograph.train.layout import count_ranks, plan_run_mesh
 from monograph.train.numerics import promise_numerics
+from monograph.verify.simulate.first import conclude, try_simulation
+from monograph.verify.simulate.picture import draw_mesh
+from monograph.verify.simulate.run import MeshSimulation
 
 
 class PassWriter:
@@ -83,9 +87,15 @@ class PassWriter:
         return join_texts(parts, inner, folded=False)
 
 
-def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: list[str]) -> int:
+def inspect(config: TrainerConfig, *, out: str, ranks: int, simulate: bool, recipe: str, words: list[str]) -> int:
     """Write the report of one rank's step into a folder."""
     mesh = plan_run_mesh(config, ranks or count_ranks(config.parallelism))
+    if simulate and mesh.pp > 1:
+        raise ConfigError(
+            "--simulate true with a pipeline",
+            why="the page of a pipeline shows its schedule, not its mesh",
+            do="monograph verify --simulate with the same flags",
+        )
     command = shlex.join(["monograph", "inspect", *words, "--ranks", str(mesh.world_size), "--out", out])
     set_up_log(level=config.debug.log_level)
     device = use_device(config.debug.device)
@@ -93,10 +103,15 @@ def inspect(config: TrainerConfig, *, out: str, ranks: int, recipe: str, words: 
     if is_elsewhere:  # a step that is looked at without a GPU is hardly meant to run without one
         config = config.replace(machine=FALLBACK)
     config = target_machine(config, device)
-    inspect_one = inspect_pipeline if mesh.pp > 1 else inspect_step
     reason = "no GPU here; --machine NAME" if is_elsewhere else ""
+    found = try_simulation(config, mesh) if simulate else None
+    shown = {"simulated": draw_mesh(found)} if isinstance(found, MeshSimulation) else {}
+    inspect_one = inspect_pipeline if mesh.pp > 1 else partial(inspect_step, shown=shown)
     with locked_output(Path(out)):
-        return inspect_one(config, mesh, device, begin_folder(out), recipe=recipe, command=command, reason=reason)
+        inspect_one(config, mesh, device, begin_folder(out), recipe=recipe, command=command, reason=reason)
+    if found is not None:
+        print_plain(f"\n{conclude(found, config, instead='--simulate false leaves it out')}")
+    return 0
 
 
 def begin_folder(out: str) -> ReportFolder:
@@ -119,9 +134,10 @@ def inspect_step(
     recipe: str,
     command: str,
     reason: str,
+    shown: Mapping[str, Any],
 ) -> int:
     """Capture as rank 0 of the mesh, run the passes, write everything down, print a summary; `reason` is why the
-    machine of all estimates was chosen."""
+    machine of all estimates was chosen, `shown` more for the page."""
     with fake_groups(mesh, 0, device) as groups:
         _say(f"capturing {recipe} as rank 0 of {groups.describe()}")
         start = time.perf_counter()
@@ -157,6 +173,7 @@ def inspect_step(
             "passes": writer.entries,
             "final": final,
             "graphs": writer.graphs.to_json(),
+            **shown,
         }
         report["code"] = collect_excerpts(writer.graphs.list_sources(), list_saved_sources(captured, final))
     folder.write(PAGE, make_page(report))

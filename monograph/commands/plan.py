@@ -34,7 +34,9 @@ from monograph.report.page import make_plan_page
 from monograph.report.units import format_bytes, format_seconds
 from monograph.system.console import make_console, print_plain, styled
 from monograph.train.config import TrainerConfig
-from monograph.verify.simulate.first import simulate_first
+from monograph.verify.simulate.first import conclude, try_simulation
+from monograph.verify.simulate.picture import draw_mesh
+from monograph.verify.simulate.run import MeshSimulation
 from monograph.whole_file import write_output
 
 _STYLES = ("dim", "bold", "none", "none", "green", "green", "yellow", "none", "none")
@@ -96,13 +98,15 @@ def plan(
     if json:
         text = strict_json.dump(make_json(result, words, gpus), indent=1)
         write_output(Path(json), text + "\n")
+    best = result.runs[0]
+    found = try_simulation(best.config, best.choice.mesh) if simulate and gpus > 1 else None
     if out:
         options = ["--gpus", str(gpus), *(["--memory", memory] if memory else [])]
-        write_output(Path(out), make_plan_page(collect_plan(result, words, gpus, options)))
+        shown = {"simulated": draw_mesh(found)} if isinstance(found, MeshSimulation) else {}
+        write_output(Path(out), make_plan_page(collect_plan(result, words, gpus, options) | shown))
         print_plain(f"\npage: {out}")
-    best = result.runs[0]
-    if simulate and gpus > 1:
-        print_plain(f"\n1. {simulate_first(best.config, best.choice.mesh, instead='--simulate false plans without')}")
+    if found is not None:
+        print_plain(f"\n1. {conclude(found, best.config, instead='--simulate false plans without')}")
     return 0
 
 

@@ -144,6 +144,25 @@ def test_points_lead_to_the_details_of_their_run(result, browser, tmp_path, scre
 
 
 @needs_browser
+def test_the_simulated_mesh_and_its_fault_are_drawn(result, browser, tmp_path):
+    rows = [{"op": "all gather", "group": "fsdp_gather", "count": 7, "axes": ["dp_shard", "cp"]}]
+    mesh = {"ranks": 16, "axes": [{"name": "dp_shard", "degree": 8}, {"name": "cp", "degree": 2}], "rows": rows}
+    for fault, circles in (("", 2), ("partial over cp reaches head", 3)):
+        drawn = mesh | {
+            "is_equal": not fault,
+            "fault": fault,
+            "fault_axes": ["cp"],
+            "compared": 9,
+            "graphs": ["captured"],
+        }
+        page = tmp_path / "plan.html"
+        page.write_text(make_plan_page(collect(result) | {"simulated": drawn}), encoding="utf-8")
+        browser.open(page.as_uri())
+        assert browser.errors == [] and browser.count("#mesh circle") == circles
+        assert (fault or "Equal to one device") in browser.text("#mesh")
+
+
+@needs_browser
 def test_a_command_is_copied_or_selected_whole(result, browser, tmp_path):
     page = tmp_path / "plan.html"
     page.write_text(make_plan_page(collect(result)), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Collectives as functions of what all members give: the result of every class of ranks, from the classes' operands."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from monograph.axes import Group
 from monograph.compat.ops import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from monograph.errors import MonographError
+from monograph.graph.step_graph import StepGraph
 from monograph.plurals import counted
 from monograph.verify.simulate.coordinates import Coordinates, Partition
 
@@ -87,3 +89,13 @@ def _exchange_rows(given: Sequence[Sequence[Any]], place: int) -> Tensor:
             )
         pieces.append(piece)
     return torch.cat(pieces)
+
+
+def count_collectives(graph: StepGraph) -> Counter[tuple[str, str]]:
+    """How often a graph has each collective over each group."""
+    found: Counter[tuple[str, str]] = Counter()
+    for node in graph.nodes:
+        if node.target in COLLECTIVES:
+            group = next(value for value in reversed(node.args) if isinstance(value, str) and value in set(Group))
+            found[str(node.target).split(".")[1].removesuffix("_into_tensor").removesuffix("_tensor"), group] += 1
+    return found

@@ -19,16 +19,26 @@ def simulate_first(config: TrainerConfig, mesh: Mesh, *, instead: str) -> str:
 
     A run that cannot be simulated is no error: the line says why. `instead` goes on all the same.
     """
-    shown = f"{describe_mesh(mesh)}"
-    make_console(stderr=True).print(styled((f"simulating {shown} in this process ...", "dim")))
+    return conclude(try_simulation(config, mesh), config, instead=instead)
+
+
+def try_simulation(config: TrainerConfig, mesh: Mesh) -> MeshSimulation | str:
+    """The simulation of a small copy, or why there is none."""
+    make_console(stderr=True).print(styled((f"simulating {describe_mesh(mesh)} in this process ...", "dim")))
     try:
-        found = simulate(config, mesh)
+        return simulate(config, mesh)
     except Exception as error:
         what = error.what if isinstance(error, MonographError) else f"{type(error).__name__}: {error}"
         return f"not simulated: {what.splitlines()[0]}"
+
+
+def conclude(found: MeshSimulation | str, config: TrainerConfig, *, instead: str) -> str:
+    """The line of a simulation; an error where it shows wrong numbers."""
+    if isinstance(found, str):
+        return found
     if not found.is_equal:
         raise WrongNumbers(
-            f"{shown}, simulated: the numbers are not those of one device",
+            f"{describe_mesh(found.mesh)}, simulated: the numbers are not those of one device",
             why=found.blame,
             do=f"monograph verify --simulate with these flags says more; {instead}",
         )

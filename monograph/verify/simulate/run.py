@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from monograph.parallel.mesh import Mesh
 from monograph.train.config import TrainerConfig
 from monograph.verify.run import without_float8
 from monograph.verify.simulate.captured import ALL_PASSES, CapturedStages, capture_step
+from monograph.verify.simulate.collectives import count_collectives
 from monograph.verify.simulate.coordinates import Coordinates
 from monograph.verify.simulate.locate import locate_fault
 from monograph.verify.simulate.rounds import SimulatedGraph, SimulatedRound, plan_round
@@ -32,6 +34,8 @@ class MeshSimulation:
     """The small copy."""
     mesh: Mesh
     graphs: list[SimulatedGraph] = field(default_factory=list)
+    collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often the captured graph has each collective over each group."""
     blame: str = ""
     """Where the first fault is; empty where there is none."""
     update: list[UpdateDifference] = field(default_factory=list)
@@ -70,6 +74,7 @@ def simulate(config: TrainerConfig, mesh: Mesh, *, every_pass: bool = False, see
         planned = plan_round(small, step.source, Coordinates(find_stage_mesh(mesh)), seed=seed)
         found.different_batches = len(planned.drawn)
         graph = step.joined()
+        found.collectives = count_collectives(graph)
         for number, each in enumerate(planned.rounds, 1):
             found.graphs.append(each.check(graph, CAPTURED if number == 1 else f"{CAPTURED}, round {number}"))
         if found.is_equal:

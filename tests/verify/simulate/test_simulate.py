@@ -42,13 +42,7 @@ def simulate_tiny(model, folder, changes=None, **degrees):
     return simulate(config, plan_run_mesh(config, count_ranks(config.parallelism)))
 
 
-SHORT = ("qwen3_moe", "mistral")
-"""Which between them have every axis, experts and windows."""
-
-
-@pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=() if model in SHORT else pytest.mark.long) for model in MESHES]
-)
+@pytest.mark.parametrize("model", MESHES)
 def test_a_mesh_of_every_family_computes_what_one_device_computes(model, tmp_path):
     found = simulate_tiny(model, tmp_path, **MESHES[model])
     assert found.is_equal, [str(entry) for graph in found.graphs for entry in graph.comparison.wrong]

@@ -43,6 +43,12 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
 
 def check_output_folder(flag: str, name: str) -> None:
     """Refuse a folder that is something else or that the system does not make; nothing is left behind."""
+    for part in (Path(name), *Path(name).parents):
+        if part.is_symlink() and not part.exists():
+            why = f"{show(part)} is a link to {show(os.readlink(part))}, which is not there"
+            raise ConfigError(
+                f"{flag} {show(name)}", why=why, do="make that folder, mount its disk, or remove the link"
+            )
     path = Path(os.path.realpath(name))
     parts = [*reversed(path.parents), path]
     existing = [part for part in parts if part.exists()][-1]

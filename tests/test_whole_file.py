@@ -181,3 +181,13 @@ def test_a_folder_that_cannot_be_made_is_refused_and_none_is_left_behind(tmp_pat
         check_output_folder("--out", str(tmp_path / "file" / "deeper"))
     with pytest.raises(ConfigError, match="no folder can be made in /proc"):
         check_output_folder("--job.dump_folder", "/proc/q")
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_no_place_for_a_new_folder(tmp_path):
+    """A run there would begin at step 1 beside the one that its disk has."""
+    (tmp_path / "run").symlink_to("gone/run")
+    for name in ("run", "run/deeper"):
+        with pytest.raises(ConfigError, match="run is a link to gone/run, which is not there"):
+            check_output_folder("--job.dump_folder", str(tmp_path / name))
+    (tmp_path / "gone" / "run").mkdir(parents=True)
+    check_output_folder("--job.dump_folder", str(tmp_path / "run"))

@@ -55,7 +55,8 @@ class Line:
             own = self.run.block if found[2] is None else int(found[2])
             return LineName(_DIRECTIONS[found[1]], own, int(found[3]))
         listed = _READ.fullmatch(self.run.outside[int(found[4])])
-        assert listed is not None, "headlines list plain names"
+        if listed is None:
+            raise LookupError(f"the head of a part lists {self.run.outside[int(found[4])]}, which is no value")
         block = None if listed[2] is None else int(listed[2]) + (self.run.block or 0)
         return LineName(_DIRECTIONS[listed[1]], block, int(listed[3]))
 

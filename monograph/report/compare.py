@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from monograph.errors import ConfigError
-from monograph.graph.diff import diff_texts
+from monograph.graph.diff import diff_texts, find_deep_keys
+from monograph.graph.parse import parse_text
 from monograph.report.folder import MAX_REPORT_BYTES
 from monograph.report.page import make_page, make_pipeline_page
 from monograph.system.foreign_json import UnusableFile, read_json
@@ -51,9 +52,10 @@ def find_defect(report: dict[str, Any]) -> str:
     ):
         return "passes is not a list of passes"
     try:
-        unfold(report["graphs"])
-    except (LookupError, TypeError, AttributeError):
-        return "its graphs are not lists of lines"
+        for part in parse_text(unfold(report["graphs"])).values():
+            find_deep_keys(part)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return "its graphs are not lists of lines that read each other"
     return ""
 
 

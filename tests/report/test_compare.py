@@ -44,6 +44,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         {"passes": [{"name": []}]},
     ]
     odd += [{"graphs": {"versions": []}}, {"graphs": {"versions": [{"parts": [{"body": 99}]}], "bodies": []}}]
+    for outside, line in (("", "1: f.1 = mul(in7)"), (" (in0 = 5)", "1: f.1 = mul(in0)")):
+        part = {"body": 0, "name": "forward", "outside": outside}
+        odd.append({"graphs": {"versions": [{"parts": [part]}], "bodies": [{"text": line}]}})
     broken = [write(tmp_path / f"odd{number}", make_step_report() | each) for number, each in enumerate(odd)]
     for name, content in (("deep", "[" * 100_000), ("list", "[]"), ("text", "\udcff")):
         (tmp_path / name).mkdir()

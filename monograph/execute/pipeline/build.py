@@ -1,6 +1,6 @@
 """From a model to the step of a pipeline rank: stages -> capture -> passes -> programs, for its own stages alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,7 +34,8 @@ from monograph.graph.query import value_of
 from monograph.graph.signature import OutputKind
 from monograph.graph.step_graph import StepGraph
 from monograph.models.flops import count_unit_flops
-from monograph.models.model import Model
+from monograph.models.model import Model, find_unit
+from monograph.models.parallel_plan import matches
 from monograph.parallel.groups import Groups
 from monograph.parallel.param_table import ParamTable
 from monograph.parallel.pipeline.schedule import Schedule
@@ -57,14 +58,33 @@ class StageSource:
     """How many programs the graph becomes; see Facts."""
 
     def facts(self, groups: Groups, settings: StepSettings) -> Facts:
-        """What passes may know about this graph: some stages have none of the modules that run chunk by chunk."""
+        """What passes may know about this graph: some stages have none of the modules that run chunk by chunk, or none
+        of those that `activation_checkpoint.save` selects."""
         found = make_facts(self.source.table, groups, settings)
-        chunking = found.chunking if find_source_chunks(self.source) else None
-        return replace(found, chunking=chunking, programs=self.programs)
+        assert self.source.stage is not None
+        save = find_own_selectors(found.activations.save, self.source.model, self.source.stage.units)
+        return replace(
+            found,
+            chunking=found.chunking if find_source_chunks(self.source) else None,
+            activations=replace(found.activations, save=save),
+            programs=self.programs,
+        )
 
     def inputs_of(self, kind: GraphKind) -> StepInputs:
         """Examples of the inputs of one kind of graph: of an evaluation there are no gradients."""
         return self.inputs if kind == "step" else replace(self.inputs, carry_gradients={})
+
+
+def find_own_selectors(save: Sequence[str], model: Model, units: Collection[str]) -> tuple[str, ...]:
+    """The selectors, each PATH::OP, of modules in these units; one that selects no module of the model stays."""
+    paths = [path for path, _ in model.named_modules()]
+    own = []
+    for selector in save:
+        pattern = selector.partition("::")[0]
+        selected = [path for path in paths if matches(pattern, path)]
+        if not selected or any(find_unit(path, units) for path in selected):
+            own.append(selector)
+    return tuple(own)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 
 from monograph.axes import Group
 from monograph.cli import main
+from monograph.errors import ConfigError
 from monograph.graph.signature import InputKind, OutputKind
 from monograph.parallel.groups import fake_groups
 from monograph.parallel.mesh import Mesh
@@ -60,6 +61,35 @@ def test_a_pipeline_with_a_stage_for_every_unit_keeps_all_blocks(tmp_path):
     degrees = {"pipeline_parallel_degree": 2, "pipeline_schedule": "interleaved_1f1b"}
     config = tiny("llama3", tmp_path, {"training.global_batch_size": 4, "model.n_layers": 2}, **degrees)
     assert make_small_copy(config, plan_run_mesh(config, 2)).model.n_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "stages"),
+    [
+        ("layers.0.attention.wo", (True, False)),
+        ("layers.*.attention.wo", (True, True)),
+        ("layers.3.*.w2", (False, True)),
+    ],
+)
+def test_what_is_saved_may_be_in_one_stage_alone(path, stages, tmp_path):
+    step = capture_saving(path, tmp_path)
+    selector = f"{path}::mm"
+    assert [facts.activations.save for facts in step.facts] == [(selector,) if has else () for has in (*stages, False)]
+    assert [name for name, _ in step.run_passes(every_pass=False)] == ["all passes"]
+
+
+def test_a_selector_that_no_stage_has_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"layers.0.attention.wx::mm, which no node of the step matches"):
+        list(capture_saving("layers.0.attention.wx", tmp_path).run_passes(every_pass=False))
+
+
+def capture_saving(path, folder):
+    """Three stages, the last of which has no block, that save the matmuls of a path."""
+    changes = {"activation_checkpoint.mode": "full", "activation_checkpoint.save": (f"{path}::mm",)}
+    stages = {"pipeline_parallel_degree": 3, "pipeline_stages": ("layers.2", "head")}
+    config = tiny("llama3", folder, {**LAYERS, "compile.mode": "graph", **changes}, **stages)
+    with fake_groups(plan_run_mesh(config, 3), 0, torch.device("cpu")) as groups:
+        return capture_step(config, groups)
 
 
 def test_gradients_of_a_tied_matrix_are_added_over_the_stages_that_have_it(tmp_path):

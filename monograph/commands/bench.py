@@ -19,6 +19,8 @@ from monograph.train.unused_settings import reset_unused
 
 WIDTH = 150
 """Of the table, also where no terminal says how wide it is."""
+NARROW = 132
+"""Columns of a terminal from which on modes are rows; on a narrower one they are columns."""
 SHOWN_PATHS = 24
 """Module paths in the table of a profile; the file beside the trace has all."""
 
@@ -46,8 +48,11 @@ def bench(
         load_reference(BENCH_ROOM)(configs, device, words, origins)
     counts = {"steps": steps, "warmup": warmup, "document_tokens": document_tokens}
     rows = run_modes(configs, **counts, profile=Path(profile) if profile else None)
-    console = make_console(soft_wrap=False, min_width=WIDTH)
-    console.print(make_table(rows))
+    console = make_console(soft_wrap=False)
+    is_narrow = console.is_terminal and console.width < NARROW
+    if not is_narrow:
+        console = make_console(soft_wrap=False, min_width=WIDTH)
+    console.print(make_table(rows, is_narrow=is_narrow))
     for row in rows:
         console.print(f"{row.mode}: {row.numerics}", soft_wrap=True)
     for row in rows:
@@ -71,36 +76,43 @@ def balance(config: TrainerConfig) -> TrainerConfig:
     return config.replace(model=config.model.replace(moe=moe.replace(router=router)))
 
 
-def make_table(rows: list[Any]) -> Table:
-    """One line a mode; the ratio is to the first."""
+def make_table(rows: list[Any], *, is_narrow: bool = False) -> Table:
+    """One line a mode, on a narrow terminal one column; the ratio is to the first."""
     caption = "* replayed as a CUDA graph" if any(row.is_recorded for row in rows) else None
     table = Table(title="one step, optimizer included", title_justify="left", caption=caption, caption_justify="left")
     heads = ("mode", "ms", "spread", "tokens/s", f"x {rows[0].mode}", "MFU (full / causal)")
-    for head in (*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss"):
-        table.add_column(head, justify="left" if head == "mode" else "right")
-    for row in rows:
-        shares = "-" if row.mfu is None else f"{100 * row.mfu:.1f} / {100 * row.mfu_causal:.1f} %"
-        table.add_row(
-            f"{row.mode}{' *' if row.is_recorded else ''}",
-            f"{row.ms:.1f}",
-            f"{100 * row.spread:.1f} %",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}",
-            shares,
-            "-" if row.graph_tflops is None else f"{row.graph_tflops:.3g}",
-            "-" if row.peak_gib is None else f"{row.peak_gib:.2f}",
-            f"{row.first_step_seconds:.1f}",
-            str(row.compilations),
-            f"{row.loss:.5f}",
-        )
+    lines = [(*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss")]
+    lines += [make_cells(row, rows[0]) for row in rows]
+    top, *others = zip(*lines, strict=True) if is_narrow else lines
+    for number, head in enumerate(top):
+        table.add_column(head, justify="right" if number else "left")
+    for cells in others:
+        table.add_row(*cells)
     return table
+
+
+def make_cells(row: Any, first: Any) -> tuple[str, ...]:
+    """The cells of one mode."""
+    return (
+        f"{row.mode}{' *' if row.is_recorded else ''}",
+        f"{row.ms:.1f}",
+        f"{100 * row.spread:.1f} %",
+        f"{row.tokens_per_second:,.0f}",
+        f"{row.tokens_per_second / first.tokens_per_second:.2f}",
+        "-" if row.mfu is None else f"{100 * row.mfu:.1f} / {100 * row.mfu_causal:.1f} %",
+        "-" if row.graph_tflops is None else f"{row.graph_tflops:.3g}",
+        "-" if row.peak_gib is None else f"{row.peak_gib:.2f}",
+        f"{row.first_step_seconds:.1f}",
+        str(row.compilations),
+        f"{row.loss:.5f}",
+    )
 
 
 def make_profile_table(row: Any) -> Table:
     """Kinds and paths side by side, the longest first."""
     table = Table(title=f"{row.mode}: {row.profile.ms:.1f} ms of kernels a step", title_justify="left")
     for head in ("kind", "ms", "calls", "module", "ms", "calls"):
-        table.add_column(head, justify="left" if head in ("kind", "module") else "right")
+        table.add_column(head, justify="left" if head in ("kind", "module") else "right", overflow="fold")
     for kind, path in itertools.zip_longest(row.profile.by_kind, row.profile.by_path[:SHOWN_PATHS]):
         cells = [[each.name, f"{each.ms:.2f}", f"{each.calls:.0f}"] if each else [""] * 3 for each in (kind, path)]
         table.add_row(*cells[0], *cells[1])

@@ -2,13 +2,16 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from monograph import strict_json
 from monograph.bench import BenchRow, draw_batch, write_json
 from monograph.cli import main
+from monograph.commands.bench import make_table
 from monograph.models.model import BatchTensor
 from monograph.recipes.catalog import load_recipe
 
@@ -118,3 +121,20 @@ def test_packed_documents_are_numbered_and_restart_their_positions():
     batch = draw_batch(config, spec, torch.Generator().manual_seed(0), document_tokens=5)
     assert batch["documents"].tolist() == [[0] * 5 + [1] * 5 + [2] * 2] * 2
     assert batch["positions"].tolist() == [[*range(5), *range(5), 0, 1]] * 2
+
+
+def test_on_a_narrow_terminal_modes_are_columns():
+    told = {"numerics": "", "spread": 0.1, "mfu": None, "mfu_causal": None, "graph_tflops": 1.0, "peak_gib": None}
+    told |= {"first_step_seconds": 1.0, "compilations": 0, "loss": 6.25, "is_recorded": False, "profile": None}
+    speeds = {"eager": 100.0, "exact": 150.0}
+    rows = [SimpleNamespace(mode=mode, ms=1e3 / each, tokens_per_second=each, **told) for mode, each in speeds.items()]
+    wide, narrow = make_table(rows), make_table(rows, is_narrow=True)
+    assert [column.header for column in narrow.columns] == ["mode", "eager", "exact"]
+    cells = [list(column.cells) for column in wide.columns]
+    assert [list(row) for row in zip(*(column.cells for column in narrow.columns), strict=True)] == [
+        [column.header, *each] for column, each in zip(wide.columns[1:], cells[1:], strict=True)
+    ]
+    console = Console(width=80)
+    assert (
+        console.measure(narrow).maximum <= 80 < console.measure(wide, options=console.options.update(width=200)).maximum
+    )

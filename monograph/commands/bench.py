@@ -81,7 +81,7 @@ def make_table(rows: list[Any], *, is_narrow: bool = False) -> Table:
     caption = "* replayed as a CUDA graph" if any(row.is_recorded for row in rows) else None
     table = Table(title="one step, optimizer included", title_justify="left", caption=caption, caption_justify="left")
     heads = ("mode", "ms", "spread", "tokens/s", f"x {rows[0].mode}", "MFU (full / causal)")
-    lines = [(*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss")]
+    lines: list[tuple[str, ...]] = [(*heads, "graph TFLOP", "peak GiB", "first step s", "compiled", "loss")]
     lines += [make_cells(row, rows[0]) for row in rows]
     top, *others = zip(*lines, strict=True) if is_narrow else lines
     for number, head in enumerate(top):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from monograph.parallel.mesh import Mesh
+from monograph.plurals import counted
 from monograph.system.console import make_console, styled
 from monograph.verify.compare import ModuleRow
 from monograph.verify.verdict import Verdict
@@ -48,7 +49,9 @@ def print_verdict(verdict: Verdict, mesh: Mesh) -> None:
     for entry in verdict.all.mismatches:
         console.print(styled((str(entry), "red")))
     if verdict.is_close:
-        words = f"the plan on {mesh.world_size} ranks computes what one device computes in {verdict.precision}"
+        words = (
+            f"the plan on {counted(mesh.world_size, 'rank')} computes what one device computes in {verdict.precision}"
+        )
         console.print(styled(("equal", "green"), f": {words}"))
     else:
         console.print(styled(("different", "red"), f", first in step {verdict.step} at {verdict.blame}"))

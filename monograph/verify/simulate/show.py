@@ -61,7 +61,7 @@ def describe_mesh(mesh: Mesh) -> str:
 
 def describe_equal(found: MeshSimulation) -> str:
     """The verdict on a plan without faults."""
-    return f"the plan on {found.mesh.world_size:,} ranks computes what one device computes"
+    return f"the plan on {counted(found.mesh.world_size, 'rank')} computes what one device computes"
 
 
 def describe_structure(checked: StructureCheck) -> str:

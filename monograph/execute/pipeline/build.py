@@ -61,8 +61,9 @@ class StageSource:
         """What passes may know about this graph: some stages have none of the modules that run chunk by chunk, or none
         of those that `activation_checkpoint.save` selects."""
         found = make_facts(self.source.table, groups, settings)
-        assert self.source.stage is not None
-        save = find_own_selectors(found.activations.save, self.source.model, self.source.stage.units)
+        stage, save = self.source.stage, found.activations.save
+        if stage is not None:
+            save = find_own_selectors(save, self.source.model, stage.units)
         return replace(
             found,
             chunking=found.chunking if find_source_chunks(self.source) else None,

@@ -166,14 +166,18 @@ _RULES: Mapping[str, Rule] = {
 
 
 def _shrink_heads(part: BaseConfig, mesh: Mesh) -> dict[str, int]:
-    """Fewer heads: what tensor- and context-parallel ranks divide, and up to two queries for a key."""
+    """Fewer heads: what tensor- and context-parallel ranks divide, and up to two queries for a key, or as many more as
+    these ranks divide evenly at real size."""
     heads, keys = getattr(part, "n_heads", None), getattr(part, "n_kv_heads", None)
     if not isinstance(heads, int):
         return {}
     few = _divide(keys if isinstance(keys, int) else heads, mesh)
     if not isinstance(keys, int):
         return {"n_heads": few}
-    found = {"n_kv_heads": few, "n_heads": few * min(heads // keys, 2)}
+    each, step = heads // keys, mesh.tp * mesh.cp
+    least = min(each, 2)
+    queries = (n for n in range(least, each + 1) if heads % step == 0 and few * n % step == 0)
+    found = {"n_kv_heads": few, "n_heads": few * next(queries, least)}
     return found | ({"head_dim": 8} if getattr(part, "head_dim", None) == 0 else {})
 
 

@@ -238,3 +238,10 @@ def test_counts_of_one_micro_batch_of_several_are_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(MeshStep, "compute_scalars", lambda self, batches: honest(self, batches[:1]))
     found = simulate_tiny("llama3", tmp_path, ROUNDS, shard=2)
     assert found.blame.startswith("outside of the graph: counts that sums are divided by differs by"), found.blame
+
+
+def test_a_small_copy_keeps_heads_that_ulysses_can_share(tmp_path):
+    """Six heads over three ranks, of which two queries for each of two keys would leave four."""
+    sizes = {"model.attention.n_heads": 6, "model.attention.n_kv_heads": 2, "training.seq_len": 24}
+    found = simulate_tiny("llama3", tmp_path, sizes, cp=3, tp=2, method="ulysses")
+    assert found.is_equal and found.config.model.attention.n_heads % 6 == 0, found.blame
